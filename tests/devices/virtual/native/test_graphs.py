@@ -188,6 +188,121 @@ def test_a_program_may_set_behind_which_nodes_the_next_one_comes(library):
     assert library.call("cudaGraphDestroy", graph) == 0
 
 
+EXTERNAL = 1  # cudaEventRecordExternal, cudaEventWaitExternal
+WAIT_NODE, RECORD_NODE = 6, 7  # cudaGraphNodeTypeWaitEvent, cudaGraphNodeTypeEventRecord
+
+
+@pytest.fixture
+def timed(library):
+    """A stream, and a graph that records two events external to it, and waits for the first."""
+    stream, graph = handle(library, "cudaStreamCreate"), ctypes.c_void_p()
+    start, end = (handle(library, "cudaEventCreate") for _ in range(2))
+    assert library.call("cudaStreamBeginCapture", stream, 0) == 0
+    assert library.call("cudaEventRecordWithFlags", start, stream, EXTERNAL) == 0
+    launch(library, stream)
+    assert library.call("cudaStreamWaitEvent", stream, start, EXTERNAL) == 0
+    assert library.call("cudaEventRecordWithFlags", end, stream, EXTERNAL) == 0
+    nodes = last_nodes(library, stream)
+    assert library.call("cudaEventQuery", start) == 0  # no work yet: it was not recorded
+    assert library.call("cudaStreamEndCapture", stream, ctypes.byref(graph)) == 0
+    assert [node_type(library, node) for node in nodes] == [RECORD_NODE]
+    return stream, graph, start, end
+
+
+def passed(library, start, end):
+    """The milliseconds between two events, or the status."""
+    time = ctypes.c_float(-1)
+    return library.call("cudaEventElapsedTime", ctypes.byref(time), start, end) or time.value
+
+
+def executable_of(library, graph, flags=0):
+    """The executable graph; the graph is destroyed, as PyTorch does."""
+    executable = ctypes.c_void_p()
+    wanted = ctypes.c_ulonglong(flags)
+    assert library.call("cudaGraphInstantiate", ctypes.byref(executable), graph, wanted) == 0
+    assert library.call("cudaGraphDestroy", graph) == 0
+    return executable
+
+
+def test_events_external_to_a_graph_are_nodes_of_it(library, timed):
+    _, graph, _, _ = timed
+    _, nodes = listed(library, "cudaGraphGetNodes", graph, room=4)
+    assert [node_type(library, node) for node in nodes] == [RECORD_NODE, 0, WAIT_NODE, RECORD_NODE]
+    assert library.call("cudaGraphDestroy", graph) == 0
+
+
+def test_a_launch_records_events_external_to_the_graph(library, timed):
+    stream, graph, start, end = timed
+    executable = executable_of(library, graph)
+    assert passed(library, start, end) == INVALID_VALUE  # neither is recorded
+    assert library.call("cudaGraphLaunch", executable, stream) == 0
+    assert library.call("cudaEventSynchronize", end) == 0
+    assert passed(library, start, end) > 0
+
+
+def test_a_graph_launched_on_a_captured_stream_gives_it_its_nodes(library, timed):
+    stream, graph, start, end = timed
+    executable, outer = executable_of(library, graph), ctypes.c_void_p()
+    assert library.call("cudaStreamBeginCapture", stream, 0) == 0
+    assert library.call("cudaGraphLaunch", executable, stream) == 0
+    assert library.call("cudaStreamEndCapture", stream, ctypes.byref(outer)) == 0
+    assert passed(library, start, end) == INVALID_VALUE
+    outer = executable_of(library, outer)
+    assert library.call("cudaGraphExecDestroy", executable) == 0
+    assert library.call("cudaGraphLaunch", outer, stream) == 0
+    assert passed(library, start, end) > 0
+
+
+def test_a_graph_keeps_events_that_are_external_to_it(library, timed):
+    stream, graph, start, end = timed
+    executable = executable_of(library, graph)
+    for event in (start, end):
+        assert library.call("cudaEventDestroy", event) == 0
+    assert library.call("cudaGraphLaunch", executable, stream) == 0
+    assert library.call("cudaGraphExecDestroy", executable) == 0
+
+
+def test_events_are_external_to_a_graph_only_while_one_is_captured(library):
+    stream, event = handle(library, "cudaStreamCreate"), handle(library, "cudaEventCreate")
+    record = "cudaEventRecordWithFlags"
+    assert library.call(record, event, stream, EXTERNAL) == INVALID_VALUE
+    assert library.call("cudaStreamWaitEvent", stream, event, EXTERNAL) == INVALID_VALUE
+    assert library.call(record, event, stream, 0) == 0
+    assert library.call(record, event, stream, 2) == INVALID_VALUE
+
+
+def test_an_executable_graph_tells_its_flags(library, graph):
+    flags = ctypes.c_ulonglong(7)
+    executable = executable_of(library, graph, flags=2 | 8)  # upload, and by the nodes' priority
+    assert library.call("cudaGraphExecGetFlags", executable, ctypes.byref(flags)) == 0
+    assert flags.value == 8
+    assert library.call("cudaGraphExecGetFlags", None, ctypes.byref(flags)) == INVALID_VALUE
+
+
+def test_the_time_of_a_graph_is_measured_between_external_events():
+    require_release(2, 8, "torch.cuda.Event(external=True)")
+    text = child(
+        """
+        import torch
+
+        x = torch.zeros(1 << 20, device="cuda")
+        start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            start.record()
+            start.wait()
+            y = x + 1
+            end.record()
+        print(end.query())
+        graph.replay()
+        end.synchronize()
+        print(start.elapsed_time(end) > 0)
+        """,
+        warm=True,
+    )
+    assert text.split() == ["True", "True"]
+
+
 REUSE = """
 import torch
 

@@ -1,5 +1,5 @@
 /* CUDA graphs: their nodes, which are kernels, copies and memsets without contents, with the edges between them (PyTorch's
- * allocator asks for these), and the user objects that a graph keeps alive.
+ * allocator asks for these), events that are external to a graph, and the user objects that a graph keeps alive.
  *
  * A user object has a count of references; the program's and each graph's are in it. The last one that goes calls the
  * object's destructor (CUDA Programming Guide, "CUDA User Objects"), by which a program frees what a graph uses. CUDA
@@ -27,6 +27,7 @@ typedef struct held {
 } held;
 
 enum { KERNEL_NODE = 0, EMPTY_NODE = 5 }; /* cudaGraphNodeTypeKernel, cudaGraphNodeTypeEmpty */
+enum { UPLOAD = 2 };                      /* cudaGraphInstantiateFlagUpload */
 
 typedef struct {
     int type;
@@ -35,9 +36,17 @@ typedef struct {
 } graph_node;
 
 typedef struct {
+    const gm_node_work *work;
+    void *subject;
+} work_item;
+
+typedef struct {
     held *objects;
     graph_node **nodes; /* in the order of their making */
     size_t count, room;
+    work_item *items; /* of its launches, in the order of the nodes */
+    size_t item_count;
+    unsigned long long flags; /* of an executable graph */
 } graph;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all counts and lists */
@@ -77,11 +86,21 @@ static int hold(graph *g, user_object *object, uint64_t count) {
     return GM_SUCCESS;
 }
 
-void *gm_graph_add(void *to, void *const *dependencies, size_t count) {
+/* The graph holds the subject from then on; the lock is held. */
+static bool add_item(graph *g, work_item item) {
+    work_item *items = realloc(g->items, (g->item_count + 1) * sizeof *items);
+    if (!items) return false;
+    item.work->hold(item.subject);
+    items[g->item_count++] = item;
+    g->items = items;
+    return true;
+}
+
+void *gm_graph_add(void *to, void *const *dependencies, size_t count, const gm_node_work *work, void *subject) {
     graph *g = to;
     graph_node *node = malloc(sizeof *node + count * sizeof *dependencies);
     if (!node) return NULL;
-    node->type = KERNEL_NODE;
+    node->type = work ? work->type : KERNEL_NODE;
     node->count = count;
     if (count) memcpy(node->dependencies, dependencies, count * sizeof *dependencies);
     pthread_mutex_lock(&lock);
@@ -90,7 +109,7 @@ void *gm_graph_add(void *to, void *const *dependencies, size_t count) {
         graph_node **nodes = realloc(g->nodes, room * sizeof *nodes);
         if (nodes) g->nodes = nodes, g->room = room;
     }
-    bool ok = g->count < g->room;
+    bool ok = g->count < g->room && (!work || add_item(g, (work_item){work, subject}));
     if (ok) g->nodes[g->count++] = node;
     pthread_mutex_unlock(&lock);
     if (!ok) free(node);
@@ -100,6 +119,8 @@ void *gm_graph_add(void *to, void *const *dependencies, size_t count) {
 static void delete_graph(graph *g) {
     for (size_t i = 0; g && i < g->count; i++) free(g->nodes[i]);
     if (g) free(g->nodes);
+    for (size_t i = 0; g && i < g->item_count; i++) g->items[i].work->release(g->items[i].subject);
+    if (g) free(g->items);
     for (held *entry = g ? g->objects : NULL, *next; entry; entry = next) {
         next = entry->next;
         release(entry->object, entry->count);
@@ -149,19 +170,27 @@ GM_API int cudaGraphReleaseUserObject(graph *g, user_object *object, unsigned co
     return gm_error(missing ? GM_INVALID_VALUE : GM_SUCCESS);
 }
 
-/* An executable graph keeps the objects of its graph alive by itself. */
-GM_API int cudaGraphInstantiate(void **out, const graph *source, unsigned long long flags) {
-    (void)flags;
+/* A graph with the same objects and work, but without the nodes; NULL: no memory for it. */
+static graph *copy_of(const graph *source) {
     graph *copy = gm_graph_new();
-    if (!copy) return gm_error(GM_OUT_OF_MEMORY);
-    for (const held *entry = source->objects; entry; entry = entry->next) {
-        int status = hold(copy, entry->object, entry->count);
-        if (status) {
-            delete_graph(copy);
-            return gm_error(status);
-        }
-        retain(entry->object, entry->count);
+    bool ok = copy != NULL;
+    for (const held *entry = source->objects; entry && ok; entry = entry->next) {
+        ok = hold(copy, entry->object, entry->count) == GM_SUCCESS;
+        if (ok) retain(entry->object, entry->count);
     }
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < source->item_count && ok; i++) ok = add_item(copy, source->items[i]);
+    pthread_mutex_unlock(&lock);
+    if (ok) return copy;
+    delete_graph(copy);
+    return NULL;
+}
+
+/* An executable graph outlives its graph: it keeps the objects and what its launches work on by itself. */
+GM_API int cudaGraphInstantiate(void **out, const graph *source, unsigned long long flags) {
+    graph *copy = copy_of(source);
+    if (!copy) return gm_error(GM_OUT_OF_MEMORY);
+    copy->flags = flags;
     *out = copy;
     return GM_SUCCESS;
 }
@@ -180,11 +209,21 @@ GM_API int cudaGraphExecDestroy(graph *g) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaGraphLaunch(void *executable, void *stream) {
-    (void)executable;
+/* All but the flag to upload the graph, which does not change an executable graph. */
+GM_API int cudaGraphExecGetFlags(const graph *executable, unsigned long long *flags) {
+    if (!executable || !flags) return gm_error(GM_INVALID_VALUE);
+    *flags = executable->flags & ~(unsigned long long)UPLOAD;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGraphLaunch(const graph *executable, void *stream) {
     gm_work_next_on(stream);
     gm_count_launch();
-    return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
+    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    int status = GM_SUCCESS;
+    for (size_t i = 0; executable && i < executable->item_count && !status; i++)
+        status = executable->items[i].work->run(executable->items[i].subject, stream);
+    return gm_error(status);
 }
 
 /* Copies nodes into a caller's array of *room places, or counts them where there is none; places left over are NULL. */
@@ -217,7 +256,7 @@ GM_API int cudaGraphNodeGetDependencies_v2(const graph_node *node, void **nodes,
 
 GM_API int cudaGraphAddEmptyNode(void **out, graph *g, void *const *dependencies, size_t count) {
     if (!out || !g || (count && !dependencies)) return gm_error(GM_INVALID_VALUE);
-    graph_node *node = *out = gm_graph_add(g, dependencies, count);
+    graph_node *node = *out = gm_graph_add(g, dependencies, count, NULL, NULL);
     if (!node) return gm_error(GM_OUT_OF_MEMORY);
     node->type = EMPTY_NODE;
     return GM_SUCCESS;

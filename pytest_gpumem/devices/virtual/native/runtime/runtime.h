@@ -45,8 +45,16 @@ int gm_free_pooled(void *address);
 
 /* graphs.c */
 void *gm_graph_new(void); /* NULL: no memory for it */
-/* A new node of a graph, behind others; NULL: no memory for it. It lives as long as the graph. */
-void *gm_graph_add(void *graph, void *const *dependencies, size_t count);
+/* What each launch of a graph does for one of its nodes. A graph holds its subject until the graph is destroyed. */
+typedef struct {
+    int type; /* of the node, as cudaGraphNodeGetType tells it */
+    int (*run)(void *subject, void *stream);
+    void (*hold)(void *subject);
+    void (*release)(void *subject);
+} gm_node_work;
+/* A new node of a graph, behind others; NULL: no memory for it. It lives as long as the graph. A node without work is
+ * a kernel, which a launch does not run. */
+void *gm_graph_add(void *graph, void *const *dependencies, size_t count, const gm_node_work *work, void *subject);
 
 /* host_memory.c */
 int gm_host_alloc(void **address, size_t size);

@@ -42,6 +42,7 @@ typedef struct {
     gm_plan plan;      /* the last one until then, on this thread */
     uint64_t launches; /* that ran until then */
     gm_event_order order;
+    atomic_uint holders; /* the program, and graphs that record it or wait for it */
 } event;
 
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
@@ -93,14 +94,26 @@ static bool exists(const stream *s) {
     return false;
 }
 
+/* The stream's next node in the graph that is captured there; the lock is held. */
+static bool append_node(stream *s, const gm_node_work *work, void *subject) {
+    void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count, work, subject);
+    return node && set_list(&s->last, &node, 1);
+}
+
+static bool add_node(stream *s, const gm_node_work *work, void *subject) {
+    pthread_mutex_lock(&lock);
+    bool ok = exists(s) && s->capture && append_node(s, work, subject);
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
 void gm_add_work(void *handle) {
     if (!gm_order_matters() && !gm_any_capture()) return; /* work costs nothing then */
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
     bool is_there = exists(s);
-    void *node = is_there && s->capture ? gm_graph_add(s->graph, s->last.nodes, s->last.count) : NULL;
-    if (node) set_list(&s->last, &node, 1);
-    if (is_there && !s->capture) gm_order_queued(&s->order, device_of(s));
+    if (is_there && s->capture) append_node(s, NULL, NULL);
+    else if (is_there) gm_order_queued(&s->order, device_of(s));
     pthread_mutex_unlock(&lock);
 }
 
@@ -173,6 +186,7 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
     event *e = calloc(1, sizeof *e);
     if (!e) return gm_error(GM_OUT_OF_MEMORY);
     e->device = gm_current_device();
+    e->holders = 1;
     if (gm_visible()) gm_use_device(e->device);
     *out = e;
     return GM_SUCCESS;
@@ -180,18 +194,22 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
 
 GM_API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
 
+static void hold_event(void *handle) { ((event *)handle)->holders++; }
+
+static void release_event(void *handle) {
+    event *e = handle;
+    if (--e->holders) return;
+    free(e->last.nodes);
+    free(e->order.over.events);
+    free(e);
+}
+
 GM_API int cudaEventDestroy(void *handle) {
-    if (!handle) return GM_SUCCESS;
-    free(((event *)handle)->last.nodes);
-    free(((event *)handle)->order.over.events);
-    free(handle);
+    if (handle) release_event(handle);
     return GM_SUCCESS;
 }
 
-static int record_event(void *handle, void *on, const void *caller) {
-    event *e = handle;
-    stream *s = stream_of(on);
-    if (!gm_inside_cudnn() && e->device != device_of(s)) return gm_error(GM_INVALID_HANDLE);
+static int record_event(event *e, stream *s, const void *caller) {
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
     e->plan = gm_last_plan();
@@ -205,17 +223,46 @@ static int record_event(void *handle, void *on, const void *caller) {
     pthread_mutex_lock(&lock);
     bool ok = set_list(&e->last, s->last.nodes, s->last.count);
     pthread_mutex_unlock(&lock);
-    return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
+    return ok ? GM_SUCCESS : GM_OUT_OF_MEMORY;
+}
+
+/* ---- events that are external to a graph: its launches record them and wait for them, its capture does not ---- */
+
+enum { EXTERNAL = 1 }; /* cudaEventRecordExternal, cudaEventWaitExternal */
+
+static int record_external(void *handle, void *on);
+static int wait_external(void *handle, void *on);
+static const gm_node_work wait_work = {6 /* cudaGraphNodeTypeWaitEvent */, wait_external, hold_event, release_event};
+static const gm_node_work record_work = {7 /* cudaGraphNodeTypeEventRecord */, record_external, hold_event,
+                                         release_event};
+
+/* A graph that is launched on a captured stream becomes a part of the other graph. */
+static int record_external(void *handle, void *on) {
+    stream *s = stream_of(on);
+    if (s->capture) return add_node(s, &record_work, handle) ? GM_SUCCESS : GM_OUT_OF_MEMORY;
+    return record_event(handle, s, NULL);
+}
+
+static int wait_external(void *handle, void *on) {
+    stream *s = stream_of(on);
+    if (s->capture) return add_node(s, &wait_work, handle) ? GM_SUCCESS : GM_OUT_OF_MEMORY;
+    gm_order_waits(&s->order, &((event *)handle)->order);
+    return GM_SUCCESS;
+}
+
+static int record_with(void *handle, void *on, unsigned flags, const void *caller) {
+    event *e = handle;
+    stream *s = stream_of(on);
+    if (!gm_inside_cudnn() && e->device != device_of(s)) return gm_error(GM_INVALID_HANDLE);
+    if (!flags) return gm_error(record_event(e, s, caller));
+    return gm_error(flags == EXTERNAL && s->capture ? record_external(e, on) : GM_INVALID_VALUE);
 }
 
 GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
-    (void)flags;
-    return record_event(handle, on, __builtin_return_address(0));
+    return record_with(handle, on, flags, __builtin_return_address(0));
 }
 
-GM_API int cudaEventRecord(void *handle, void *on) {
-    return record_event(handle, on, __builtin_return_address(0));
-}
+GM_API int cudaEventRecord(void *handle, void *on) { return record_with(handle, on, 0, __builtin_return_address(0)); }
 
 GM_API int cudaEventQuery(void *handle) {
     gm_order_asked(&((event *)handle)->order, __builtin_return_address(0));
@@ -248,9 +295,9 @@ GM_API int cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
 
 /* A stream that waits for an event of a capturing stream joins its capture. */
 GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
-    (void)flags;
     event *e = awaited;
     stream *s = stream_of(handle);
+    if (flags) return gm_error(flags == EXTERNAL && s->capture ? wait_external(e, handle) : GM_INVALID_VALUE);
     if (e->capture && !s->capture) {
         s->capture = e->capture;
         s->graph = e->graph;
