@@ -28,9 +28,6 @@ SLOW = Reason(
     "a", "its values are not computed in time on this machine; with auto they are unknown"
 )
 COMPILES = Reason("e", "it compiles C++, with headers of CUDA's toolkit that are not here")
-BINDINGS = Reason(
-    "d", "not mended: NVIDIA's cuda-bindings ask the driver for functions that are not answered"
-)
 REASONS: dict[tuple[str, str], Reason] = {
     ("test_cuda.py", "TestBlockStateAbsorption.test_assigning_back_deleter_*"): REPLAY,
     ("test_cuda.py", "TestCuda.test_graph*"): REPLAY,
@@ -80,8 +77,6 @@ REASONS: dict[tuple[str, str], Reason] = {
     ),
     ("test_cuda.py", "TestCuda.test_cuda_graph_inference_mode"): REPLAY,
     ("test_cuda.py", "TestCuda.test_cuda_graph_raw_graph_reset*"): REPLAY,
-    ("test_cuda.py", "TestCuda.test_cuda_graph_raw_graph*"): BINDINGS,
-    ("test_cuda.py", "TestMemPool.test_nccl_mem_alloc_*"): BINDINGS,
     ("test_cuda.py", "TestMemPool.test_graph_capture_pre_capture_stream_use"): SLEEP,
     ("test_cuda.py", "TestCuda.test_host_memory_stats"): Reason(
         "f", "it expects that nothing was pinned before"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_gpumem.devices.quirks import jax, numba_cuda
+from pytest_gpumem.devices.quirks import cuda_bindings, jax, numba_cuda
 from pytest_gpumem.devices.torch_import import IMPORTS
 
-HOOKED: Final = (jax, numba_cuda)
+HOOKED: Final = (cuda_bindings, jax, numba_cuda)
 
 
 def install_hooks() -> None:

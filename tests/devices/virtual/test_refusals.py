@@ -1,15 +1,18 @@
 """Refusals are heard past the capture of pytest, and so is the end of a process in a test."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from helpers.left_out import NVIDIA, need_libraries
 from helpers.native_sources import compiler
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
+from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.quirks import jax, numba_cuda
 
 EXITING = """
@@ -121,28 +124,81 @@ def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
     assert f"does not support {refused}" in done.stderr
 
 
-def test_the_drivers_bindings_work_and_those_of_the_runtime_are_refused_by_name():
-    """cuda.bindings: the former look every function up, also the one that a runtime asks for."""
-    pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")
+BINDINGS = """
+import torch
+from cuda.bindings import driver, runtime
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+driver.cuInit(0)
+assert driver.cuMemAlloc(1 << 20)[0] == 0
+print(*VirtualDevice.loaded()._library.unsupported())
+free = torch.cuda.mem_get_info()[0]
+status, address = runtime.cudaMalloc(32 << 20)
+print(int(status), free - torch.cuda.mem_get_info()[0])
+print(*VirtualDevice.loaded()._library.unsupported())
+"""
+
+
+def bindings_or_skip():
+    """Skip the test where cuda.bindings is not installed, or is of another CUDA than 13."""
+    bindings = pytest.importorskip("cuda.bindings", reason="pip install cuda-bindings")
+    cuda = torch.version.cuda
+    if not bindings.__version__.startswith("13.") or not cuda.startswith("13."):
+        pytest.skip(f"cuda.bindings {bindings.__version__} with torch for CUDA {cuda}")
+
+
+def test_the_bindings_of_driver_and_runtime_work():
+    """cuda.bindings: the runtime's have a copy of it inside, whose place the virtual GPU takes."""
+    bindings_or_skip()
+    assert child(BINDINGS, card="T4", warm=True) == f"\n0 {32 << 20}\n\n"
+
+
+def test_the_runtimes_bindings_see_the_devices_that_are_shown_and_a_graph_of_pytorchs():
+    bindings_or_skip()
     text = child(
         """
-        from cuda.bindings import driver, runtime
-        from pytest_gpumem.devices.virtual.device import VirtualDevice
+        import torch
+        from cuda.bindings import runtime
 
-        driver.cuInit(0)
-        assert driver.cuMemAlloc(1 << 20)[0] == 0
-        refused = VirtualDevice.loaded()._library.unsupported
-        print(list(refused()))
-        assert runtime.cudaMalloc(1 << 20)[0] == 36
-        print(*refused())
+        print(*map(int, runtime.cudaGetDeviceCount()))
+        status, properties = runtime.cudaGetDeviceProperties(0)
+        print(properties.name.decode(), properties.totalGlobalMem)
+        x = torch.zeros(4, device="cuda")
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            y = x + 1
+        nodes = runtime.cudaGraphGetNodes(runtime.cudaGraph_t(graph.raw_cuda_graph()), 1)[1]
+        print(*map(int, runtime.cudaGraphNodeGetType(nodes[0])))
+        graph.instantiate()
+        executable = runtime.cudaGraphExec_t(graph.raw_cuda_graph_exec())
+        print(*map(int, runtime.cudaGraphExecGetFlags(executable)))
         """,
         card="T4",
+        devices=2,
         warm=True,
     )
-    before, after = text.splitlines()
-    assert before == "[]"
-    assert "bindings/_internal/runtime." in after
-    assert after.endswith("(use cuda.bindings.driver, or torch.cuda)")
+    total = find_card("T4").total_memory
+    assert text.splitlines()[:3] == ["0 2", f"Tesla T4 {total}", "0 0"]
+    assert text.splitlines()[3].startswith("0 ")
+
+
+def test_the_runtimes_bindings_of_an_older_cuda_are_refused_by_name():
+    """The driver's look every function up, also the one that a runtime asks for."""
+    pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")
+    begin = """
+import pytest_gpumem
+from pytest_gpumem.devices.quirks import cuda_bindings
+
+cuda_bindings.FIRST_CUDA = 99
+pytest_gpumem.use_virtual_gpu("T4")
+"""
+    before, result, after = child(begin + BINDINGS, card=None).splitlines()
+    assert before == ""
+    assert result == "36 0"
+    assert re.search(r"bindings/_\w+/\w+", after)
+    assert after.endswith(
+        "(import torch before it, with cuda.bindings 13 and torch for CUDA 13; or use torch.cuda)"
+    )
 
 
 NUMBA = """

@@ -39,7 +39,7 @@ static void refuse_runtime(const void *caller) {
     if (bindings && strncmp(file, "driver.", strlen("driver.")) == 0) return; /* it looks up every function there is */
     bool is_shared = strncmp(file, "libcudart.so", strlen("libcudart.so")) == 0;
     snprintf(name, sizeof name, "%s: it has a CUDA runtime of its own (%s)", path,
-             bindings    ? "use cuda.bindings.driver, or torch.cuda"
+             bindings    ? "import torch before it, with cuda.bindings 13 and torch for CUDA 13; or use torch.cuda"
              : is_shared ? "take the functions of the virtual GPU's: ctypes.CDLL(None), torch.cuda.cudart()"
                          : "link it with the shared one: nvcc -cudart shared");
     gm_unsupported(name, GM_NOT_SUPPORTED);

@@ -252,6 +252,13 @@ GM_API int cudaGetDeviceCount(int *count) {
     return GM_SUCCESS;
 }
 
+/* The same for a program that calls the runtime by cuda.bindings: it sees those that are shown. */
+GM_API int gpumem_visible_device_count(int *count) {
+    gm_initialize();
+    *count = gm_visible_devices();
+    return gm_error(*count ? GM_SUCCESS : GM_NO_DEVICE);
+}
+
 void gm_use_device(int device) {
     if (gm_device_used(device)) return;
     gm_initialize();

@@ -1,0 +1,65 @@
+"""cuda.bindings.runtime has a copy of NVIDIA's runtime inside, which works with no other driver.
+
+The copy asks the driver for tables that are not documented. The module that has the copy exports
+its functions to the modules above it as Cython does: in ``__pyx_capi__``, a capsule for each C
+function, with its signature as the capsule's name. They take over the pointers when they are
+imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+FIRST_CUDA: Final = 13
+"""the oldest CUDA for which this is done: CUDA 12's headers rename functions in C, such as
+cudaGetDeviceProperties, so that a name is another function's in the library"""
+OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
+"""functions that answer PyTorch in another way than all others"""
+_NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
+_NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
+
+
+def answer(module: ModuleType) -> None:
+    """Put the virtual GPU's functions in the place of the copy's.
+
+    Those that the virtual GPU does not have stay the copy's, which are refused by name. So do all
+    of them where torch or cuda.bindings is for an older CUDA.
+
+    Args:
+        module: the one with the copy.
+    """
+    library = ctypes.CDLL(None)  # the virtual GPU's functions, which torch finds in the same way
+    cuda = ctypes.c_int()
+    library.cudaRuntimeGetVersion(ctypes.byref(cuda))
+    bindings = int(sys.modules["cuda.bindings"].__version__.split(".")[0])
+    if min(cuda.value // 1000, bindings) < FIRST_CUDA:
+        return
+    capsules: dict[str, object] = getattr(module, "__pyx_capi__", {})
+    for exported, capsule in capsules.items():
+        name = exported.removeprefix("_")
+        function = getattr(library, OTHER_NAMES.get(name, name), None)
+        if name.startswith("cuda") and function is not None:
+            capsules[exported] = _capsule_like(capsule, ctypes.cast(function, ctypes.c_void_p))
+
+
+def _capsule_like(capsule: object, pointer: ctypes.c_void_p) -> object:
+    """Return a capsule of the same name; the name belongs to the module, which is never freed."""
+    # Prototypes of our own: types that are set on ctypes.pythonapi's functions are everybody's.
+    name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
+    new = _NEW(("PyCapsule_New", ctypes.pythonapi))
+    result: object = new(pointer, name_of(capsule), None)
+    return result
+
+
+# The copy's modules of cuda.bindings 13.5, with one or many default streams; those of 13.0 to 13.2.
+HOOKS: Final = {
+    "cuda.bindings._internal.runtime": answer,
+    "cuda.bindings._internal.runtime_ptds": answer,
+    "cuda.bindings._bindings.cyruntime": answer,
+    "cuda.bindings._bindings.cyruntime_ptds": answer,
+}
