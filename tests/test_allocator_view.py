@@ -9,6 +9,7 @@ import re
 
 import pytest
 from helpers.left_out import need_libraries
+from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, run_python, virtual_device
 
 from pytest_gpumem.allocator_view import VIEW
@@ -213,6 +214,34 @@ def test_three_steps_of_sgd_read_as_without_the_plugin(suite):
         def test_steps():
             assert three_steps.peak() == {expected}
         """
+    )
+    assert session.outcomes == {"passed": 1}, session.out
+
+
+def test_a_fraction_in_the_allocators_settings_is_of_the_cards_memory(suite):
+    require_release(2, 12, "the setting throw_on_cudamalloc_oom")
+    session = suite.run(
+        source="""
+        from pytest_gpumem.meter.allocator import expandable_segments
+
+        @pytest.mark.gpu_memory(card="T4")
+        def test_settings():
+            settings = "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.05"
+            torch._C._accelerator_setAllocatorSettings(settings)
+            assert torch._C._accelerator_getAllocatorSettings() == settings
+            with expandable_segments():
+                mib(1)  # the settings are read, and set again twice
+            with pytest.raises(torch.OutOfMemoryError, match="per_process_memory_fraction"):
+                mib(750)  # 5 % of 14,917 MiB are 745
+            assert torch.cuda.memory_stats()["num_oom_rejections"] > 0
+            mib(740)
+            with pytest.raises(ValueError, match="per_process_memory_fraction is invalid"):
+                torch._C._accelerator_setAllocatorSettings("per_process_memory_fraction:1.5")
+            torch._C._accelerator_setAllocatorSettings(
+                "throw_on_cudamalloc_oom:False,per_process_memory_fraction:1.0"
+            )
+            mib(750)
+        """,
     )
     assert session.outcomes == {"passed": 1}, session.out
 

@@ -68,10 +68,6 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("test_cuda.py", "TestCudaAllocator.test_memory_snapshot"): Reason(
         "e", "after its assertions on frames it downloads a program that draws them"
     ),
-    ("test_cuda.py", "TestCudaAllocator.test_throw_on_cudamalloc_oom"): Reason(
-        "d",
-        "not mended: a fraction that a private function of PyTorch sets is one of another total",
-    ),
     ("test_cuda.py", "TestCompileKernel.*"): Reason(
         "a", "a kernel that is compiled at run time writes nothing, and the test compares what"
     ),

@@ -8,6 +8,7 @@ bytes. The test's code reads its own fraction back.
 from __future__ import annotations
 
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 SET_FRACTION: Final = "_cuda_setMemoryFraction"
 GET_FRACTION: Final = "_cuda_getMemoryFraction"
+SET_SETTINGS: Final = "_accelerator_setAllocatorSettings"
+GET_SETTINGS: Final = "_accelerator_getAllocatorSettings"
+_SETTING: Final = re.compile(r"(per_process_memory_fraction\s*:\s*)([^\s,]+)")
 
 
 def device_range(devices: int | range) -> range:
@@ -61,6 +65,8 @@ class MemoryCaps:
     def __init__(self) -> None:
         self._real: dict[str, Callable[..., Any]] = {}
         self._caps: dict[int, _Cap] = {}
+        self._set_as: dict[str, str] = {}
+        """the fractions in settings that PyTorch was given, and those of the program they are of"""
 
     def install(self) -> None:
         """Wrap the bindings; nothing if that is done."""
@@ -78,14 +84,46 @@ class MemoryCaps:
                 return 1.0
             return int(cap.fraction * cap.memory) / cap.memory  # as PyTorch computes it, from bytes
 
+        def set_settings(settings: str) -> None:
+            self._real[SET_SETTINGS](_SETTING.sub(self._fraction_of_total, settings))
+
+        def get_settings() -> str:
+            def fraction_given(match: re.Match[str]) -> str:
+                return match[1] + self._set_as.get(match[2], match[2])
+
+            return _SETTING.sub(fraction_given, self._real[GET_SETTINGS]())
+
         wrappers: dict[str, Callable[..., Any]] = {
             SET_FRACTION: set_fraction,
             GET_FRACTION: get_fraction,
+            SET_SETTINGS: set_settings,
+            GET_SETTINGS: get_settings,
         }
         for name, wrapper in wrappers.items():
-            if hasattr(torch._C, name):  # torch 2.6 cannot be asked for the fraction
+            # torch 2.6 cannot be asked for the fraction. Older names of the settings' functions are
+            # of versions that read a fraction in settings only once, when CUDA is initialised.
+            if hasattr(torch._C, name):
                 self._real[name] = getattr(torch._C, name)
                 setattr(torch._C, name, wrapper)
+
+    def _fraction_of_total(self, match: re.Match[str]) -> str:
+        """Return the setting with the fraction of PyTorch's total that is as many bytes.
+
+        With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses what is beyond a fraction of
+        the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings that
+        were read from PyTorch and are set again have that fraction already.
+        """
+        given = self._set_as.get(match[2], match[2])
+        cap = self.cap(0)  # all devices are of one card
+        try:
+            fraction = float(given)
+        except ValueError:
+            return match[0]  # PyTorch's error names it
+        if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
+            return match[1] + given
+        told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
+        self._set_as[told] = given
+        return match[1] + told
 
     def cap(self, device: int) -> _Cap:
         """Return the caps on a device."""
