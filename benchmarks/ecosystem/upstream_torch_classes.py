@@ -48,9 +48,6 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("test_cuda.py", "TestCuda.test_fixed_cuda_assert_async"): Reason(
         "a", "an assertion within a kernel does not fail: no kernel runs"
     ),
-    ("test_cuda_multigpu.py", "TestCudaComm.*"): Reason(
-        "a", "values that NCCL sends between the devices of one process are not computed"
-    ),
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.*event*"): SLEEP,
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.test_streams_multi_gpu_query"): SLEEP,
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.test_caching_pinned_*"): SLEEP,

@@ -328,6 +328,35 @@ def test_same(expected, number):
 """
 
 
+def test_data_parallel_trains_to_the_losses_of_the_cpu(suite):
+    """Its replicas get their parameters by NCCL, within the process, and give their gradients."""
+    session = suite.run(
+        source="""
+        from copy import deepcopy
+
+        def losses(model, device):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            x = torch.linspace(-1, 1, 32).reshape(4, 8).to(device)
+            for _ in range(3):
+                loss = torch.nn.functional.cross_entropy(model(x), torch.arange(4, device=device))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                yield loss.item()
+
+        @pytest.mark.gpu_memory(devices=2)
+        def test_steps():
+            model = torch.nn.Sequential(
+                torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)
+            )
+            replicated = torch.nn.DataParallel(deepcopy(model).cuda(), [0, 1])
+            expected = list(losses(model, "cpu"))
+            assert list(losses(replicated, "cuda")) == pytest.approx(expected, rel=1e-5)
+        """
+    )
+    assert session.outcomes == {"passed": 1}, session.out
+
+
 def test_each_test_reads_the_values_that_a_fixture_of_wider_scope_holds(suite):
     assert suite.run(source=WIDE_FIXTURE).outcomes == {"passed": 2}
 

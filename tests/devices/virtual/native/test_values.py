@@ -520,25 +520,26 @@ def test_what_another_rank_sends_is_not_known(library, block):
     assert get(library, block + 2, 2) == b"cd"
 
 
-def test_ranks_that_are_devices_of_this_process_may_hold_different_values(library, block):
-    groups = (ctypes.c_void_p * 2)()
-    assert library.call("ncclCommInitAll", groups, 2, None) == 0
-    put(library, block, b"abcd")
-    args = (pointer(block), pointer(block), length(4), 1, 0, ctypes.c_void_p(groups[1]), None)
-    assert library.call("ncclBroadcast", *args) == 0
-    assert get(library, block, 4) is None
+# -- collectives of ranks that have all joined: threads here, or devices of this process --
 
 
-# -- collectives of ranks that have all joined: here they are threads --
+def devices_of_this_process(library, ranks):
+    """The communicators of ranks that call a collective one after the other, on one thread."""
+    groups = (ctypes.c_void_p * ranks)()
+    assert library.call("ncclCommInitAll", groups, ranks, None) == 0
+    return [ctypes.c_void_p(group) for group in groups]
 
 
-@pytest.fixture
-def both_ranks(library, block):
-    """Call a collective on two ranks at the same time; each has a part of the block."""
+@pytest.fixture(params=["threads", "devices"])
+def both_ranks(request, library, block):
+    """Call a collective on two ranks; each has a part of the block."""
     identity = UniqueId()
-    assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
-    groups = [communicator(library, 2, rank, identity) for rank in (0, 1)]
-    with ThreadPoolExecutor(2) as pool:
+    if request.param == "threads":
+        assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
+        groups = [communicator(library, 2, rank, identity) for rank in (0, 1)]
+    else:
+        groups = devices_of_this_process(library, 2)
+    with ThreadPoolExecutor(2 if request.param == "threads" else 1) as pool:
 
         def collective(name, given, *options, size):
             """Return what each rank has then, of so many bytes; of ``given`` None is unknown."""
@@ -551,9 +552,9 @@ def both_ranks(library, block):
                 start = block + 2048 * rank
                 args = (pointer(start), pointer(start + 1024), *options, groups[rank], None)
                 assert library.call(name, *args) == 0
-                return get(library, start + 1024, size)
 
-            return list(pool.map(call, (0, 1)))
+            list(pool.map(call, (0, 1)))
+            return [get(library, block + 2048 * rank + 1024, size) for rank in (0, 1)]
 
         yield collective
     for group in groups:
@@ -601,6 +602,32 @@ def test_what_a_rank_does_not_know_no_rank_knows(both_ranks):
     assert results == [None] * 2
     results = both_ranks("ncclAllGather", (b"abcd", None), length(4), 1, size=4)
     assert results == [b"abcd"] * 2
+
+
+def test_devices_of_a_process_may_come_to_collectives_in_any_order(library, block):
+    """In place, and the last rank first; between ncclGroupStart and ncclGroupEnd, as PyTorch."""
+    groups = devices_of_this_process(library, 3)
+    for rank, given in enumerate(("abcd", "bcde", "cdef")):
+        put(library, block + 1024 * rank, given.encode())
+        put(library, block + 1024 * rank + 512, given.encode())
+    for rank in (2, 0, 1):
+        first, second = pointer(block + 1024 * rank), pointer(block + 1024 * rank + 512)
+        reduced = (first, first, length(4), 1, MAX, groups[rank], None)
+        assert library.call("ncclAllReduce", *reduced) == 0
+        sent = (second, second, length(4), 1, 1, groups[rank], None)
+        assert library.call("ncclBroadcast", *sent) == 0
+    assert [get(library, block + 1024 * rank, 4) for rank in range(3)] == [b"cdef"] * 3
+    assert [get(library, block + 1024 * rank + 512, 4) for rank in range(3)] == [b"bcde"] * 3
+    for group in groups:
+        assert library.call("ncclCommDestroy", group) == 0
+
+
+def test_a_collective_to_which_not_all_devices_came_ends_with_its_communicators(library, block):
+    groups = devices_of_this_process(library, 2)
+    args = (pointer(block), pointer(block), length(4), 1, 0, groups[1], None)
+    assert library.call("ncclBroadcast", *args) == 0
+    for group in groups:
+        assert library.call("ncclCommAbort", group) == 0
 
 
 def test_parts_of_a_world_have_their_ranks_in_the_order_of_the_keys(library):

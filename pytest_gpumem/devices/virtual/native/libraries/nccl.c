@@ -1,8 +1,9 @@
 /* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where ranks know the
  * bytes that they give (values.c), small ones that a program compares or agrees on, ranks in several processes exchange
- * these (ranks.c). Of a rank that is alone, and of more bytes, every other rank is taken to give the same: they run the
+ * these (ranks.c), and so do ranks that are devices of one process (collectives.c). Of a rank that is alone, and of more bytes, every other rank is taken to give the same: they run the
  * same program. The device memory that NCCL takes for itself, outside of PyTorch's allocator, is not charged.
  */
+#include "libraries/collectives.h"
 #include "libraries/ranks.h"
 #include "runtime/runtime.h"
 
@@ -18,6 +19,7 @@ enum { ALONE, TOGETHER, SPLIT };
 typedef struct {
     int ranks, rank, device, kind;
     gm_world *world;
+    gm_company *company; /* of the ranks that are TOGETHER */
 } communicator;
 
 typedef struct {
@@ -28,7 +30,7 @@ static int new_communicator(communicator **out, int ranks, int rank, int kind) {
     if (!gm_visible()) return INTERNAL_ERROR;
     *out = malloc(sizeof **out);
     if (!*out) return INTERNAL_ERROR;
-    **out = (communicator){ranks, rank, gm_current_device(), kind, NULL};
+    **out = (communicator){ranks, rank, gm_current_device(), kind, NULL, NULL};
     return GM_SUCCESS;
 }
 
@@ -70,10 +72,13 @@ GM_API int ncclCommInitRankScalable(communicator **out, int ranks, int rank, int
 }
 
 GM_API int ncclCommInitAll(communicator **out, int count, const int *devices) {
+    if (!gm_visible()) return INTERNAL_ERROR;
+    gm_company *company = gm_company_new(count);
     for (int i = 0; i < count; i++) {
         int status = new_communicator(&out[i], count, i, TOGETHER);
         if (status) return status;
         out[i]->device = devices ? devices[i] : i;
+        out[i]->company = company;
     }
     return GM_SUCCESS;
 }
@@ -116,6 +121,7 @@ GM_API int ncclCommSplit(communicator *c, int color, int key, communicator **out
 
 static int delete_communicator(communicator *c) {
     if (c) gm_world_leave(c->world);
+    if (c) gm_company_leave(c->company);
     free(c);
     return GM_SUCCESS;
 }
@@ -173,25 +179,20 @@ GM_API int ncclRedOpDestroy(int operation, communicator *c) {
 
 /* ---- collectives ---- */
 
-/* ncclDataType_t, ncclRedOp_t; lower precisions are not calculated with */
-enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 };
-enum { SUM, PROD, MAX, MIN, AVG };
 enum { EXACT = 1 << 24 }; /* whole numbers up to this are exact in FLOAT32, in any order of adding */
 
-static uint64_t width(int type) {
-    switch (type) {
-    case INT32: case UINT32: case FLOAT32: return 4;
-    case INT64: case UINT64: case FLOAT64: return 8;
-    case FLOAT16: case BFLOAT16: return 2;
-    default: return 1;
-    }
+static bool captured(void *on) {
+    int capturing = 0;
+    cudaStreamIsCapturing(on, &capturing);
+    return capturing;
 }
 
 /* Whether every rank holds the bytes that this one holds, and a collective on this stream works on them at once. */
-static bool certain(const communicator *c, void *on) {
-    int capturing = 0;
-    cudaStreamIsCapturing(on, &capturing);
-    return c->kind == ALONE && !capturing;
+static bool certain(const communicator *c, void *on) { return c->kind == ALONE && !captured(on); }
+
+/* Whether the ranks are devices of this process, and this one's part was taken: all is done once the last one comes. */
+static bool met(const communicator *c, gm_collective what, const void *from, void *to, void *on) {
+    return c->company && !captured(on) && gm_company_meet(c->company, c->rank, what, from, to);
 }
 
 static int started(const communicator *c, void *on) {
@@ -221,15 +222,15 @@ static bool reduce(unsigned char *bytes, size_t count, int type, int operation, 
     if (operation == MAX || operation == MIN || ranks == 1) return true;
     if (operation == AVG) return false;
     for (size_t i = 0; i < count; i++) {
-        unsigned char *at = bytes + i * width(type);
+        unsigned char *at = bytes + i * gm_element_size(type);
         uint64_t whole = 0;
         float single;
         double number;
         switch (type) {
         case INT8: case UINT8: case INT32: case UINT32: case INT64: case UINT64: /* low bits, little end first */
-            memcpy(&whole, at, width(type));
+            memcpy(&whole, at, gm_element_size(type));
             whole = multiplied(whole, ranks, operation);
-            memcpy(at, &whole, width(type));
+            memcpy(at, &whole, gm_element_size(type));
             break;
         case FLOAT32:
             memcpy(&single, at, sizeof single);
@@ -258,42 +259,14 @@ static void exchange(const communicator *c, const void *from, uint64_t size) {
     gm_world_exchange(c->world, from && gm_is_known(from, size) ? from : NULL, size);
 }
 
-#define REDUCE(TYPE, SUM_TYPE)                                                                                         \
-    do {                                                                                                               \
-        SUM_TYPE total = 0;                                                                                            \
-        for (int rank = 0; rank < c->ranks; rank++) {                                                                  \
-            TYPE value;                                                                                                \
-            memcpy(&value, gm_world_bytes(c->world, rank) + at, sizeof value);                                         \
-            if (!rank) total = (SUM_TYPE)value;                                                                        \
-            else if (operation == PROD) total *= (SUM_TYPE)value;                                                      \
-            else if (operation == MAX) total = (SUM_TYPE)value > total ? (SUM_TYPE)value : total;                      \
-            else if (operation == MIN) total = (SUM_TYPE)value < total ? (SUM_TYPE)value : total;                      \
-            else total += (SUM_TYPE)value;                                                                             \
-        }                                                                                                              \
-        if (operation == AVG) total /= (SUM_TYPE)c->ranks;                                                             \
-        TYPE result = (TYPE)total;                                                                                     \
-        memcpy(to, &result, sizeof result);                                                                            \
-    } while (0)
-
-/* Reduces the elements that all ranks have given, from a byte on; false where some are unknown, or of low precision. */
+/* Reduces the elements that all ranks have given, from a byte on. */
 static bool reduce_given(const communicator *c, unsigned char *to, uint64_t at, size_t count, int type, int operation) {
-    for (int rank = 0; rank < c->ranks; rank++)
-        if (!gm_world_bytes(c->world, rank)) return false;
-    bool is_float = type == FLOAT32 || type == FLOAT64;
-    if (operation > AVG || !(is_float || type <= UINT64) || !gm_open_for_writing(to, count * width(type))) return false;
-    for (size_t i = 0; i < count; i++, to += width(type), at += width(type)) {
-        switch (type) {
-        case INT8: REDUCE(int8_t, int64_t); break;
-        case UINT8: REDUCE(uint8_t, uint64_t); break;
-        case INT32: REDUCE(int32_t, int64_t); break;
-        case UINT32: REDUCE(uint32_t, uint64_t); break;
-        case INT64: REDUCE(int64_t, __int128); break;
-        case UINT64: REDUCE(uint64_t, unsigned __int128); break;
-        case FLOAT32: REDUCE(float, double); break;
-        default: REDUCE(double, double);
-        }
-    }
-    return true;
+    const unsigned char **given = malloc((size_t)c->ranks * sizeof *given);
+    if (!given) return false;
+    for (int rank = 0; rank < c->ranks; rank++) given[rank] = gm_world_bytes(c->world, rank);
+    bool ok = gm_reduce(given, c->ranks, to, at, count, type, operation);
+    free(given);
+    return ok;
 }
 
 /* Writes the bytes that a rank has given, or makes them unknown. */
@@ -304,8 +277,9 @@ static void take(const communicator *c, int rank, void *to, uint64_t size) {
 }
 
 GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *on) {
-    uint64_t size = count * width(type);
+    uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
+    if (met(c, (gm_collective){GM_ALL_REDUCE, count, type, operation, 0}, from, to, on)) return GM_SUCCESS;
     if (exchanges(c, on, size)) {
         exchange(c, from, size);
         if (!reduce_given(c, to, 0, count, type, operation)) gm_forget(to, size);
@@ -319,16 +293,18 @@ GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int
 
 GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
                       void *on) {
-    uint64_t size = count * width(type);
+    uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
+    if (met(c, (gm_collective){GM_REDUCE, count, type, operation, root}, from, to, on)) return GM_SUCCESS;
     if (exchanges(c, on, size) && root != c->rank) exchange(c, from, size);
     return root == c->rank ? ncclAllReduce(from, to, count, type, operation, c, on) : GM_SUCCESS;
 }
 
 /* A rank that is not the root has got the root's bytes already where it is sure to have the same. */
 GM_API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
-    uint64_t size = count * width(type);
+    uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
+    if (met(c, (gm_collective){GM_BROADCAST, count, type, SUM, root}, from, to, on)) return GM_SUCCESS;
     if (exchanges(c, on, size)) {
         exchange(c, root == c->rank ? from : NULL, size);
         take(c, root, to, size);
@@ -344,8 +320,9 @@ GM_API int ncclBcast(void *buffer, size_t count, int type, int root, communicato
 }
 
 GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *on) {
-    uint64_t size = count * width(type);
+    uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
+    if (met(c, (gm_collective){GM_ALL_GATHER, count, type, SUM, 0}, from, to, on)) return GM_SUCCESS;
     if (exchanges(c, on, size)) {
         exchange(c, from, size);
         for (int rank = 0; rank < c->ranks; rank++) take(c, rank, (char *)to + size * (uint64_t)rank, size);
@@ -362,8 +339,9 @@ GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, com
 
 GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *c,
                              void *on) {
-    uint64_t size = count * width(type), all = size * (uint64_t)(c ? c->ranks : 0);
+    uint64_t size = count * gm_element_size(type), all = size * (uint64_t)(c ? c->ranks : 0);
     if (started(c, on)) return INTERNAL_ERROR;
+    if (met(c, (gm_collective){GM_REDUCE_SCATTER, count, type, operation, 0}, from, to, on)) return GM_SUCCESS;
     if (exchanges(c, on, all)) {
         exchange(c, from, all);
         if (!reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
@@ -384,7 +362,7 @@ GM_API int ncclSend(const void *from, size_t count, int type, int peer, communic
 GM_API int ncclRecv(void *to, size_t count, int type, int peer, communicator *c, void *on) {
     (void)peer;
     if (started(c, on)) return INTERNAL_ERROR;
-    gm_forget(to, count * width(type));
+    gm_forget(to, count * gm_element_size(type));
     return GM_SUCCESS;
 }
 
