@@ -188,6 +188,37 @@ def test_a_program_may_set_behind_which_nodes_the_next_one_comes(library):
     assert library.call("cudaGraphDestroy", graph) == 0
 
 
+UNSUPPORTED, INVALIDATED = 900, 901  # cudaErrorStreamCaptureUnsupported, ...Invalidated
+
+
+@pytest.mark.parametrize("question", ["cudaStreamSynchronize", "cudaStreamQuery"])
+def test_a_capture_whose_end_is_asked_for_is_invalid(library, question):
+    """CUDA Programming Guide, "Prohibited and Unhandled Operations"."""
+    streams = [handle(library, "cudaStreamCreate") for _ in range(3)]
+    event, graph, status = handle(library, "cudaEventCreate"), ctypes.c_void_p(7), ctypes.c_int()
+
+    def statuses():
+        for stream in streams:
+            assert library.call("cudaStreamIsCapturing", stream, ctypes.byref(status)) == 0
+            yield status.value
+
+    assert library.call("cudaStreamBeginCapture", streams[0], 0) == 0
+    assert library.call("cudaEventRecord", event, streams[0]) == 0
+    assert library.call("cudaStreamWaitEvent", streams[1], event, 0) == 0
+    assert library.call(question, streams[2]) == 0  # another stream's
+    assert list(statuses()) == [1, 1, 0]
+    assert library.call(question, streams[1]) == UNSUPPORTED
+    assert library.call("cudaStreamWaitEvent", streams[2], event, 0) == 0
+    assert list(statuses()) == [2, 2, 2]
+    assert library.call(question, streams[0]) == INVALIDATED
+    assert library.call("cudaStreamEndCapture", streams[0], ctypes.byref(graph)) == INVALIDATED
+    assert graph.value is None
+    assert list(statuses()) == [0, 0, 0]
+    assert library.call("cudaStreamBeginCapture", streams[1], 0) == 0
+    assert library.call("cudaStreamEndCapture", streams[1], ctypes.byref(graph)) == 0
+    assert library.call("cudaGraphDestroy", graph) == 0
+
+
 EXTERNAL = 1  # cudaEventRecordExternal, cudaEventWaitExternal
 WAIT_NODE, RECORD_NODE = 6, 7  # cudaGraphNodeTypeWaitEvent, cudaGraphNodeTypeEventRecord
 
@@ -277,6 +308,30 @@ def test_an_executable_graph_tells_its_flags(library, graph):
     assert library.call("cudaGraphExecGetFlags", executable, ctypes.byref(flags)) == 0
     assert flags.value == 8
     assert library.call("cudaGraphExecGetFlags", None, ctypes.byref(flags)) == INVALID_VALUE
+
+
+def test_a_value_that_is_read_in_a_capture_ends_it_with_an_error():
+    text = child(
+        """
+        import torch
+
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(1, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin()
+            for call in ((x + 1).item, graph.capture_end):
+                try:
+                    print(call())
+                except RuntimeError as error:
+                    print(str(error).splitlines()[0])
+        print(torch.ones(2, device="cuda").sum().shape)
+        """,
+        warm=True,
+    )
+    assert text.splitlines() == [
+        "CUDA error: operation not permitted when stream is capturing",
+        "CUDA error: the stream's capture was invalidated",
+        "torch.Size([])",
+    ]
 
 
 def test_the_time_of_a_graph_is_measured_between_external_events():

@@ -199,7 +199,7 @@ GM_API int cudaGraphInstantiateWithFlags(void **out, const graph *source, unsign
     return cudaGraphInstantiate(out, source, flags);
 }
 
-GM_API int cudaGraphDestroy(graph *g) {
+GM_API int cudaGraphDestroy(void *g) {
     delete_graph(g);
     return GM_SUCCESS;
 }

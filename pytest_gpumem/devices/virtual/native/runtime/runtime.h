@@ -55,6 +55,7 @@ typedef struct {
 /* A new node of a graph, behind others; NULL: no memory for it. It lives as long as the graph. A node without work is
  * a kernel, which a launch does not run. */
 void *gm_graph_add(void *graph, void *const *dependencies, size_t count, const gm_node_work *work, void *subject);
+GM_API int cudaGraphDestroy(void *graph);
 
 /* host_memory.c */
 int gm_host_alloc(void **address, size_t size);

@@ -27,7 +27,8 @@ typedef struct stream {
     atomic_ullong capture; /* 0: not being captured */
     void *_Atomic graph;
     node_list last; /* changed under the lock */
-    atomic_bool origin; /* the capture began on this stream */
+    atomic_bool origin;  /* the capture began on this stream */
+    atomic_bool invalid; /* the capture has no result: an operation was asked for that no graph can have */
     gm_stream_order order;
     struct stream *next, *previous;
 } stream;
@@ -167,14 +168,40 @@ GM_API int cudaStreamGetFlags(void *handle, unsigned *flags) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaStreamQuery(void *handle) {
-    return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+/* Whether a capture is invalid; the lock is held. */
+static bool any_invalid(unsigned long long id) {
+    for (const stream *member = streams.next; member != &streams; member = member->next)
+        if (member->capture == id && member->invalid) return true;
+    for (int i = 0; i < GM_MAX_DEVICES; i++)
+        if (null_streams[i].capture == id && null_streams[i].invalid) return true;
+    return false;
 }
+
+static void invalidate(unsigned long long id) {
+    pthread_mutex_lock(&lock);
+    for (stream *member = streams.next; member != &streams; member = member->next)
+        if (member->capture == id) member->invalid = true;
+    for (int i = 0; i < GM_MAX_DEVICES; i++)
+        if (null_streams[i].capture == id) null_streams[i].invalid = true;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The host asks for a stream's end, which a captured one does not come to: the capture is invalid from then on (CUDA
+ * Programming Guide, "Prohibited and Unhandled Operations"). */
+static int status_of_end(const stream *s) {
+    unsigned long long id = s->capture;
+    if (!id) return GM_SUCCESS;
+    if (s->invalid) return GM_CAPTURE_INVALIDATED;
+    invalidate(id);
+    return GM_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+GM_API int cudaStreamQuery(void *handle) { return gm_error(status_of_end(stream_of(handle))); }
 
 GM_API int cudaStreamSynchronize(void *handle) {
     gm_count_wait();
     gm_await_stream(handle);
-    return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+    return gm_error(status_of_end(stream_of(handle)));
 }
 
 void gm_await_stream(void *handle) { gm_order_host_waits_for_stream(&stream_of(handle)->order); }
@@ -299,8 +326,11 @@ GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
     stream *s = stream_of(handle);
     if (flags) return gm_error(flags == EXTERNAL && s->capture ? wait_external(e, handle) : GM_INVALID_VALUE);
     if (e->capture && !s->capture) {
-        s->capture = e->capture;
+        pthread_mutex_lock(&lock);
+        s->invalid = any_invalid(e->capture);
         s->graph = e->graph;
+        s->capture = e->capture;
+        pthread_mutex_unlock(&lock);
     }
     if (!e->capture && !s->capture) gm_order_waits(&s->order, &e->order);
     if (!e->capture || e->capture != s->capture) return GM_SUCCESS;
@@ -313,7 +343,11 @@ GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
 
 /* ---- stream capture ---- */
 
-enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
+enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 }; /* cudaStreamCaptureStatus */
+
+static int capture_status(const stream *s) {
+    return !s->capture ? CAPTURE_NONE : s->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
+}
 
 GM_API int cudaStreamBeginCapture(void *handle, int mode) {
     (void)mode;
@@ -336,31 +370,34 @@ static void leave_capture(stream *s, unsigned long long id) {
     s->capture = 0;
     s->graph = NULL;
     s->last.count = 0;
-    s->origin = false;
+    s->origin = s->invalid = false;
 }
 
 GM_API int cudaStreamEndCapture(void *handle, void **out) {
     stream *s = stream_of(handle);
     if (!s->capture || !s->origin) return gm_error(GM_ILLEGAL_STATE);
     unsigned long long id = s->capture;
-    *out = s->graph;
+    bool invalid = s->invalid;
+    void *g = s->graph;
     pthread_mutex_lock(&lock);
     for (stream *member = streams.next; member != &streams; member = member->next) leave_capture(member, id);
     for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
     gm_count_captures(-1);
     pthread_mutex_unlock(&lock);
-    return GM_SUCCESS;
+    if (invalid) cudaGraphDestroy(g);
+    *out = invalid ? NULL : g;
+    return gm_error(invalid ? GM_CAPTURE_INVALIDATED : GM_SUCCESS);
 }
 
 GM_API int cudaStreamIsCapturing(void *handle, int *status) {
-    *status = stream_of(handle)->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
+    *status = capture_status(stream_of(handle));
     return GM_SUCCESS;
 }
 
 static void capture_info(void *handle, int *status, unsigned long long *id, void **graph_out,
                          const void **dependencies, size_t *count) {
     stream *s = stream_of(handle);
-    *status = s->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
+    *status = capture_status(s);
     if (id) *id = s->capture;
     if (graph_out) *graph_out = s->graph;
     if (dependencies) *dependencies = s->last.nodes;
