@@ -627,6 +627,8 @@ def test_it():
 STREAM = """
     x, stream = mib(30), torch.cuda.Stream()
     x.record_stream(stream)
+    with torch.cuda.stream(stream):
+        x.zero_()
     del x
     y = mib(30)
 """
@@ -659,7 +661,7 @@ def test_a_note_and_a_range_tell_what_they_take_into_the_next_steps(suite, end):
 @pytest.mark.parametrize(("limit", "outcome"), [(100, "passed"), (70, "failed")])
 def test_limits_are_held_to_the_range_of_another_choice_beside_them(suite, limit, outcome):
     """A block of 30 MiB may be there twice."""
-    session = steps_of_a_rank(suite, mark=f"max_allocated_gib={limit} / 1024", last=STREAM)
+    session = steps_of_a_rank(suite, mark=f"max_reserved_gib={limit} / 1024", last=STREAM)
     assert session.outcomes == {outcome: 1}, session.out
     assert STEP_MORE in session.flat
     assert "(record_stream)" in session.flat
