@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 End = Literal["least", "usual", "most"]
 """an end of the ranges, or the sizes that the run had"""
 
+NO_POOLS: Final = (
+    "the range is unknown: this torch does not replay memory of CUDA graphs in expandable segments"
+)
 UNFIT: Final = "the step does not fit with the largest figures"
 
 
@@ -405,8 +408,11 @@ class _Stage:
 
     def _try(self, size: int, stream: int, pool: Pool) -> int | None:
         if pool != SHARED:
-            with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
-                return self._try(size, stream, SHARED)
+            try:
+                with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
+                    return self._try(size, stream, SHARED)
+            except RuntimeError as error:  # torch 2.7 has no MemPool in expandable segments
+                raise NoRangeError(NO_POOLS) from error
         if stream not in self._streams:
             self._streams[stream] = self._new_stream()
         place = self._device, self._streams[stream]

@@ -202,6 +202,25 @@ def test_memory_of_cuda_graphs_has_a_pool_of_its_own_at_the_upper_end_too(suite,
     assert most_of(session) == 82 + beside, session.out
 
 
+def test_a_torch_without_such_pools_in_expandable_segments_has_no_range(suite):
+    """So it is with torch 2.7."""
+    head = f"""{HEAD}
+import contextlib
+
+@contextlib.contextmanager
+def refused(pool, device=None):
+    raise RuntimeError("torch.cuda.MemPool doesn't currently support expandable_segments.")
+    yield
+
+torch.cuda.use_mem_pool = refused
+"""
+    body = GRAPHS["a graph that stays"]
+    source = f"{head}\n@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n"
+    session = suite.run("-vv", source=source)
+    assert session.outcomes == {"passed": 1}
+    assert "this torch does not replay memory of CUDA graphs" in session.flat
+
+
 def test_limits_are_held_to_the_largest_figure(suite):
     call = "use_on_another_stream(8)"
     assert session_of(suite, call, "max_reserved_gib=0.1").outcomes == {"passed": 1}
