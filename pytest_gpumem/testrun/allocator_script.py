@@ -68,8 +68,8 @@ class Script:
     ``extras``, and "end extra" """
     pools: list[Pool] = field(default_factory=list)
     """those of their own whose memory was given back"""
-    late: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """requests that a GPU may give back late, as another stream uses them: from when to when"""
+    late: dict[int, float] = field(default_factory=dict)
+    """requests that a GPU may give back late, as another stream uses them: when at the latest"""
     kept: set[int] = field(default_factory=set)
     """others that it may give back late"""
     extras: list[ExtraRequests] = field(default_factory=list)
@@ -79,13 +79,17 @@ class Script:
         """Return the steps, where a GPU gives back late what other streams use.
 
         Args:
-            share: of the time that it may take at most, from 0 to 1.
+            share: of the steps that it may take at most, from 0 to 1.
         """
-        end = self.steps[-1][0] if self.steps else 0
-        ends: list[Step] = [
-            (began + share * (min(latest, end) - began), "give late", number)
-            for number, (began, latest) in self.late.items()
-        ]
+        times = [time for time, _, _ in self.steps]
+        given = {
+            number: at for at, (_, action, number) in enumerate(self.steps) if action == "give"
+        }
+        ends: list[Step] = []
+        for number, latest in self.late.items():
+            began = given[number]
+            last = max(bisect_right(times, latest) - 1, began)
+            ends.append((times[began + int(share * (last - began))], "give late", number))
         return sorted([*self.steps, *ends], key=lambda step: step[0])
 
 
@@ -279,8 +283,7 @@ def _give_late(script: Script, frees: Sequence[Free], awaited: Sequence[Allocato
     """Put the times into a script at which a GPU gives blocks back that other streams use."""
     for free, event in _of_other_streams(frees, awaited):
         if free.number is not None and event.awaited > event.answered:
-            _, latest = script.late.get(free.number, (0, 0))
-            script.late[free.number] = free.given, max(latest, event.awaited)
+            script.late[free.number] = max(script.late.get(free.number, 0), event.awaited)
 
 
 def _of_other_streams(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.workspace_replay import End
 
 SHARES: Final = (0.25, 0.5, 0.75)
-"""of the time that other streams may use tensors at most, that are tried beside none and all"""
+"""of the requests that other streams may use tensors over, which are tried beside none and all"""
 TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
 """warnings of figures that may be higher: a range says how much"""
 

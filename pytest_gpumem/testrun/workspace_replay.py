@@ -144,7 +144,7 @@ class WorkspaceReplay:
             end: the end; at the upper one a GPU may make more requests.
             without: reasons for which it makes none.
             late: blocks are given back late that a GPU may give back late (``LateFrees``).
-            share: at the upper end, of the time that other streams may use tensors at most.
+            share: at the upper end, of the steps that other streams may use tensors over.
 
         Returns:
             also how many of the largest workspaces found no room, and had a smaller one's place.

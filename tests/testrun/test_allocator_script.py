@@ -12,12 +12,13 @@ MIB = 2**20
 ACTIONS = {"A": "alloc", "F": "free_requested", "C": "free_completed"}
 
 
-def late_in(history, *events):
-    """Return the blocks of a history that a GPU may give back late.
+def script_of(history, *events, awaited=inf):
+    """Return the script of a history.
 
     Args:
         history: such as "A0 10, F0 20, C0 21": the events of blocks with their times.
         events: of the allocator: when each was recorded and answered.
+        awaited: when the program has waited for all of them.
     """
     entries = [entry.split() for entry in history.split(", ")]
     told = [
@@ -25,9 +26,14 @@ def late_in(history, *events):
         | {"time_us": float(time)}
         for what, time in entries
     ]
-    awaited = [AllocatorEvent(*times, awaited=inf, device=0) for times in events]
+    asked = [AllocatorEvent(*times, awaited=awaited, device=0) for times in events]
     reader = ScriptReader(Recording(events=[told]), 0, retried=False)
-    return set(reader.script([], awaited, []).late)
+    return reader.script([], asked, [])
+
+
+def late_in(history, *events):
+    """Return the blocks of a history that a GPU may give back late."""
+    return set(script_of(history, *events).late)
 
 
 def test_a_block_that_is_given_back_at_once_waited_if_it_has_an_event():
@@ -66,3 +72,14 @@ def test_a_block_that_two_streams_use_has_two_events():
 def test_events_that_are_recorded_later_have_the_last_block_that_waited(events):
     """So it is while a CUDA graph is captured."""
     assert late_in("A0 1, A1 2, F0 10, F1 20, C1 22, A2 30, C0 100, A3 101", *events) == {0}
+
+
+@pytest.mark.parametrize(("share", "place"), [(0, 0), (0.25, 0), (0.5, 1), (0.75, 2), (1, 3)])
+@pytest.mark.parametrize("slow", [1, 100])
+def test_a_share_of_a_wait_is_one_of_the_requests_and_of_no_time(share, place, slow):
+    """The script is the same on a busy machine, which takes longer for some of them."""
+    last = 30 + slow
+    history = f"A0 1, F0 10, C0 20, A1 21, A2 30, A3 {last}, A4 {last + 10}"
+    script = script_of(history, (10.5, 19.5), awaited=last + 5)
+    steps = [(action, number) for _, action, number in script.steps_with_waits(share)]
+    assert steps.index(("give late", 0)) - steps.index(("give", 0)) - 1 == place

@@ -123,14 +123,12 @@ def test_a_wait_ends_them(suite, then):
 
 def test_what_is_free_in_between_may_lead_to_more(suite):
     """A free block that the next request divides is too small for a later one."""
-    body = """import time
-    def mib(size): return torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+    body = """def mib(size): return torch.empty(size << 20, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()
     tensor = mib(100)
     use(tensor, stream)
     del tensor
     first = mib(30)  # in the tensor's memory, where that is free at once
-    time.sleep(0.1)
     second = mib(60)  # in the tensor's memory, where that is free by now
     stream.synchronize()
     third = mib(100)"""

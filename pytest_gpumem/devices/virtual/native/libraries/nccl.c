@@ -1,7 +1,8 @@
 /* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where ranks know the
  * bytes that they give (values.c), small ones that a program compares or agrees on, ranks in several processes exchange
- * these (ranks.c), and so do ranks that are devices of one process (collectives.c). Of a rank that is alone, and of more bytes, every other rank is taken to give the same: they run the
- * same program. The device memory that NCCL takes for itself, outside of PyTorch's allocator, is not charged.
+ * these (ranks.c), and so do ranks that are devices of one process (collectives.c). Of a rank that is alone, and of more
+ * bytes, every other rank is taken to give the same: they run the same program. The device memory that NCCL takes for
+ * itself, outside of PyTorch's allocator, is not charged.
  */
 #include "libraries/collectives.h"
 #include "libraries/ranks.h"

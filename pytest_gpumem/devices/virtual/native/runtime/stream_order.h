@@ -15,10 +15,10 @@ typedef struct {
 typedef struct {
     gm_clock over; /* before the stream's next work */
     size_t number; /* from 1 on; 0: no event was recorded on it */
-    bool counted;                  /* all its work is, as it was created, and is no default stream */
-    uint64_t queued;               /* kernels and copies */
-    uint64_t queued_before;        /* the last event on it, or the last time that the host waited for it */
-    uint64_t device_waits;         /* for its device, until its last work was queued */
+    bool counted;           /* all its work is: the program created it, and it is no default stream */
+    uint64_t queued;        /* kernels and copies */
+    uint64_t queued_before; /* the last event on it, or the last time that the host waited for it */
+    uint64_t device_waits;  /* for its device, until its last work was queued */
 } gm_stream_order;
 
 typedef struct {
