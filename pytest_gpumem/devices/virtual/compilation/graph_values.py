@@ -55,6 +55,7 @@ TO_HOST: Final = {"_to_copy", "device_put"}
 """operators by which the compiled code may copy to the host"""
 BRANCHES: Final = {"cond", "while_loop"}
 """higher-order operators that read a number back, by which the compiled code goes on"""
+AS_STRIDED: Final = "aten::as_strided"
 MAX_FORMS: Final = 64
 """shapes of its arguments for which the results' shapes of an operator are kept"""
 
@@ -79,7 +80,7 @@ class Node:
         self.traits: Traits | None = None
         self.function: Callable[..., Any] | None = None
         self.is_view = False
-        self.forms: Any = None
+        self.forms: Any = node.forms
         self.known_forms: dict[object, Any] = {}
         self.large = sum(map(_large, node.forms if isinstance(node.forms, list) else [node.forms]))
         """bytes of results that are not small"""
@@ -93,9 +94,10 @@ class Node:
             host = RANDOM.get(traits.op._schema.name)
             if host is not None:
                 traits = traits._replace(host=host, random=True)
+            elif traits.op is torch.ops.aten.view.default:  # of strides that may not be known
+                traits = traits._replace(host=torch.reshape)
             self.traits = traits
             self.is_view = writes_nothing(traits.op._schema)
-            self.forms = node.forms
 
 
 class Program:
@@ -517,11 +519,22 @@ class _Computation:
             nbytes = sum(tensor.nbytes for tensor in inputs)
             if not mode.budget.affords(call, inputs, outputs, like, nbytes):
                 return UNKNOWN
+        if traits.op._schema.name == AS_STRIDED and not self._lies_as_on_a_gpu(node):
+            self._program.unknown.add(traits.name)
+            return UNKNOWN
         result = mode.compute(call, Plan(args, kwargs, (), assumed=False), self._device)
         if result is None:
             self._program.unknown.add(traits.name)
             return UNKNOWN
-        return result[0]
+        return result[0] if node.is_view else _laid_out(result[0], node.forms)
+
+    def _lies_as_on_a_gpu(self, node: Node) -> bool:
+        """Return whether the strides are known of what a view by strides is of."""
+        (source, *_) = _refs_in(node.node.args)
+        while self._program.nodes[source].is_view:
+            (source, *_) = _refs_in(self._program.nodes[source].node.args)
+        forms = self._program.nodes[source].forms
+        return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
     def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
         """Return tensors without values, of the shapes of an operator's results."""
@@ -580,6 +593,27 @@ def _large(form: Any) -> int:  # noqa: ANN401 - a Form, or None
         return 0
     nbytes: int = math.prod(form.shape) * form.dtype.itemsize
     return nbytes if nbytes > LIMITS.small else 0
+
+
+def _laid_out(value: Any, form: Any) -> Any:  # noqa: ANN401 - of a node, and its forms
+    """Return results with the strides that the GPU's have: views of them depend on these."""
+    if isinstance(value, (list, tuple)):
+        if not isinstance(form, (list, tuple)) or len(form) != len(value):
+            return value
+        return [*map(_laid_out, value, form)]
+    if (
+        not isinstance(value, Tensor)
+        or not isinstance(form, Form)
+        or form.strides is None
+        or value.shape != form.shape
+        or all(
+            size < 2 or there == here  # noqa: PLR2004 - a stride that nothing depends on
+            for size, there, here in zip(form.shape, form.strides, value.stride(), strict=True)
+        )
+    ):
+        return value
+    laid_out = torch.empty_strided(form.shape, form.strides, dtype=value.dtype, device=HOST)
+    return laid_out.copy_(value)
 
 
 def _copied(target: Tensor, source: Any) -> Any:  # noqa: ANN401 - a tensor, or UNKNOWN

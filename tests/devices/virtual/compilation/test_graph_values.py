@@ -267,6 +267,60 @@ def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers
     assert graphs == [12.0] * 4
 
 
+ATTENTION = """
+def attended(x):
+    query = x.view(2, -1, 4, 16).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+
+def train(device, dynamic=None):
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64).to(device)
+    batch = torch.linspace(-1, 1, 2 * 8 * 64).reshape(2, 8, 64).to(device)
+
+    def step(batch):  # the heads are joined: attention's results lie as the query does
+        return layer(attended(layer(batch)).transpose(1, 2).view(2, 8, 64)).square().mean()
+
+    function = step if device == "cpu" else torch.compile(step, dynamic=dynamic)
+    losses = []
+    for _ in range(2):
+        loss = function(batch)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= parameter.grad
+        losses.append(loss.item())
+    return losses
+
+
+def by_strides(dynamic):
+    def function(x):
+        return attended(x).as_strided((6,), (64,)).sum()
+
+    x = torch.linspace(-1, 1, 2 * 8 * 64, device="cuda").reshape(2, 8, 64)
+    return [torch.compile(function, dynamic=dynamic)(x).item(), function(x).item()]
+"""
+
+
+def test_what_attention_returns_lies_as_on_a_gpu(tmp_path):
+    need_triton()
+    code = """
+    losses = [run("full", train, "cuda", dynamic) for dynamic in (False, True)]
+    torch.compiler.reset()
+    by_strides = [run("full", by_strides, dynamic) for dynamic in (False, True)]
+    tell([train("cpu"), losses, by_strides])
+    """
+    program = HEAD + ATTENTION + dedent(code)
+    answers = json.loads(child(program, warm=True, **folders(tmp_path)))
+    expected, losses, (by_strides, by_unknown_strides) = answers
+    for answer in (*losses, by_strides):
+        assert answer["notes"] == []
+    assert [answer["result"] for answer in losses] == [pytest.approx(expected, rel=1e-3)] * 2
+    compiled, eager = by_strides["result"]
+    assert compiled == pytest.approx(eager, rel=1e-4)
+    assert by_unknown_strides["notes"][-1].endswith(": as_strided")
+
+
 UNKNOWN = """
 import triton
 import triton.language as tl
