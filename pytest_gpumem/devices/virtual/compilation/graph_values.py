@@ -510,23 +510,25 @@ class _Computation:
         if traits.random:
             kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
         call = OperatorCall(traits, args, kwargs)
-        if not (mode.full or node.is_view):
-            like = self._like_results(node, call)
-            outputs = tensors_in(like)
-            if not all(map(mode.fits, outputs)):
-                return UNKNOWN
-            inputs = call.inputs()
-            nbytes = sum(tensor.nbytes for tensor in inputs)
-            if not mode.budget.affords(call, inputs, outputs, like, nbytes):
-                return UNKNOWN
-        if traits.op._schema.name == AS_STRIDED and not self._lies_as_on_a_gpu(node):
-            self._program.unknown.add(traits.name)
+        if not (node.is_view or self._affords(node, call)):
             return UNKNOWN
-        result = mode.compute(call, Plan(args, kwargs, (), assumed=False), self._device)
+        result = None
+        if traits.op._schema.name != AS_STRIDED or self._lies_as_on_a_gpu(node):
+            result = mode.compute(call, Plan(args, kwargs, (), assumed=False), self._device)
         if result is None:
             self._program.unknown.add(traits.name)
             return UNKNOWN
         return result[0] if node.is_view else _laid_out(result[0], node.forms)
+
+    def _affords(self, node: Node, call: OperatorCall) -> bool:
+        """Return whether an operator's cost is within the budget, and its results have room."""
+        mode, inputs = self._mode, call.inputs()
+        like = self._like_results(node, call)
+        outputs = tensors_in(like)
+        if not all(map(mode.fits, outputs)):
+            return False
+        nbytes = sum(tensor.nbytes for tensor in inputs)
+        return mode.budget.affords(call, inputs, outputs, like, nbytes)
 
     def _lies_as_on_a_gpu(self, node: Node) -> bool:
         """Return whether the strides are known of what a view by strides is of."""

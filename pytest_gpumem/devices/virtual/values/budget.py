@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import LIMITS
+from pytest_gpumem.devices.virtual.values.host_tensors import available_memory, is_plain, span
 from pytest_gpumem.devices.virtual.values.operators import NETWORKS, SOLVING, SORTING
+from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ MAX_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
 ALL_FLOPS: Final = 20 * 10**9
 """those of a test: half a second"""
+ASKED: Final = 256 * MIB
+"""bytes that an operator with all values may take before the host is asked whether it has them"""
 TINY: Final = 4096
 """bytes of all tensors of an operator that counts as nothing, whatever it does"""
 OF_ELEMENT: Final = 16
@@ -53,6 +57,8 @@ class Budget:
         """bytes of unknown results of compiled code"""
         self.ended = False
         """whether all is spent"""
+        self.refused = 0
+        """bytes of results that the host had no room to compute"""
 
     def affords(
         self,
@@ -72,7 +78,7 @@ class Budget:
             known_bytes: of its inputs, where all are known.
         """
         if self._full:
-            return True
+            return self.has_room(sum(tensor.nbytes for tensor in outputs), inputs)
         self._taken = 0
         nbytes, total = 0, TINY + 1 if known_bytes is None else known_bytes
         for tensor in outputs:
@@ -93,6 +99,23 @@ class Budget:
         self.flops -= flops
         self._taken = flops
         return True
+
+    def has_room(self, nbytes: int, inputs: Sequence[Tensor]) -> bool:
+        """Return whether the host has memory for results, their copies and copies of the inputs.
+
+        Linux lets a process have more memory than there is, and kills it once it is written.
+
+        Args:
+            nbytes: of the results.
+            inputs: may be converted, those of half precision for example.
+        """
+        needed = 2 * nbytes
+        for tensor in filter(is_plain, inputs):
+            needed += min(tensor.nbytes, span(tensor))  # an expanded tensor has more elements
+        if needed <= ASKED or needed <= available_memory():
+            return True
+        self.refused += nbytes
+        return False
 
     def refund(self) -> None:
         """Give back what the last operator cost: it was not computed."""

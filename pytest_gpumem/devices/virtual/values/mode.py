@@ -221,10 +221,11 @@ class ValueMode:
                 "values on the device unknown (to have values, run the step without the "
                 "graph)"
             )
-        if self.full and self.values.refused:
+        refused = self.values.refused + self.budget.refused
+        if self.full and refused:
             sentences.append(
-                f"{format_size(self.values.refused)} of values did not fit into "
-                f"{SHARE_OF_HOST:.0%} of the host's free memory, and are unknown: use a "
+                f"{format_size(refused)} of values did not fit into the host's free memory "
+                f"(they may take {SHARE_OF_HOST:.0%} of it), and are unknown: use a "
                 "smaller model or batch, or values='auto'"
             )
         return sentences

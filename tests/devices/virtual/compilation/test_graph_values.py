@@ -321,6 +321,22 @@ def test_what_attention_returns_lies_as_on_a_gpu(tmp_path):
     assert by_unknown_strides["notes"][-1].endswith(": as_strided")
 
 
+def test_what_the_host_has_no_room_to_compute_is_not_tried(tmp_path):
+    need_triton()
+    code = """
+    from pytest_gpumem.devices.virtual.values import budget
+
+    budget.available_memory = lambda: 300 << 20
+
+    def function(x):
+        return torch.mm(x, x.mT).mean()  # 256 MiB, and a copy of them
+
+    tell(run("full", lambda: torch.compile(function)(torch.ones(8192, 1, device="cuda")).item()))
+    """
+    answer = json.loads(child(HEAD + dedent(code), warm=True, **folders(tmp_path)))
+    assert "256.00 MiB of values did not fit into the host's free memory" in str(answer["notes"])
+
+
 UNKNOWN = """
 import triton
 import triton.language as tl

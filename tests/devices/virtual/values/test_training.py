@@ -6,6 +6,7 @@ from helpers.virtual_gpu import opened
 from torch import nn
 from torch.nn import functional
 
+from pytest_gpumem.devices.virtual.values import budget as budget_module
 from pytest_gpumem.devices.virtual.values import mode as mode_module
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
@@ -151,7 +152,18 @@ def test_what_the_host_has_no_room_for_is_told(device, monkeypatch):
         x = torch.ones(2 << 20, device="cuda")
         assert not mode.values.is_known(x)
     (note,) = mode.notes()
-    assert note.startswith("8.00 MiB of values did not fit into 50% of the host's free memory")
+    assert note.startswith("8.00 MiB of values did not fit into the host's free memory")
+
+
+def test_what_the_host_has_no_room_to_compute_is_told_and_not_tried(device, monkeypatch):
+    monkeypatch.setattr(budget_module, "available_memory", lambda: 300 << 20)
+    with ValueMode(device.library, "full") as mode:
+        small = torch.full((30 << 20,), 2.0, device="cuda")  # 120 MiB, and a copy of them
+        large = torch.full((50 << 20,), 2.0, device="cuda")
+        assert mode.values.is_known(small)
+        assert not mode.values.is_known(large)
+    (note,) = mode.notes()
+    assert note.startswith("200.00 MiB of values did not fit into the host's free memory")
 
 
 def test_an_extensions_operator_is_named_once(device):
