@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 End = Literal["least", "usual", "most"]
 """an end of the ranges, or the sizes that the run had"""
 
-NO_POOLS: Final = (
-    "the range is unknown: this torch does not replay memory of CUDA graphs in expandable segments"
-)
 UNFIT: Final = "the step does not fit with the largest figures"
 
 
@@ -218,10 +215,12 @@ class _Stage:
         """those that it has dropped"""
         self._held_besides: dict[int, list[int]] = {}
         """the addresses of extra requests that are not given back yet"""
-        self._streams: dict[int, int] = {}
-        """the new streams, by the run's"""
+        self._streams: dict[tuple[int, Pool], int] = {}
+        """the new streams, by the run's; those of pools where there are no new pools"""
         self._pools: dict[Pool, Any] = {}
         """the new pools, by the run's"""
+        self._has_pools = True
+        """whether PyTorch makes pools: torch 2.7 makes none in expandable segments"""
         self._peaks: dict[str, Peak] = {}
         """by part, until now"""
         self._open: list[str] = []
@@ -323,12 +322,31 @@ class _Stage:
             self._pools.pop(script.pools[number], None)
         elif action == "release":
             self._give_waiting()
-            VIEW.empty_cache()
+            self._empty_cache()
         elif action == "settle":
             self._give_waiting()
             self._plugs.release()
-            VIEW.empty_cache()
+            self._empty_cache()
             self._plugs.fill()
+
+    def _empty_cache(self) -> None:
+        """Empty the cache, but for that of streams which stand for pools: those keep theirs."""
+        of_pools = {stream for (_, pool), stream in self._streams.items() if pool != SHARED}
+        if not of_pools:
+            VIEW.empty_cache()
+            return
+        self._fold()
+        plugs = Plugs(range(self._device, self._device + 1))
+        plugs.fill(
+            [
+                (self._device, segment["address"], segment["address"] + segment["total_size"])
+                for segment in VIEW.segments()
+                if segment["device"] == self._device and segment["stream"] in of_pools
+            ]
+        )
+        VIEW.empty_cache()
+        plugs.release()
+        VIEW.reset_peaks(self._device)
 
     def _serve(self, request: Request, number: int, end: End) -> None:
         sizes = request.sizes
@@ -407,17 +425,18 @@ class _Stage:
         return address
 
     def _try(self, size: int, stream: int, pool: Pool) -> int | None:
-        if pool != SHARED:
+        if pool != SHARED and self._has_pools:
             try:
                 with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
                     return self._try(size, stream, SHARED)
-            except RuntimeError as error:  # torch 2.7 has no MemPool in expandable segments
-                raise NoRangeError(NO_POOLS) from error
-        if stream not in self._streams:
-            self._streams[stream] = self._new_stream()
-        place = self._device, self._streams[stream]
+            except RuntimeError:
+                self._has_pools = False
+        place = stream, pool  # streams share no blocks, as pools do not
+        if place not in self._streams:
+            self._streams[place] = self._new_stream()
         try:
-            return int(self._torch.cuda.caching_allocator_alloc(size, *place))
+            allocate = self._torch.cuda.caching_allocator_alloc
+            return int(allocate(size, self._device, self._streams[place]))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return None
