@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CARD = "H100"
 LONGER = "tensors of collectives kept a step more"
 RANKS = 8
-LOOKS_MS = 100
-"""between two looks of the thread that lets go of tensors of collectives"""
+LOOKS_MS = 105
+"""between two looks of the thread that lets go of tensors of collectives: it sleeps for 100"""
 STEPS = 14
 """training steps: tensors of collectives stay for two, the first makes optimizer state, and what
 other streams use may stay until the program waits, which it does not do within these"""

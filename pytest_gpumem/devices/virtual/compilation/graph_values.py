@@ -56,6 +56,8 @@ TO_HOST: Final = {"_to_copy", "device_put"}
 BRANCHES: Final = {"cond", "while_loop"}
 """higher-order operators that read a number back, by which the compiled code goes on"""
 AS_STRIDED: Final = "aten::as_strided"
+VIEWS: Final = {"aten::view", "aten::_unsafe_view"}
+"""operators that give a tensor another shape, by their names with the overload"""
 MAX_FORMS: Final = 64
 """shapes of its arguments for which the results' shapes of an operator are kept"""
 
@@ -94,7 +96,7 @@ class Node:
             host = RANDOM.get(traits.op._schema.name)
             if host is not None:
                 traits = traits._replace(host=host, random=True)
-            elif traits.op is torch.ops.aten.view.default:  # of strides that may not be known
+            elif traits.op._name in VIEWS:  # of a tensor whose strides may not be known
                 traits = traits._replace(host=torch.reshape)
             self.traits = traits
             self.is_view = writes_nothing(traits.op._schema)
