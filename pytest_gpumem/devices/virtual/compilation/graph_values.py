@@ -271,6 +271,12 @@ class CodeThatRuns:
             for place in written
             if isinstance(places[place], Tensor)
         }
+        self._returned = {
+            place: weakref.ref(places[place])
+            for place in program.outputs
+            if place not in written and isinstance(places.get(place), Tensor)
+        }
+        """inputs that the code returns, or copies of them in another layout"""
         self._addresses = {
             place: tensor.untyped_storage().data_ptr()
             for place, tensor in places.items()
@@ -370,7 +376,7 @@ class CodeThatRuns:
 
     def _write(self, place: int, tensor: Tensor) -> None:
         values = self._mode.values
-        result = self._results.get(place)
+        result = self._results.get(place) or self._copied_input(place)
         is_device = tensor.is_cuda
         if not is_device and (place < 0 or not self._program.nodes[place].node.on_device):
             return  # the host's own code has computed it
@@ -383,6 +389,17 @@ class CodeThatRuns:
             values.write(tensor, result.value, assumed=result.assumed)
         elif is_device:
             values.forget(tensor)
+
+    def _copied_input(self, place: int) -> Result | None:
+        """Return the value of an input, of which the code has returned a copy."""
+        returned = self._returned.get(place)
+        tensor = returned() if returned is not None else None
+        mode = self._mode
+        if tensor is None or not (tensor.is_cuda and is_plain(tensor)):
+            return None
+        if not mode.are_readable([tensor]) or not mode.make_known(tensor):
+            return None
+        return Result(over_device_memory(tensor), mode.values.are_assumed([tensor]))
 
     def _shows_input(self, place: int, real: Tensor) -> bool:
         """Return whether a result is a view of an input that the code does not change."""

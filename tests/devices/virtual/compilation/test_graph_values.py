@@ -321,6 +321,34 @@ def test_what_attention_returns_lies_as_on_a_gpu(tmp_path):
     assert by_unknown_strides["notes"][-1].endswith(": as_strided")
 
 
+CONVOLUTIONS = """
+def train(device):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(128, 128, 3) for _ in range(2)]
+    net = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(device)
+    batch = torch.linspace(-1, 1, 2 * 128 * 8 * 8).reshape(2, 128, 8, 8).to(device)
+    function = net if device == "cpu" else torch.compile(net)
+    losses = []
+    for _ in range(2):
+        loss = function(batch).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= parameter.grad
+        losses.append(loss.item())
+    return losses
+"""
+
+
+def test_weights_that_inductor_lays_out_anew_are_known_in_the_backward_pass(tmp_path):
+    need_triton()
+    code = 'tell([train("cpu"), run("full", train, "cuda")])'
+    program = HEAD + CONVOLUTIONS + code
+    expected, answer = json.loads(child(program, warm=True, **folders(tmp_path)))
+    assert answer["notes"] == []
+    assert answer["result"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_what_the_host_has_no_room_to_compute_is_not_tried(tmp_path):
     need_triton()
     code = """
