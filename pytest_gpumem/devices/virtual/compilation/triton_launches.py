@@ -34,6 +34,7 @@ def _telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
         mode = current_mode()
         if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
             return run(self, *args, **kwargs)
+        mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
         tensors = [*_tensors_in([*args, *kwargs.values()])]
         if any(_is_address(mode, tensor) for tensor in tensors):
             return run(self, *args, **kwargs)

@@ -145,6 +145,8 @@ class ValueMode:
         """operators that the host could not compute, and why"""
         self.unknown_code: set[str] = set()
         """what was not computed of code of torch.compile's"""
+        self.unknown_kernels: set[str] = set()
+        """Triton kernels that the program launched, by their names"""
         self.captured = False
         """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
         self._impossible: set[str] = set()
@@ -155,6 +157,7 @@ class ValueMode:
         """Begin to compute values."""
         self.failures.clear()
         self.unknown_code.clear()
+        self.unknown_kernels.clear()
         self.captured, self.values.refused = False, 0
         self.values.drop_stale()
         self.assumptions = Assumptions()
@@ -209,11 +212,14 @@ class ValueMode:
                 f"unknown ({'; '.join(reasons[:MAX_NAMED])}{also})"
             )
         if self.unknown_code and (self.full or any(self.readbacks.counts)):
-            names = sorted(self.unknown_code)
-            also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             sentences.append(
                 "compiled code ran (torch.compile), and the virtual GPU did not compute these of "
-                f"its results, so their values are unknown: {', '.join(names[:MAX_NAMED])}{also}"
+                f"its results, so their values are unknown: {_names(self.unknown_code)}"
+            )
+        if self.unknown_kernels and (self.full or any(self.readbacks.counts)):
+            sentences.append(
+                "the virtual GPU does not run Triton kernels, so what these write is unknown: "
+                f"{_names(self.unknown_kernels)}"
             )
         if self.full and self.captured:
             sentences.append(
@@ -690,6 +696,13 @@ class ValueMode:
             yield
         finally:
             torch.default_generator.set_state(state)
+
+
+def _names(all_names: set[str]) -> str:
+    """Return the first of some names, and how many there are more."""
+    names = sorted(all_names)
+    also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{also}"
 
 
 def _seed(generator: torch.Generator) -> int:
