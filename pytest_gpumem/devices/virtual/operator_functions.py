@@ -130,7 +130,7 @@ class OperatorFunctions:
         c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
         self._kept = (
             *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
-            *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
+            *(list, tuple, int, bool, float, complex, torch.device, torch.Generator, Exception),
             *("device", "type", "cpu", *called),
             *(torch.get_num_threads, torch.set_num_threads, torch.Tensor.is_neg),
             torch._C._len_torch_function_stack,
@@ -165,7 +165,7 @@ class OperatorFunctions:
         """writes the values of a tensor of the host where one of the device lies, which are known
         from then on; False: there is no room; None: the two are not alike, and nothing is done"""
         self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))
-        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, made, *[word] * 4)(
+        self._know = ctypes.PYFUNCTYPE(None, word, *[made] * 5, *[word] * 4)(
             ("gpumem_know_operator", library)
         )
         self.count_opened: Callable[[int], None] = library.gpumem_count_opened
@@ -184,8 +184,8 @@ class OperatorFunctions:
         kernel: Any,  # noqa: ANN401 - a function of C's
         slow: Callable[..., Any],
         op: object,
-        function: Callable[..., Any],
         host: Callable[..., Any],
+        functions: tuple[Callable[..., Any], Callable[..., Any] | None],
         ways: Ways,
         written: int,
         unread: int,
@@ -197,14 +197,15 @@ class OperatorFunctions:
             kernel: of :meth:`kernel`.
             slow: takes the calls that do not take it.
             op: is handed to ``finish``.
-            function: runs the operator.
             host: computes it of tensors of the CPU.
+            functions: run the operator: the first one where no number is in a tensor's place, the
+                other one where one is; None: such a call does not take the short way.
             ways: what the operator is like.
             written: has a bit for each place of an argument that the operator writes.
             unread: likewise of those whose values do not matter.
-            tensors: likewise of those where ``function`` takes no number, but ``slow`` does.
+            tensors: likewise of those that are tensors.
         """
-        self._know(kernel.__self__, slow, op, function, host, ways, written, unread, tensors)
+        self._know(kernel.__self__, slow, op, host, *functions, ways, written, unread, tensors)
 
 
 def _exchanging_functions() -> tuple[int | None, int | None]:

@@ -17,7 +17,7 @@ def kernel_of(device, op, ways, *, written=0, unread=0):
         told.append("slow")
         return op._op(*args, **kwargs)
 
-    functions.know(kernel, slow, None, op._op, op._op, ways, written, unread)
+    functions.know(kernel, slow, None, op._op, (op._op, None), ways, written, unread)
     device.library.short_ways(on=True)
     return kernel, told
 
@@ -59,13 +59,53 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
 
         functions = Interception.functions
         kernel = functions.kernel(slow)
-        maximum_of = maximum._op, maximum._op
-        functions.know(kernel, slow, None, *maximum_of, Ways.SHORT, 0, 0, tensors=0b11)
+        calls = maximum._op, None
+        functions.know(kernel, slow, None, maximum._op, calls, Ways.SHORT, 0, 0, tensors=0b11)
         device.library.short_ways(on=True)
         kernel(unknown, 2.0)
         assert told == [float]
         kernel(unknown, torch.ones(8, device="cuda"))
         assert told == [float]
+
+
+def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_numbers():
+    import torch
+
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+
+    called = []
+    with opened() as device:
+        device.values.compute("auto")
+        unknown = torch.empty(8, device="cuda")
+        device.library.forget(unknown.data_ptr(), 32)
+        functions = Interception.functions
+        kernel = functions.kernel(called.append)
+        calls = lambda *_args: called.append("tensors"), lambda *_args: called.append("numbers")
+        functions.know(kernel, called.append, None, None, calls, Ways.SHORT, 0, 0, tensors=0b11)
+        device.library.short_ways(on=True)
+        kernel(unknown, unknown, 2)  # the last one is in no tensor's place
+        assert called == ["tensors"]
+        for number in (2, 2.0, 2j, True):
+            kernel(unknown, number)
+        assert called[1:] == ["numbers"] * 4
+
+
+def test_operators_on_unknown_values_take_numbers_and_raise_errors_as_without_values():
+    import torch
+
+    with opened() as device:
+        x = torch.empty(512, 512, device="cuda")
+        for mode in ("off", "auto"):
+            device.values.compute(mode)
+            device.library.forget(x.data_ptr(), x.nbytes)
+            results = x * 2, x / 2.0, x + True, x.mul_(2), x.clamp_min(2), x * 2j
+            types = [torch.float32] * 5 + [torch.complex64]
+            assert [result.dtype for result in results] == types
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(1 << 40, device="cuda")
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                x @ x[1:]
 
 
 def test_a_kernel_excludes_its_key_while_the_operator_runs():
@@ -89,7 +129,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
             return 1.5
 
         kernel = functions.kernel(run)
-        functions.know(kernel, run, None, run, run, Ways.SHORT, 0, 0)
+        functions.know(kernel, run, None, run, (run, None), Ways.SHORT, 0, 0)
         assert kernel(number) == 1.5
         with pytest.raises(torch.OutOfMemoryError):
             kernel(number, out=2)
@@ -349,7 +389,7 @@ def test_what_the_host_has_not_costs_nothing():
             kernel = functions.kernel(op._op)
             traits = traits_of(op)._replace(host=host)
             ways = Ways.SHORT | Ways.COMPUTES
-            functions.know(kernel, op._op, traits, op._op, host, ways, 0, 0)
+            functions.know(kernel, op._op, traits, host, (op._op, None), ways, 0, 0)
             before = mode.budget.flops
             result = kernel(x, x)
             costs.append(before - mode.budget.flops)

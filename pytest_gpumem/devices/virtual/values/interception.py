@@ -301,9 +301,10 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if collects:
         disable()
     try:
-        for place in traits.only_tensors:  # makes nothing: what is made here the collector counts
+        for place in () if traits.takes_numbers else traits.tensors:
+            # A loop makes nothing: what is made here the collector counts.
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
-                args = _tensors_of_numbers(traits.only_tensors, args)
+                args = _tensors_of_numbers(traits.tensors, args)
                 break
         with _Without(KEYS):
             return _run(mode, OperatorCall(traits, args, kwargs))
@@ -537,10 +538,12 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         __tracebackhide__ = True
         traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
-        places.append(sum(1 << place for place in traits.only_tensors))
+        places.append(sum(1 << place for place in traits.tensors))
         slow = functools.partial(_intercept, traits)
-        functions = traits.op._op, traits.host
-        Interception.functions.know(kernel, slow, traits, *functions, traits.ways, *places)
+        # The operator's own function takes more: 0.3 us more for a sum, 10 us more for torch.empty.
+        boxed = functools.partial(torch._C._dispatch_call_boxed, traits.op._handle)
+        calls = boxed, traits.op._op if traits.takes_numbers else None
+        Interception.functions.know(kernel, slow, traits, traits.host, calls, traits.ways, *places)
         try:
             return slow(*args, **kwargs)
         except BaseException:

@@ -165,8 +165,10 @@ class Traits(NamedTuple):
     """place and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
     """of the arguments whose values do not matter"""
-    only_tensors: tuple[int, ...]
-    """places of the tensors among its arguments, where PyTorch takes no number in their place"""
+    tensors: tuple[int, ...]
+    """places of the tensors among its arguments"""
+    takes_numbers: bool
+    """PyTorch takes numbers in their place"""
     opened: bool
     """the operators inside of it are seen, whatever its arguments are"""
     may_open: bool
@@ -295,12 +297,12 @@ def traits_of(op: OpOverload) -> Traits:
         sized=sized,
         written=written,
         unread=unread,
-        only_tensors=tuple(
+        tensors=tuple(
             place
             for place, argument in enumerate(schema.arguments)
             if str(argument.type) == "Tensor"
-            and not torch._C._should_allow_numbers_as_tensors(name)
         ),
+        takes_numbers=torch._C._should_allow_numbers_as_tensors(name),
         opened=name in OPENED,
         may_open=not name.startswith(UNOPENED),
         carried=name in CARRIED,

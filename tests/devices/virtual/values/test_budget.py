@@ -92,3 +92,25 @@ def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
         assert torch.arange(9, device="cuda").sum().item() == 36
         device.values.renew()
         assert device.values._mode.values.is_known(medium * 2)
+
+
+def test_the_budget_of_a_large_test_ends_once(monkeypatch):
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.budget import Budget
+
+    end, ends = Budget.end, []
+
+    def counted(budget):
+        ends.append(budget)
+        end(budget)
+
+    monkeypatch.setattr(Budget, "end", counted)
+    with opened() as device:
+        device.values.compute("auto")
+        for count in (1, 2):
+            large = torch.randn(3000, 3000, device="cuda")
+            for _ in range(12):
+                large = large * 2
+            assert len(ends) == count
+            device.values.renew()

@@ -19,7 +19,7 @@ typedef void *object;
 /* Objects and functions of Python's; operator_functions.py gives them in this order. */
 static struct {
     object none, no, yes;
-    object tensor, parameter, buffer, list, tuple, integer, boolean, real; /* types */
+    object tensor, parameter, buffer, list, tuple, integer, boolean, real, imaginary; /* types */
     object device, generator, exception; /* types too */
     object text_device, text_type, text_cpu;
     object describe; /* takes a tensor, returns a tuple of numbers: the fields of gm_extent */
@@ -79,7 +79,9 @@ enum {
 };
 
 typedef struct {
-    object slow, op, function, host;
+    object slow, op, host;
+    object function;     /* runs the operator; of some it takes no number in a tensor's place */
+    object with_numbers; /* runs it with such numbers, which takes longer; None: nothing does */
     uint64_t flags, written, unread, tensors; /* the last three: a bit for the place of each argument */
 } operator_note;
 
@@ -180,7 +182,8 @@ static void each(object value, void (*function)(object, void *), void *data) {
 
 typedef struct {
     bool is_written, is_unread, is_tensor;   /* the arguments that are looked at */
-    bool odd, unknown;                       /* some tensor is, or is a number; of some that is read, nothing is known */
+    bool odd, unknown;                       /* some tensor is; of some that is read, nothing is known */
+    bool any_number;                         /* in the place of a tensor */
     bool host_written, too_large, all_real;  /* of those that are written */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
@@ -190,7 +193,7 @@ typedef struct {
 static bool is_number(object value) {
     object type = python.type_of(value);
     python.drop(type);
-    return type == python.integer || type == python.boolean || type == python.real;
+    return type == python.integer || type == python.boolean || type == python.real || type == python.imaginary;
 }
 
 static void note_argument(object value, void *data) {
@@ -198,7 +201,7 @@ static void note_argument(object value, void *data) {
     extent it;
     place where = look(value, &it);
     if (where == NO_TENSOR) {
-        seen->odd |= seen->is_tensor && is_number(value);
+        seen->any_number |= seen->is_tensor && is_number(value);
         return;
     }
     if (where == ODD) {
@@ -234,6 +237,7 @@ static arguments look_at(const operator_note *note, object args, object kwargs) 
     seen.is_unread = note->flags & LIKE;
     object name, value;
     for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, note_argument, &seen);
+    seen.odd |= seen.any_number && note->with_numbers == python.none;
     return seen;
 }
 
@@ -304,11 +308,16 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
 
 /* ---- after it has run ---- */
 
+enum { MAX_RANGES = 8 };
+
 typedef struct {
     bool is_other, all_real; /* some result is no tensor, number or None; each tensor is of floating-point numbers */
     uint64_t largest, sum;   /* bytes */
     uint64_t type;           /* of the last one's elements */
     intptr_t on_device;
+    struct {
+        uint64_t address, span;
+    } ranges[MAX_RANGES]; /* of the first ones on the device */
 } results;
 
 static void note_result(object value, void *data) {
@@ -316,6 +325,10 @@ static void note_result(object value, void *data) {
     extent it;
     place where = look(value, &it);
     if (where == ON_DEVICE) {
+        if (seen->on_device < MAX_RANGES) {
+            seen->ranges[seen->on_device].address = it.address;
+            seen->ranges[seen->on_device].span = it.span;
+        }
         seen->on_device++;
         seen->all_real &= it.real;
         seen->type = it.type;
@@ -332,6 +345,13 @@ static void forget_tensor(object value, void *data) {
     if (look(value, &it) == ON_DEVICE) gm_forget((const void *)(uintptr_t)it.address, it.span);
 }
 
+static void forget_results(const results *made, object result) {
+    if (made->on_device > MAX_RANGES) each(result, forget_tensor, NULL);
+    else
+        for (intptr_t i = 0; i < made->on_device; i++)
+            gm_forget((const void *)(uintptr_t)made->ranges[i].address, made->ranges[i].span);
+}
+
 /* Makes unknown what an operator has written; false: Python has to look at that. Adds the bytes that count for the test. */
 static bool forgets(const operator_note *note, const arguments *seen, object args, object result, uint64_t *counted) {
     object type = python.type_of(result);
@@ -341,9 +361,11 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
     each(result, note_result, &made);
     bool is_large = made.largest > gm_small_piece();
     if (note->written) {
-        for (intptr_t i = 0; i < 64 && i < python.tuple_size(args); i++)
-            if (note->written >> i & 1) each(python.tuple_item(args, i), forget_tensor, NULL);
-        each(result, forget_tensor, NULL);
+        for (intptr_t i = 0; i < 64 && i < python.tuple_size(args); i++) {
+            object argument = python.tuple_item(args, i);
+            if (note->written >> i & 1 && argument != result) each(argument, forget_tensor, NULL);
+        }
+        forget_results(&made, result);
         if (!is_several && is_large && made.all_real) *counted = made.sum;
         return true;
     }
@@ -363,7 +385,7 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
         if (note->flags & ALLOCATES && is_large) is_lost |= made.largest > gm_value_budget();
     }
     if (!is_lost) return false;
-    each(result, forget_tensor, NULL);
+    forget_results(&made, result);
     if (is_large && type != python.list && !(note->flags & (LIKE | CONSTANT))) *counted = made.sum;
     return true;
 }
@@ -663,16 +685,21 @@ static outcome computes(const operator_note *note, object args, object kwargs, o
     return called;
 }
 
+static object run(const operator_note *note, const arguments *seen, object args, object kwargs) {
+    gm_count_operators(1);
+    object result = python.call(seen->any_number ? note->with_numbers : note->function, args, kwargs);
+    gm_count_operators(-1);
+    return result;
+}
+
 static object answer_of(const operator_note *note, const arguments *seen, object args, object kwargs) {
     object outer_args = running_args, outer_kwargs = running_kwargs;
     running_args = args;
     running_kwargs = kwargs;
     python.exclude(key, true);
-    gm_count_operators(1);
     reads_argument = note->flags & READS;
-    object result = python.call(note->function, args, kwargs);
+    object result = run(note, seen, args, kwargs);
     reads_argument = false;
-    gm_count_operators(-1);
     running_args = outer_args;
     running_kwargs = outer_kwargs;
     object done = python.none;
@@ -699,18 +726,14 @@ static object answer_of(const operator_note *note, const arguments *seen, object
 
 /* Runs an operator that changes known tensors, and computes what they become: before, as the operator may yet copy unknown
  * bytes there. NULL with LEFT: Python has to look at it. */
-static object change(const operator_note *note, object args, object kwargs, outcome *called) {
+static object change(const operator_note *note, const arguments *seen, object args, object kwargs, outcome *called) {
     *called = LEFT;
     if (!(note->flags & COMPUTES) || !python.import || !values_hold()) return NULL;
     host_call call = {.count = 0};
     object host = NULL, result = NULL;
     python.exclude(key, true);
     *called = call_host(note, &call, args, kwargs, python.none, &host);
-    if (*called == COMPUTED) {
-        gm_count_operators(1);
-        result = python.call(note->function, args, kwargs);
-        gm_count_operators(-1);
-    }
+    if (*called == COMPUTED) result = run(note, seen, args, kwargs);
     if (result && note->flags & RETURNS && !finishes(note, args, kwargs, result, host)) {
         python.drop(result);
         result = NULL;
@@ -739,7 +762,7 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
         result = answer_of(&note, &seen, args, kwargs);
         done = COMPUTED;
     } else if (note.written && !seen.odd && !seen.unknown && (seen.written_count || !(note.flags & RETURNS))) {
-        result = change(&note, args, kwargs, &done);
+        result = change(&note, &seen, args, kwargs, &done);
     }
     if (collects) python.start_collector();
     return done == LEFT ? python.call(note.slow, args, kwargs) : result;
@@ -762,13 +785,14 @@ GM_API int64_t gpumem_new_operator(object slow) {
 }
 
 /* Says of one what its short way needs; what is given is kept as long as the process lives. */
-GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object function, object host, uint64_t flags,
-                                 uint64_t written, uint64_t unread, uint64_t tensors) {
+GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object host, object function, object with_numbers,
+                                 uint64_t flags, uint64_t written, uint64_t unread, uint64_t tensors) {
     python.keep(slow);
     python.keep(op);
-    python.keep(function);
     python.keep(host);
-    notes[number] = (operator_note){slow, op, function, host, flags, written, unread, tensors};
+    python.keep(function);
+    python.keep(with_numbers);
+    notes[number] = (operator_note){slow, op, host, function, with_numbers, flags, written, unread, tensors};
 }
 
 /* Whether any values are assumed. */

@@ -387,7 +387,7 @@ GM_API void gpumem_value_limits(uint64_t out[6]) {
 GM_API void gpumem_set_value_limits(uint64_t piece, uint64_t sum, uint64_t backing) {
     largest_piece = piece;
     budget = sum;
-    lost = 0;
+    if (sum) lost = 0; /* a budget begins; as one ends, it ends once */
     most_backed = backing;
 }
 
