@@ -1,19 +1,120 @@
 """What a measurement adds to a real training step: a hand-made ResNet-50, batch 32.
 
-    python -m benchmarks.speed.overhead [--virtual CARD] [--repeats 9]
+    python -m benchmarks.speed.overhead [--virtual CARD] [--repeats 9] [--dry]
 
-Ten steps with and without ``measure()`` around them, by turns.
+Ten steps with and without ``measure()`` around them, by turns, and which part takes how long. Times
+are those of the processor, which other processes on the machine do not lengthen.
+
+Nearly all is a full collection of Python's garbage: garbage may hold memory of the device. On the
+virtual GPU the last two tables show what it would change to freeze objects once (``gc.freeze``),
+so that the collection does not look at them. Each row is a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
 import statistics
 import time
+from collections import deque
+from typing import TYPE_CHECKING
 
-from benchmarks.harness import line, publish, table
+from benchmarks.harness import MIB, line, publish, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
 
 STEPS = 10
+FULL = 2
+"""the collector's oldest generation"""
+SLOW = 0.001
+"""seconds: a collection that looks at all objects takes longer, one inside of the block less"""
+HELD = 600_000
+"""objects that it holds beside those of imports: more imports, or a list of a data set's samples"""
+ITERATIONS = 3000
+"""steps of the program that leaves reference cycles; those of the first half warm it up, as Python
+notes in each full collection how many objects there are"""
+WINDOW = 20
+"""records that it keeps"""
+RECORD = 300
+"""objects of a record, beside a tensor of 8 MiB"""
+
+
+class FullCollections:
+    """Sees the full collections of Python's in a ``with`` block."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        """See them from now on."""
+        gc.callbacks.append(self._see)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """See no more."""
+        gc.callbacks.remove(self._see)
+
+    def _see(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == FULL:
+            if phase == "start":
+                self._began = time.thread_time()
+            else:
+                self.seconds.append(time.thread_time() - self._began)
+
+
+def leave_cycles(*, freeze: bool) -> list[object]:
+    """Run a program that leaves reference cycles, without measuring; its row of the table."""
+    import torch
+
+    from benchmarks.fidelity import steps
+
+    steps.STEPS["resnet50-fp32"].build()()  # imports what a training step imports
+    held: list[list[object]] = [[] for _ in range(HELD)]
+    gc.collect()
+    if freeze:
+        gc.freeze()
+    records: deque[list[object]] = deque(maxlen=WINDOW)
+    with FullCollections() as collections:
+        for iteration in range(ITERATIONS):
+            if iteration == ITERATIONS // 2:
+                collections.seconds.clear()
+                torch.cuda.reset_peak_memory_stats()
+            record: list[object] = [[] for _ in range(RECORD)]
+            record += [record, torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")]
+            records.append(record)
+    del held
+    name = "all objects of before are frozen" if freeze else "as Python does it"
+    return [name, len(collections.seconds), torch.cuda.max_memory_allocated() // MIB]
+
+
+def leave_model(*, freeze: bool) -> list[object]:
+    """Measure a block after a model in a reference cycle was dropped; its row of the table."""
+    import torch
+
+    from pytest_gpumem.meter.block import measure
+
+    model: list[object] = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")]
+    model.append(model)
+    if freeze:
+        gc.freeze()
+    del model
+    with measure() as m:
+        torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    name = "all objects of before are frozen" if freeze else "garbage is collected"
+    return [name, m.peak_allocated // MIB]
+
+
+def on_virtual_gpu(card: str, function: Callable[..., list[object]], freeze: bool) -> list[object]:
+    """Call a function in a new process with a virtual GPU."""
+    from pytest_gpumem.meter.block import use_virtual_gpu
+
+    use_virtual_gpu(card, values="off")
+    return function(freeze=freeze)
 
 
 def main() -> None:
@@ -21,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--virtual", metavar="CARD")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--dry", action="store_true", help="record nothing")
     options = parser.parse_args()
     from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
@@ -32,39 +134,60 @@ def main() -> None:
 
     step = steps.STEPS["resnet50-fp32"].build()
 
-    def plain() -> None:
+    def plain() -> float:
+        began = time.process_time()
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
-
-    def measured() -> None:
-        with measure():
-            plain()
+        return time.process_time() - began
 
     plain()
-    times: dict[str, list[float]] = {"plain": [], "measured": []}
+    with measure():
+        plain()
+    objects = len(gc.get_objects())
+    times: dict[str, list[float]] = {}
     for _ in range(options.repeats):
-        for name, run in (("plain", plain), ("measured", measured)):
-            started = time.perf_counter()
-            run()
-            times[name].append(1000 * (time.perf_counter() - started))
-    rows = [
-        [name, f"{statistics.median(values):.1f}", f"{min(values):.1f}"]
-        for name, values in times.items()
-    ]
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    share = 100 * (medians["measured"] / medians["plain"] - 1)
+        parts = {"ten steps alone": plain()}
+        began = time.process_time()
+        with FullCollections() as collections, measure():
+            begun = time.process_time()
+            parts["ten steps inside"] = plain()
+            ended = time.process_time()
+        parts["the end"] = time.process_time() - ended
+        full = [seconds for seconds in collections.seconds if seconds > SLOW]
+        parts["full collections of garbage"] = sum(full)
+        parts["the rest of the beginning"] = begun - began - sum(full)
+        parts["measured"] = time.process_time() - began
+        parts["a measurement adds"] = parts["measured"] - parts["ten steps alone"]
+        for name, seconds in parts.items():
+            times.setdefault(name, []).append(1000 * seconds)
+    rows = [[name, f"{statistics.median(ms):.1f}", f"{min(ms):.1f}"] for name, ms in times.items()]
     text = [
         f"{STEPS} steps of ResNet-50, batch 32, on {torch.cuda.get_device_name(0)}, ms",
         line(),
         "",
-        table(rows, ["", "median", "least"]),
+        table(rows, ["", "median", "least"], "lr"),
         "",
-        f"a measurement adds {medians['measured'] - medians['plain']:.1f} ms, {share:+.1f} %",
-        "(a full garbage collection first, and an empty cache, which the first measured step fills",
-        "again)",
+        f"The collector looks at {objects:,} objects; {len(full)} full collection a measurement.",
+        "The cache is empty at the beginning: the first step inside fills it again.",
     ]
-    publish(f"overhead-{'virtual' if options.virtual else 'cuda'}", "\n".join(text))
+    if options.virtual:
+        context = multiprocessing.get_context("spawn")
+        for function, heads in (
+            (leave_cycles, ["a program that is not measured", "full collections", "peak MiB"]),
+            (leave_model, ["measured after a model was dropped", "peak MiB"]),
+        ):
+            answers = []
+            for freeze in (False, True):
+                with context.Pool(1) as pool:
+                    call = options.virtual, function, freeze
+                    answers.append(pool.apply(on_virtual_gpu, call))
+            text += ["", table(answers, heads, "lr")]
+    publish(
+        f"overhead-{'virtual' if options.virtual else 'cuda'}",
+        "\n".join(text),
+        keep=not options.dry,
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 The last table has steps with all values computed (``values="full"``).
 
-    python -m benchmarks.values.cost [--repeats 7] [--dry]
+    python -m benchmarks.values.cost [--repeats 40] [--dry]
 
 Each other one is run without values and with those of a budget (``values="auto"``), by turns.
-Times are those of the processor, which other processes on the machine do not lengthen.
+"empty kernels" is PyTorch's own part of that: each operator has a kernel in Python
+(``torch.library``) that does nothing but call the operator. Times are those of the processor, which
+other processes on the machine do not lengthen much. The shortest of many short rounds is shown.
 """
 
 from __future__ import annotations
@@ -20,29 +22,75 @@ from benchmarks.harness import line, publish, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
 CARD = "H200"
-CALLS = 5000
+CALLS = 400
 """of an operator in one round"""
-STEPS = 3
-"""of training in one round"""
-SCOPES = ("off", "auto")
 
 
-def seconds_of(rounds: Callable[[], None], repeats: int) -> list[float]:
-    """Return the shortest time of each scope."""
+def switch_values(*, on: bool) -> None:
+    """Compute values from now on, or no more."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
-    device = VirtualDevice.loaded()
-    shortest = dict.fromkeys(SCOPES, float("inf"))
+    VirtualDevice.loaded().values.compute("auto" if on else "off")
+
+
+def empty_kernels() -> tuple[list[torch.library.Library], Callable[..., None]]:
+    """Give each operator a kernel that only calls it, where values have theirs.
+
+    Returns:
+        the registrations, and a function that switches the kernels on and off.
+    """
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.interception import KEY
+    from pytest_gpumem.devices.virtual.values.operators import register
+
+    key = torch._C._dispatch_key_parse(KEY)
+    exclude = partial(torch._C._dispatch_tls_set_dispatch_key_excluded, key)
+
+    def kernel_of(name: str, _key: str, *, passes: bool) -> Callable[..., object]:
+        if passes:
+            return torch.library.fallthrough_kernel
+        base, _, overload = name.partition(".")
+        namespace, _, short = base.partition("::")
+        op = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
+        boxed = partial(torch._C._dispatch_call_boxed, op._handle)
+        takes_numbers = torch._C._should_allow_numbers_as_tensors(short)
+
+        def kernel(*args: object, **kwargs: object) -> object:
+            exclude(True)
+            try:
+                if takes_numbers and type(args[-1]) in {float, int}:
+                    return op._op(*args, **kwargs)
+                return boxed(*args, **kwargs)
+            finally:
+                exclude(False)
+
+        return kernel
+
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, KEY)
+    names = torch._C._dispatch_get_all_op_names()
+    include = partial(torch._C._dispatch_tls_set_dispatch_key_included, key)
+    return [fallback, *register(names, [KEY], kernel_of)], lambda *, on: include(on)
+
+
+def seconds_of(
+    rounds: Callable[[], object], switch: Callable[..., None], repeats: int
+) -> list[float]:
+    """Return the shortest time without what a function switches on, and with it."""
+    shortest = [float("inf")] * 2
     for number in range(repeats + 1):  # the first warms up
-        for scope in SCOPES:
-            device.values.compute(scope)
+        for on in (False, True):
+            switch(on=on)
             started = time.process_time()
             rounds()
             if number:
-                shortest[scope] = min(shortest[scope], time.process_time() - started)
-    device.values.compute("off")
-    return [shortest[scope] for scope in SCOPES]
+                shortest[on] = min(shortest[on], time.process_time() - started)
+    switch(on=False)
+    return shortest
 
 
 def operators() -> dict[str, Callable[[], object]]:
@@ -121,34 +169,44 @@ def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, fl
 def main() -> None:
     """Time all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--dry", action="store_true", help="record nothing")
     options = parser.parse_args()
     from pytest_gpumem.meter.block import use_virtual_gpu
 
     use_virtual_gpu(CARD, values="off")
 
-    def call(operator: Callable[[], object]) -> None:
+    def calls(operator: Callable[[], object]) -> None:
         for _ in range(CALLS):
             operator()
 
-    rows = []
-    for name, operator in operators().items():
-        micro = [1e6 * it / CALLS for it in seconds_of(partial(call, operator), options.repeats)]
-        rows.append([name, *(f"{it:.1f}" for it in (*micro, micro[1] - micro[0]))])
-    heads = ["an operator, not computed, in us", "without", "with values", "more"]
+    rounds: dict[str, Callable[[], object]] = {
+        name: partial(calls, operator) for name, operator in operators().items()
+    }
+    steps = {name: build() for name, build in training().items()}
+    rounds |= steps
+    registered, switch = empty_kernels()
+    empty = {name: seconds_of(run, switch, options.repeats) for name, run in rounds.items()}
+    for library in registered:
+        library._destroy()  # values have their kernels there
+    rows, step_rows = [], []
+    for name, run in rounds.items():
+        plain, kernels = empty[name]
+        again, values = seconds_of(run, switch_values, options.repeats)
+        plain = min(plain, again)
+        if name in steps:
+            ms = (1e3 * plain, 1e3 * kernels, 1e3 * values)
+            ratios = kernels / plain, values / plain
+            step_rows.append([name, *(f"{it:.1f}" for it in ms), *(f"{it:.2f}" for it in ratios)])
+        else:
+            micro = [1e6 * it / CALLS for it in (plain, kernels, values)]
+            more = micro[1] - micro[0], micro[2] - micro[0]
+            rows.append([name, *(f"{it:.1f}" for it in (*micro, *more))])
+    kinds = ["without", "empty kernels", "with values"]
+    heads = ["an operator, not computed, in us", *kinds, "more: empty", "more: values"]
     tables = [table(rows, heads, "lr")]
-    rows = []
-    for name, build in training().items():
-        step = build()
-
-        def several(step: Callable[[], None] = step) -> None:
-            for _ in range(STEPS):
-                step()
-
-        ms = [1e3 * seconds / STEPS for seconds in seconds_of(several, options.repeats)]
-        rows.append([name, *(f"{it:.1f}" for it in ms), f"{ms[1] / ms[0]:.2f}"])
-    tables.append(table(rows, ["a training step, in ms", "without", "with values", "ratio"], "lr"))
+    heads = ["a training step, in ms", *kinds, "ratio: empty", "ratio: values"]
+    tables.append(table(step_rows, heads, "lr"))
     rows = []
     for name, build in computed().items():
         seconds, mib = min(seconds_computed(build) for _ in range(3))

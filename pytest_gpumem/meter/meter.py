@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
@@ -92,10 +94,15 @@ class Meter:
         self.devices = range(device.first, device.first + count)
         """their numbers in this process"""
         self._isolation = Isolation(self.devices)
-        self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
-        self._garbage = GarbageWatch(self._allocated)
+        # They refer to the meter weakly: in a cycle, a meter would be garbage that the next one's
+        # collection finds, and then a second one follows.
+        meter = weakref.proxy(self)
+        self.steps = Steps(lambda: [peak.allocated for peak in meter.counted()])
+        self._garbage = GarbageWatch(partial(Meter._allocated, meter))
         self._steady = steady
-        self._optimizers = OptimizerWatch(self._before_step, self._after_step)
+        self._optimizers = OptimizerWatch(
+            partial(Meter._before_step, meter), partial(Meter._after_step, meter)
+        )
         self._stepping = False
         """an optimizer's step is under way, if no error has ended it"""
         self._stack = ExitStack()

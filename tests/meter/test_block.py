@@ -1,5 +1,6 @@
 """``with pytest_gpumem.measure() as m``: the same measurement outside of pytest or in a test."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,30 @@ def test_garbage_of_before_counts_in_a_part_alone(device):
         with pytest_gpumem.measure() as part:
             tensor(4 * MIB)
     assert part.peak_allocated == whole.peak_allocated == 12 * MIB
+
+
+def test_a_measurement_leaves_no_garbage(device):
+    """The next one's collection would find it, and a collection that finds some is repeated."""
+    model = tensor(8 * MIB)
+    found = []
+
+    def see(phase, info):
+        if phase == "stop":
+            found.append(info["collected"])
+
+    with pytest_gpumem.measure():
+        pass  # the first one makes what is kept
+    gc.collect()
+    gc.callbacks.append(see)
+    try:
+        with pytest_gpumem.measure():
+            pass
+        gc.collect()
+    finally:
+        gc.callbacks.remove(see)
+    assert found
+    assert not any(found)
+    del model
 
 
 def test_several_devices_are_measured_each(device):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
+_WORDS: Final = {count: ctypes.c_uint64 * count for count in (2, 4, 5)}
+"""kept, as ctypes makes each such class anew once the last one has died, by a collection"""
+
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
 
@@ -445,7 +448,7 @@ class NativeLibrary:
 
     def values(self) -> Values:
         """Return how many bytes of device memory are known, and how many the host gives."""
-        raw = (ctypes.c_uint64 * 2)()
+        raw = _WORDS[2]()
         self._lib.gpumem_values(raw)
         return Values(*raw)
 
@@ -485,7 +488,7 @@ class NativeLibrary:
 
     def drop_queued_copies(self) -> CopyFaults:
         """Empty this thread's queue; return the faults since the last call."""
-        raw = (ctypes.c_uint64 * 4)()
+        raw = _WORDS[4]()
         self._lib.gpumem_drop_queued_copies(raw)
         return CopyFaults(*raw)
 
@@ -495,7 +498,7 @@ class NativeLibrary:
 
     def counters(self) -> Counters:
         """Return the counts of this process so far."""
-        raw = (ctypes.c_uint64 * 2)()
+        raw = _WORDS[2]()
         self._lib.gpumem_readbacks(raw)
         return Counters(int(self._lib.gpumem_launches()), *raw)
 
@@ -534,7 +537,7 @@ class NativeLibrary:
 
     def convolutions(self) -> Convolutions:
         """Return how often cuDNN's plans ran in this process so far."""
-        raw = (ctypes.c_uint64 * 5)()
+        raw = _WORDS[5]()
         self._lib.gpumem_convolutions(raw)
         return Convolutions(*raw)
 
@@ -599,7 +602,7 @@ class NativeLibrary:
         Returns:
             also how many events of the allocator of pinned memory.
         """
-        raw = (ctypes.c_uint64 * 2)()
+        raw = _WORDS[2]()
         self._lib.gpumem_early_answers(raw)
         return raw[0], raw[1]
 
@@ -609,7 +612,7 @@ class NativeLibrary:
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""
-        raw = (ctypes.c_uint64 * 4)()
+        raw = _WORDS[4]()
         self._lib.gpumem_uncertain_sizes(raw)
         return SizeCounts(*raw)
 
