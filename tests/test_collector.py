@@ -1,6 +1,7 @@
 """Python's collector runs when it would without the measurement's own objects."""
 
 import gc
+import itertools
 import json
 
 import pytest
@@ -107,6 +108,53 @@ def test_the_count_of_operations_leaves_the_collector_s_count_as_it_was():
     assert abs(int(done.stdout)) < 50
 
 
+RECORDED = f"""
+import pathlib, pytest
+{STEPS}
+def kept(model, optimizer):
+    \"\"\"Train; return by how much each step has raised the collector's count.\"\"\"
+    gc.collect()
+    gc.disable()
+    counts = [gc.get_count()[0] for _ in range(25) if step(model, optimizer) is None]
+    gc.enable()
+    return [after - before for before, after in zip(counts, counts[1:])][4:]
+
+def measure(name):
+    trained = made()
+    seen = dict(passes=passes(*trained), kept=kept(*trained))
+    pathlib.Path(name).write_text(json.dumps(seen))
+
+def test_unmarked():
+    measure("unmarked.json")
+
+@pytest.mark.gpu_memory
+def test_marked():
+    measure("marked.json")
+"""
+
+
+@pytest.mark.parametrize("values", ["off", "auto"])
+def test_the_record_of_a_marked_test_moves_no_pass(suite, values):
+    """It notes modules' calls, passes, steps and tensors: 29 objects a step, if each was one.
+
+    Nor is anything of it there throughout a module's forward: a pass begins in the same step.
+    """
+    options = ("--gpumem-visible=session", f"--gpumem-values={values}")
+    assert suite.run_apart(*options, source=RECORDED).outcomes["passed"] == 2
+    unmarked, marked = (
+        json.loads((suite.path / f"{name}.json").read_text()) for name in ("unmarked", "marked")
+    )
+    assert intervals(marked["passes"]) == intervals(unmarked["passes"])
+    # A marked test begins with objects that Python keeps for reuse; an unmarked one makes them.
+    assert max(marked["kept"]) <= max(unmarked["kept"])
+
+
+def intervals(passes):
+    """The steps between two passes; the first pass comes by what was made before the steps."""
+    pairs = itertools.pairwise(number for number, _ in passes[1:19])
+    return [after - before for before, after in pairs]
+
+
 class Thing:
     """An object that the collector counts."""
 
@@ -118,6 +166,15 @@ def test_what_is_made_and_kept_is_not_counted():
         kept += [Thing() for _ in range(900)]  # more than begin a pass
     assert abs(gc.get_count()[0] - count) <= 2
     assert len(kept) == 900
+
+
+def test_a_block_without_objects_is_not_counted():
+    begin_count()
+    count = gc.get_count()[0]
+    for _ in range(100):
+        with Uncounted():
+            pass
+    assert abs(gc.get_count()[0] - count) <= 2
 
 
 def test_what_is_freed_is_counted_as_before():

@@ -48,7 +48,8 @@ class Blocks:
     def __init__(self, recording: Recording, index: int) -> None:
         self.recording = recording
         self.index = index
-        self.calls = Calls(recording.calls)
+        self.calls = Calls(recording.calls())
+        self.passes = recording.passes()
         segments = recording.segments(index)
         self._initially_reserved: int = sum(segment["total_size"] for segment in segments)
         self.history: History = replayed(recording, index)
@@ -102,7 +103,7 @@ class Blocks:
 
     def _awaits_backward(self, block: Block) -> bool:
         """Return whether a block was made between a module's forward and the backward, for that."""
-        passes = self.recording.passes
+        passes = self.passes
         coming = next((running for running in passes if running.start > block.time), None)
         if coming is None or coming.name != "backward" or block.end_time < coming.start:
             return False
@@ -112,7 +113,7 @@ class Blocks:
 
     def pass_at(self, time: float) -> Pass | None:
         """Return the backward pass or the optimizer's step that was under way, the innermost."""
-        passes = reversed(self.recording.passes)
+        passes = reversed(self.passes)
         return next((running for running in passes if running.start <= time <= running.end), None)
 
     def phase_at(self, index: int) -> PhaseName | None:

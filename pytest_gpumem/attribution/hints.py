@@ -71,7 +71,7 @@ class Scene(NamedTuple):
 
     def passes(self, name: str) -> list[Pass]:
         """Return the backward passes, or the optimizers' steps."""
-        return [running for running in self.device.recording.passes if running.name == name]
+        return [running for running in self.device.passes if running.name == name]
 
     def matters(self, nbytes: int) -> bool:
         """Return whether so many bytes are worth a hint."""
@@ -124,9 +124,9 @@ def fresh_optimizer(scene: Scene) -> str:
 
 def peak_with(scene: Scene, late: Iterable[Block]) -> int:
     """Return the peak of the same step with these blocks alive from its beginning."""
-    recording, times = scene.device.recording, scene.device.history.times
-    first_call = min((call.start for call in recording.calls), default=_INFINITY)
-    first_pass = min((running.start for running in recording.passes), default=_INFINITY)
+    times = scene.device.history.times
+    first_call = min((call.start for call in scene.device.calls.outermost()), default=_INFINITY)
+    first_pass = min((running.start for running in scene.device.passes), default=_INFINITY)
     began = min(first_call, first_pass)
     blocks = sorted(late, key=lambda block: block.start)
     starts = [block.start for block in blocks]

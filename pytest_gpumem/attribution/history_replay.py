@@ -83,7 +83,7 @@ def replayed(recording: Recording, index: int) -> History:
     """Return the history of a device of a recording."""
     events = recording.events[index] if index < len(recording.events) else []
     replay = Replay(recording.segments(index), recording.settings)
-    history = replay.run(events, recording.tags(index))
+    history = replay.run(events, recording.tag_log.tags(index))
     for time, known in recording.taken:
         history.begin_later(time, {at[1]: tags for at, tags in known.items() if at[0] == index})
     return history

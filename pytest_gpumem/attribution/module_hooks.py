@@ -1,7 +1,7 @@
 """Hooks of all modules, as PyTorch's global ones are, that ``torch.compile`` does not see.
 
-A module's call runs PyTorch's own code for calls with hooks, with other dictionaries of global
-hooks: those of here, and then the user's.
+The call of a module with other hooks runs PyTorch's own code for calls with hooks, with other
+dictionaries of global hooks: those of here, and then the user's.
 """
 
 from __future__ import annotations
@@ -74,12 +74,31 @@ class ModuleHooks:
             self._wrapped.close()
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
         hooked = self._hooked_call()
+        module_class: Any = torch.nn.Module
+        forward_hooks, forward_pre_hooks, backward_hooks, backward_pre_hooks = (
+            module_class._call_impl.__globals__[f"_global_{name}_hooks"]
+            for name in ("forward", "forward_pre", "backward", "backward_pre")
+        )
 
         @functools.wraps(call)
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
             __tracebackhide__ = True
-            if module._compiled_call_impl is None:
+            # PyTorch's code for hooks makes a closure, which is there throughout the forward: the
+            # collector would begin a pass inside of deep modules that it begins later without us.
+            has_others = (
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+                or forward_hooks
+                or forward_pre_hooks
+                or backward_hooks
+                or backward_pre_hooks
+            )
+            if has_others and module._compiled_call_impl is None:
                 return hooked(module, *args, **kwargs)
             for before in self._before.values():
                 before(module, args)

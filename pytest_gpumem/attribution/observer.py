@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import weakref
 from time import time_ns
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pytest_gpumem.attribution.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.attribution.optimizer_watch import steps_around
 from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
-from pytest_gpumem.attribution.recording import Call, Pass, Sweep, beginning, now
+from pytest_gpumem.attribution.recording import beginning, now
 from pytest_gpumem.source_lines import users_line
 from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import ExitStack
     from types import CodeType
 
@@ -48,12 +49,12 @@ class Observer:
 
         self._recording = recording
         self._at_moment = at_moment
-        self._active: list[tuple[int, Call]] = []
-        """calls under way, with the ids of their modules"""
+        self._active: list[int] = []
+        """calls under way: of each the id of its module, and its number in the recording"""
         self._backwards = 0
         """passes under way, one in another"""
-        self._step: Pass | None = None
-        """the optimizer's step under way; an error may have ended it without any hook's call"""
+        self._step: int | None = None
+        """the number of the optimizer's step under way; an error may end it without a hook"""
         self._wrapper: CodeType | None = None
         """PyTorch's function around every step of an optimizer"""
         self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
@@ -131,9 +132,8 @@ class Observer:
         if not recording.batch_norm:
             recording.batch_norm = isinstance(module, self._norms) and module.training
         # Whole microseconds, as of beginning().
-        call = Call(self._name(module), time // 1000, self._graphs())
-        recording.calls.append(call)
-        self._active.append((id(module), call))
+        call = recording.call_log.begin(self._name(module), time // 1000, grad=self._graphs())
+        self._active += (id(module), call)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
         """End a call.
@@ -147,25 +147,25 @@ class Observer:
             return
         end = self._pass_moment() / 1000
         active = self._active
-        at = len(active) - 1
-        while at >= 0 and active[at][0] != id(module):
-            at -= 1
+        at = len(active) - 2
+        while at >= 0 and active[at] != id(module):
+            at -= 2
         if at < 0:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
                 self._see_parameter(parameter, f"{self._name(module)}.{key}")  # FSDP unsharded it
-        active.pop(at)[1].end = end
+        self._recording.call_log.end(active[at + 1], end)
+        del active[at : at + 2]
         if not active:
             batch = [
                 tensor
                 for tensor in nested_tensors((args, *results[:-1]), DEEPEST)
                 if tensor.grad_fn is None
             ]
-            self._sweep("batch data", ((tensor, "") for tensor in batch))
+            self._sweep("batch data", batch)
             # The tag tells an output from inner activations.
-            outputs = nested_tensors(results[-1], DEEPEST)
-            self._sweep("activations", ((tensor, "") for tensor in outputs))
+            self._sweep("activations", nested_tensors(results[-1], DEEPEST))
 
     def around_register_parameter(self, register: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module.register_parameter``: the parameter is noted."""
@@ -221,7 +221,7 @@ class Observer:
     def _see_buffer(self, module: Module, name: str) -> None:
         buffer = _registered(module._buffers, name)
         if buffer is not None and not self._compiling():
-            self._sweep("buffers", [(buffer, f"{self._name(module)}.{name}")])
+            self._sweep("buffers", [buffer], [f"{self._name(module)}.{name}"])
 
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
@@ -244,15 +244,12 @@ class Observer:
         @functools.wraps(swap)
         def swap_tensors(t1: Tensor, t2: Tensor) -> None:
             __tracebackhide__ = True
-            known = [
-                (tensor, self._parameters.pop(id(tensor))[1])
-                for tensor in (t1, t2)
-                if id(tensor) in self._parameters
-            ]
+            known = [tensor for tensor in (t1, t2) if id(tensor) in self._parameters]
+            names = [self._parameters.pop(id(tensor))[1] for tensor in known]
             try:
                 swap(t1, t2)
             finally:
-                self._see_parameters(known)
+                self._see_parameters(known, names)
 
         return swap_tensors
 
@@ -267,26 +264,26 @@ class Observer:
         if tree is None:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
-        parameters, buffers = tree.tensors()
+        parameters = tree.parameters()
         self._initial_parameters = {
-            id(parameter) for parameter, _ in parameters if type(parameter) is not self._lazy
+            id(parameter) for parameter in parameters.tensors if type(parameter) is not self._lazy
         }
-        self._see_parameters(parameters)
-        self._sweep("buffers", buffers)
+        self._see_parameters(parameters.tensors, parameters.names)
+        buffers = tree.buffers()
+        self._sweep("buffers", buffers.tensors, buffers.names)
 
     def _see_parameter(self, parameter: Tensor, name: str) -> None:
-        self._see_parameters([(parameter, name)])
+        self._see_parameters([parameter], [name])
 
-    def _see_parameters(self, parameters: Iterable[tuple[Tensor, str]]) -> None:
+    def _see_parameters(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         """Note parameters with their names."""
-        parameters = list(parameters)
-        for parameter, name in parameters:
+        for parameter, name in zip(parameters, names, strict=True):
             entry = self._parameters.get(id(parameter))
             if entry is None or entry[1] != name or entry[0]() is not parameter:
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
                 if parameter.is_cuda:
                     self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
-        self._sweep("parameters", parameters)
+        self._sweep("parameters", parameters, names)
 
     def _parameter_name(self, parameter: Tensor) -> str:
         entry = self._parameters.get(id(parameter))
@@ -314,7 +311,7 @@ class Observer:
                 end = now()
                 self._backwards -= 1
                 if outermost is not None:
-                    outermost.end = end
+                    self._recording.pass_log.end(outermost, end)
                     self._see_gradients()
                     self._pass_moment()
 
@@ -351,19 +348,20 @@ class Observer:
         self._wrapper = sys._getframe(1).f_code
         self._end_failed_step()
         self._pass_moment()
-        self._see_parameters(
-            (parameter, self._parameter_name(parameter))
+        parameters = [
+            parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
             if id(parameter) not in self._initial_parameters  # else the forward has seen it
-        )
+        ]
+        self._see_parameters(parameters, [self._parameter_name(each) for each in parameters])
         self._see_gradients()
         # Else a step within a step: of a class that calls its base's, or of an optimizer that
         # steps another one.
         if self._step is None:
             self._step = self._begin("optimizer")
         fresh = "" if optimizer.state else type(optimizer).__name__
-        self._step.fresh.setdefault(id(optimizer), fresh)
+        self._recording.pass_log.step(self._step, id(optimizer), fresh)
 
     def end_step(self, optimizer: Optimizer, *_: object) -> None:
         """End an optimizer's step, and note its state."""
@@ -371,50 +369,52 @@ class Observer:
             return
         end = self._pass_moment() / 1000
         if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
-            self._step.end = end
+            self._recording.pass_log.end(self._step, end)
             self._step = None
-        states = list(optimizer.state.items())
+        states = list(optimizer.state.values())
         # Most optimizers write in their tensors; the state of one that makes new ones moves.
-        samples = [states[at][1] for at in (0, len(states) // 2, -1)] if states else []
+        samples = [states[at] for at in (0, len(states) // 2, -1)] if states else []
         places = [
             place_of(tensor) for state in samples for tensor in nested_tensors(state, DEEPEST)
         ]
         if self._states.get(id(optimizer)) == (len(states), places):
             return
         self._states[id(optimizer)] = len(states), places
-        self._sweep(
-            "optimizer state",
-            (
-                (tensor, self._parameter_name(parameter))
-                for parameter, state in states
-                for tensor in nested_tensors(state, DEEPEST)
-            ),
-        )
+        tensors: list[Tensor] = []
+        names: list[str] = []
+        for parameter, state in zip(list(optimizer.state), states, strict=True):
+            tensors += (inside := nested_tensors(state, DEEPEST))
+            names += [self._parameter_name(parameter)] * len(inside)
+        self._sweep("optimizer state", tensors, names)
 
-    def _begin(self, name: Literal["backward", "optimizer"]) -> Pass:
-        begun = Pass(name, beginning(), users_line(sys._getframe(2)))
-        self._recording.passes.append(begun)
-        return begun
+    def _begin(self, name: Literal["backward", "optimizer"]) -> int:
+        """Note a pass that begins, and return its number."""
+        return self._recording.pass_log.begin(name, beginning(), users_line(sys._getframe(2)))
 
     def _end_failed_step(self) -> None:
         """End a step that an error left, without any hook's call."""
         if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
-            self._step.end = now()
+            self._recording.pass_log.end(self._step, now())
             self._step = None
 
     def _see_gradients(self) -> None:
-        gradients = []
+        gradients, names_of = [], []
         for reference, name in self._parameters.values():
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
-                gradients.append((parameter.grad, name))
-        self._sweep("gradients", gradients)
+                gradients.append(parameter.grad)
+                names_of.append(name)
+        self._sweep("gradients", gradients, names_of)
 
-    def _sweep(self, category: Category, tensors: Iterable[tuple[Tensor, str]]) -> None:
-        """Note the addresses of tensors, each with its name."""
+    def _sweep(
+        self, category: Category, tensors: Sequence[Tensor], names_of: Sequence[str] | None = None
+    ) -> None:
+        """Note the addresses of tensors, each with its name; None: they have none."""
         time = time_ns()
-        names, devices, addresses = [], [], []
-        for tensor, name in tensors:
+        names: list[str] = []
+        devices: list[int] = []
+        addresses: list[int] = []
+        for tensor, name in zip(tensors, names_of or itertools.repeat("")):  # noqa: B905 - no end
             if type(tensor) in self._plain:
                 try:  # a context manager takes as long as all the rest
                     address = tensor.data_ptr()
@@ -430,7 +430,22 @@ class Observer:
                 devices.append(device)
                 addresses.append(address)
         if names:
-            self._recording.sweeps.append(Sweep(time, category, names, devices, addresses))
+            self._recording.tag_log.add(time, category, names, devices, addresses)
+
+
+class _Named:
+    """Tensors with their paths, in two lists: Python's collector would count pairs."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.names: list[str] = []
+
+    def add(self, tensors: Mapping[str, Tensor | None], names: Mapping[str, str]) -> None:
+        """Add the tensors of a module, each with the name that its key has."""
+        for key, tensor in tensors.items():
+            if tensor is not None and key in names:
+                self.tensors.append(tensor)
+                self.names.append(names[key])
 
 
 class _Tree:
@@ -451,21 +466,23 @@ class _Tree:
             if (module := reference()) is not None and (module._parameters or module._buffers)
         ]
 
-    def tensors(self) -> tuple[list[tuple[Tensor, str]], list[tuple[Tensor, str]]]:
-        """Return the parameters and the buffers that the modules have now, with their paths."""
-        parameters: list[tuple[Tensor, str]] = []
-        buffers = []
-        for reference, parameter_names, buffer_names in self._keys:
+    def parameters(self) -> _Named:
+        """Return the parameters that the modules have now."""
+        named = _Named()
+        for reference, names, _ in self._keys:
             module = reference()
-            if module is None:
-                continue
-            for key, parameter in module._parameters.items():
-                if parameter is not None and key in parameter_names:
-                    parameters.append((parameter, parameter_names[key]))
-            for key, buffer in module._buffers.items():
-                if buffer is not None and key in buffer_names:
-                    buffers.append((buffer, buffer_names[key]))
-        return parameters, buffers
+            if module is not None:
+                named.add(module._parameters, names)
+        return named
+
+    def buffers(self) -> _Named:
+        """Return the buffers that the modules have now."""
+        named = _Named()
+        for reference, _, names in self._keys:
+            module = reference()
+            if module is not None:
+                named.add(module._buffers, names)
+        return named
 
 
 def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | None:

@@ -1,16 +1,25 @@
-"""The parts of a recording of one run; times are microseconds since 1970."""
+"""The parts of a recording of one run; times are microseconds since 1970.
+
+What a run notes at each call, pass and step is laid flat, as strings and numbers in one list. Of
+lists, tuples and instances that are made and kept, Python's collector would count each one, and
+free the reference cycles of the user's code earlier than without a recording.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
+
+
+_INFINITY: Final = float("inf")
 
 
 class Tag(NamedTuple):
@@ -25,17 +34,6 @@ class Tag(NamedTuple):
     """the tensor's path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
 
 
-class Sweep(NamedTuple):
-    """Tensors of one category that were seen at one time, not yet as tags: these take longer."""
-
-    time_ns: int
-    category: Category
-    names: Sequence[str]
-    """of each tensor, as :class:`Tag` has them"""
-    devices: Sequence[int]
-    addresses: Sequence[int]
-
-
 Known: TypeAlias = "Mapping[tuple[int, int], tuple[Tag, ...]]"
 """live blocks, by device and address, each with the tensors that were seen in it"""
 
@@ -48,7 +46,7 @@ class Call:
     start: float
     grad: bool = True
     """whether autograd recorded it"""
-    end: float = float("inf")
+    end: float = _INFINITY
 
 
 @dataclass
@@ -59,10 +57,116 @@ class Pass:
     start: float
     line: Line | None = None
     """the user's line that called it"""
-    end: float = float("inf")
+    end: float = _INFINITY
     fresh: dict[int, str] = field(default_factory=dict)
     """of an optimizer's step: the class of each optimizer that stepped, by its id; "" where it had
     state before"""
+
+
+class CallLog:
+    """The calls of modules, as a run notes them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._begun: list[Any] = []
+        """of each call four elements: number, path, start, whether autograd recorded it"""
+        self._ends: dict[int, float] = {}
+        """by the number of a call"""
+
+    def begin(self, path: str, start: float, *, grad: bool) -> int:
+        """Note a call, and return its number."""
+        number = next(self._numbers)
+        # In one go: modules may run in several threads, whose rows are not to be mixed.
+        self._begun += (number, path, start, grad)
+        return number
+
+    def end(self, number: int, end: float) -> None:
+        """Note the end of a call."""
+        self._ends[number] = end
+
+    def calls(self) -> list[Call]:
+        """Return the calls, in the order in which they began."""
+        elements = iter(self._begun)
+        return [
+            Call(path, start, grad, self._ends.get(number, _INFINITY))
+            for number, path, start, grad in zip(*[elements] * 4, strict=True)
+        ]
+
+
+class PassLog:
+    """The backward passes and the optimizers' steps, as a run notes them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._begun: list[Any] = []
+        """of each pass four elements: number, name, start, line"""
+        self._ends: dict[int, float] = {}
+        """by the number of a pass"""
+        self._stepped: list[Any] = []
+        """of each optimizer in a step three elements: the step's number, its id, its class"""
+        self._lines: dict[Line, Line] = {}
+        """each line once, however many passes it calls"""
+
+    def begin(self, name: Literal["backward", "optimizer"], start: float, line: Line | None) -> int:
+        """Note a pass, and return its number."""
+        number = next(self._numbers)
+        self._begun += (number, name, start, line and self._lines.setdefault(line, line))
+        return number
+
+    def end(self, number: int, end: float) -> None:
+        """Note the end of a pass."""
+        self._ends[number] = end
+
+    def step(self, number: int, optimizer: int, name: str) -> None:
+        """Note that an optimizer steps in a pass: see :attr:`Pass.fresh`."""
+        self._stepped += (number, optimizer, name)
+
+    def passes(self) -> list[Pass]:
+        """Return the passes, in the order in which they began."""
+        elements = iter(self._begun)
+        passes = {
+            number: Pass(name, start, line, self._ends.get(number, _INFINITY))
+            for number, name, start, line in zip(*[elements] * 4, strict=True)
+        }
+        elements = iter(self._stepped)
+        for number, optimizer, name in zip(*[elements] * 3, strict=True):
+            passes[number].fresh.setdefault(optimizer, name)
+        return list(passes.values())
+
+
+class TagLog:
+    """The tensors that were seen, as a run notes them: many of one category at one time."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        """of each sweep the time in nanoseconds, the category, the number of tensors, and then the
+        names, the devices and the addresses of all"""
+
+    def add(
+        self,
+        time_ns: int,
+        category: Category,
+        names: Sequence[str],
+        devices: Sequence[int],
+        addresses: Sequence[int],
+    ) -> None:
+        """Note tensors that were seen."""
+        self._seen += [time_ns, category, len(names), *names, *devices, *addresses]
+
+    def tags(self, device: int) -> Iterator[Tag]:
+        """Yield the tensors that were seen on a device, in the order in which they were."""
+        at = 0
+        while at < len(self._seen):
+            time_ns, category, number = self._seen[at : at + 3]
+            names = at + 3
+            devices = names + number
+            addresses = devices + number
+            for offset in range(number):
+                address = self._seen[addresses + offset]
+                if self._seen[devices + offset] == device and address:
+                    name = self._seen[names + offset]
+                    yield Tag(time_ns / 1000, device, address, category, name)
+            at = addresses + number
 
 
 class Span(NamedTuple):
@@ -83,11 +187,11 @@ class Recording:
     """the history of each device, as ``_snapshot`` has it"""
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's"""
-    sweeps: list[Sweep] = field(default_factory=list)
+    tag_log: TagLog = field(default_factory=TagLog)
     taken: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run made and this one uses, and from when on"""
-    calls: list[Call] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
+    call_log: CallLog = field(default_factory=CallLog)
+    pass_log: PassLog = field(default_factory=PassLog)
     ours: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
@@ -119,13 +223,13 @@ class Recording:
         """Return a device's segments when it began."""
         return [segment for segment in self.initial_segments if segment["device"] == device]
 
-    def tags(self, device: int) -> Iterator[Tag]:
-        """Yield the tensors that were seen on a device, in the order in which they were."""
-        for sweep in self.sweeps:
-            seen = zip(sweep.names, sweep.devices, sweep.addresses, strict=True)
-            for name, index, address in seen:
-                if index == device and address:
-                    yield Tag(sweep.time_ns / 1000, device, address, sweep.category, name)
+    def calls(self) -> list[Call]:
+        """Return the calls of modules, in the order in which they began."""
+        return self.call_log.calls()
+
+    def passes(self) -> list[Pass]:
+        """Return the backward passes and the steps of optimizers, in the order of their starts."""
+        return self.pass_log.passes()
 
 
 def now() -> float:

@@ -65,10 +65,10 @@ def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
         between = time.time_ns() / 1000
         train(torch, run, model, adam, steps=2)
         recording = run.meter.recording()
-    steps = [it for it in recording.passes if it.name == "optimizer"]
+    steps = [it for it in recording.passes() if it.name == "optimizer"]
     assert len(steps) == 3
     assert all(one.end < other.start for one, other in itertools.pairwise(steps))
-    assert between < steps[0].end < recording.calls[4].end  # the next forward's
+    assert between < steps[0].end < recording.calls()[4].end  # the next forward's
     assert steps[2].end < float("inf")
     assert [list(it.fresh.values()) for it in steps] == [["Failing"], ["Failing"], [""]]
 
@@ -86,9 +86,9 @@ def test_a_closure_runs_within_its_step(torch):
 
         adam.step(closure)
         recording = run.meter.recording()
-    (step,) = [it for it in recording.passes if it.name == "optimizer"]
-    (backward,) = [it for it in recording.passes if it.name == "backward"]
-    assert step.start <= recording.calls[0].start
+    (step,) = [it for it in recording.passes() if it.name == "optimizer"]
+    (backward,) = [it for it in recording.passes() if it.name == "backward"]
+    assert step.start <= recording.calls()[0].start
     assert backward.end < step.end < float("inf")
 
 
@@ -113,7 +113,7 @@ def test_calls_that_end_in_another_order_are_told_apart(torch):
         warnings.simplefilter("error")
         Catches()(data(torch)).sum().backward()
         recording = run.meter.recording()
-    ends = {it.path: it.end for it in recording.calls}
+    ends = {it.path: it.end for it in recording.calls()}
     assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
     assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
 
