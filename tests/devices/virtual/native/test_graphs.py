@@ -1,6 +1,7 @@
 """CUDA graphs and the user objects that they keep alive, by ctypes alone."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.torch_features import RELEASE, require_release
@@ -219,6 +220,125 @@ def test_a_capture_whose_end_is_asked_for_is_invalid(library, question):
     assert library.call("cudaGraphDestroy", graph) == 0
 
 
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # cudaStreamCaptureMode
+UNMATCHED, CAPTURED_EVENT, WRONG_THREAD = 903, 907, 908
+
+
+def in_a_thread(function):
+    """What a function returns in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def capture_status(library, stream):
+    status = ctypes.c_int()
+    assert library.call("cudaStreamIsCapturing", stream, ctypes.byref(status)) == 0
+    return status.value
+
+
+def end_capture(library, stream):
+    """The status of the end of a capture, whose graph is destroyed."""
+    graph = ctypes.c_void_p()
+    status = library.call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+    if graph:
+        assert library.call("cudaGraphDestroy", graph) == 0
+    return status
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+@pytest.mark.parametrize("end", ["cudaDeviceSynchronize", "cuCtxSynchronize"])
+def test_the_end_of_all_work_of_a_device_is_none_of_a_capture(library, end, mode):
+    """CUDA Programming Guide, "Prohibited and Unhandled Operations": of no mode of a capture."""
+    captured, other = (handle(library, "cudaStreamCreate") for _ in range(2))
+    assert library.call("cudaStreamBeginCapture", captured, mode) == 0
+    assert in_a_thread(lambda: library.call(end)) == UNSUPPORTED
+    assert (capture_status(library, captured), capture_status(library, other)) == (2, 0)
+    assert library.call(end) == UNSUPPORTED
+    assert end_capture(library, captured) == INVALIDATED
+    assert library.call(end) == 0
+
+
+def test_the_end_of_another_device_s_work_may_be_awaited(tmp_path):
+    library = private_library(tmp_path, count=2)
+    stream = handle(library, "cudaStreamCreate")
+    assert library.call("cudaStreamBeginCapture", stream, GLOBAL) == 0
+    assert library.call("cudaSetDevice", 1) == 0
+    assert library.call("cudaDeviceSynchronize") == 0
+    assert library.call("cudaSetDevice", 0) == 0
+    assert end_capture(library, stream) == 0
+
+
+@pytest.mark.parametrize("question", ["cudaEventQuery", "cudaEventSynchronize"])
+def test_a_captured_event_is_not_asked_for(library, question):
+    stream, event = handle(library, "cudaStreamCreate"), handle(library, "cudaEventCreate")
+    assert library.call("cudaStreamBeginCapture", stream, RELAXED) == 0
+    assert library.call("cudaEventRecord", event, stream) == 0
+    assert library.call(question, event) == CAPTURED_EVENT
+    assert end_capture(library, stream) == INVALIDATED
+    assert library.call(question, event) == CAPTURED_EVENT
+    assert library.call("cudaEventRecord", event, stream) == 0
+    assert library.call(question, event) == 0
+
+
+@pytest.mark.parametrize("allocation", ["cudaMalloc", "cuMemAlloc_v2"])
+@pytest.mark.parametrize(
+    ("modes", "allowed", "allowed_in_another"),
+    [
+        ((GLOBAL, GLOBAL), False, False),
+        ((GLOBAL, THREAD_LOCAL), False, True),
+        ((GLOBAL, RELAXED), True, True),
+        ((THREAD_LOCAL, GLOBAL), False, True),
+        ((THREAD_LOCAL, THREAD_LOCAL), False, True),
+        ((THREAD_LOCAL, RELAXED), True, True),
+        ((RELAXED, GLOBAL), True, True),
+        ((RELAXED, THREAD_LOCAL), True, True),
+    ],
+)
+def test_memory_is_allocated_beside_a_capture_as_the_modes_allow(
+    library, allocation, modes, allowed, allowed_in_another
+):
+    """CUDA Runtime API, "cudaThreadExchangeStreamCaptureMode": of a capture and of a thread."""
+    (mode, thread_mode), stream = modes, handle(library, "cudaStreamCreate")
+
+    def status():
+        address, previous = ctypes.c_void_p(), ctypes.c_int(thread_mode)
+        exchange = "cudaThreadExchangeStreamCaptureMode"
+        assert library.call(exchange, ctypes.byref(previous)) == 0
+        found = library.call(allocation, ctypes.byref(address), ctypes.c_size_t(512))
+        assert library.call(exchange, ctypes.byref(previous)) == 0
+        assert previous.value == thread_mode
+        assert bool(address) == (found == 0)
+        return found
+
+    for call, is_allowed in ((status, allowed), (lambda: in_a_thread(status), allowed_in_another)):
+        assert library.call("cudaStreamBeginCapture", stream, mode) == 0
+        assert call() == (0 if is_allowed else UNSUPPORTED)
+        assert end_capture(library, stream) == (0 if is_allowed else INVALIDATED)
+    assert status() == 0
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_a_capture_ends_where_it_began(library, mode):
+    streams, event = (
+        [handle(library, "cudaStreamCreate") for _ in range(2)],
+        handle(library, "cudaEventCreate"),
+    )
+    assert library.call("cudaStreamBeginCapture", streams[0], mode) == 0
+    assert library.call("cudaEventRecord", event, streams[0]) == 0
+    assert library.call("cudaStreamWaitEvent", streams[1], event, 0) == 0
+    assert end_capture(library, streams[1]) == UNMATCHED
+    in_another = in_a_thread(lambda: end_capture(library, streams[0]))
+    assert in_another == (0 if mode == RELAXED else WRONG_THREAD)
+    assert end_capture(library, streams[0]) == (401 if mode == RELAXED else 0)
+
+
+def test_other_modes_are_refused(library):
+    stream, mode = handle(library, "cudaStreamCreate"), ctypes.c_int(3)
+    assert library.call("cudaStreamBeginCapture", stream, mode) == INVALID_VALUE
+    exchange = library.call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    assert exchange == INVALID_VALUE
+
+
 EXTERNAL = 1  # cudaEventRecordExternal, cudaEventWaitExternal
 WAIT_NODE, RECORD_NODE = 6, 7  # cudaGraphNodeTypeWaitEvent, cudaGraphNodeTypeEventRecord
 
@@ -310,15 +430,16 @@ def test_an_executable_graph_tells_its_flags(library, graph):
     assert library.call("cudaGraphExecGetFlags", None, ctypes.byref(flags)) == INVALID_VALUE
 
 
-def test_a_value_that_is_read_in_a_capture_ends_it_with_an_error():
+@pytest.mark.parametrize("call", ["(x + 1).item", "torch.cuda.synchronize"])
+def test_a_capture_that_is_waited_for_ends_with_an_error(call):
     text = child(
-        """
+        f"""
         import torch
 
         graph, x = torch.cuda.CUDAGraph(), torch.ones(1, device="cuda")
         with torch.cuda.stream(torch.cuda.Stream()):
             graph.capture_begin()
-            for call in ((x + 1).item, graph.capture_end):
+            for call in ({call}, graph.capture_end):
                 try:
                     print(call())
                 except RuntimeError as error:

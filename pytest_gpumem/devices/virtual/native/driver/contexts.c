@@ -123,6 +123,8 @@ GM_API int cuCtxGetDevice(int *device) {
 }
 
 GM_API int cuCtxSynchronize(void) {
+    int status = gm_status_of_device_end(gm_current_device());
+    if (status) return status;
     gm_order_host_waits_for_device(gm_current_device());
     return GM_SUCCESS;
 }

@@ -2,7 +2,9 @@
 #include "runtime/runtime.h"
 
 GM_API int cuMemAlloc_v2(uintptr_t *address, size_t size) {
-    return size ? gm_malloc((void **)address, size) : GM_INVALID_VALUE;
+    if (!size) return GM_INVALID_VALUE;
+    int status = gm_status_of_unseen_call();
+    return status ? status : gm_malloc((void **)address, size);
 }
 
 GM_API int cuMemFree_v2(uintptr_t address) { return gm_free_any((void *)address); }

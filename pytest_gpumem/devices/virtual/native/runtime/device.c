@@ -288,6 +288,8 @@ GM_API int cudaSetDeviceFlags(unsigned flags) {
 }
 
 GM_API int cudaDeviceSynchronize(void) {
+    int status = gm_status_of_device_end(gm_current_device());
+    if (status) return gm_error(status);
     gm_count_wait();
     gm_order_host_waits_for_device(gm_current_device());
     if (gm_visible()) gm_use_device(gm_current_device());

@@ -34,6 +34,10 @@ static const struct {
      "operation not permitted when stream is capturing"},
     {GM_LAUNCH_TIMEOUT, "cudaErrorLaunchTimeout", endless},
     {GM_CAPTURE_INVALIDATED, "cudaErrorStreamCaptureInvalidated", "the stream's capture was invalidated"},
+    {GM_CAPTURE_UNMATCHED, "cudaErrorStreamCaptureUnmatched", "the capture began on another stream"},
+    {GM_CAPTURED_EVENT, "cudaErrorCapturedEvent", "operation not permitted on an event that a capture has recorded"},
+    {GM_CAPTURE_WRONG_THREAD, "cudaErrorStreamCaptureWrongThread",
+     "the capture began in another thread, and not in the relaxed mode"},
 };
 
 static const char *describe(int status, bool name) {

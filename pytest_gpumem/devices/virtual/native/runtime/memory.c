@@ -122,7 +122,10 @@ bool gm_range_of(const void *pointer, void **base, size_t *size) {
     return first >= 0;
 }
 
-GM_API int cudaMalloc(void **address, size_t size) { return gm_error(gm_malloc(address, size)); }
+GM_API int cudaMalloc(void **address, size_t size) {
+    int status = gm_status_of_unseen_call();
+    return gm_error(status ? status : gm_malloc(address, size));
+}
 
 GM_API int cudaMemGetInfo(size_t *free_memory, size_t *total) {
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);

@@ -33,6 +33,9 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
 GM_API int cudaEventRecord(void *handle, void *on);
 GM_API int cudaStreamIsCapturing(void *stream, int *status);
 void gm_await_stream(void *stream); /* the host does */
+/* Errors, and captures that are invalid from then on, where a stream is captured. */
+int gm_status_of_device_end(int device);
+int gm_status_of_unseen_call(void); /* such as cudaMalloc */
 void gm_add_work(void *stream); /* to the graph that is captured there, or to those that are queued */
 
 /* memory.c */

@@ -28,6 +28,8 @@ typedef struct stream {
     void *_Atomic graph;
     node_list last; /* changed under the lock */
     atomic_bool origin;  /* the capture began on this stream */
+    int mode;            /* of the capture that began here; changed under the lock, as the next one */
+    unsigned long long thread; /* that began it */
     atomic_bool invalid; /* the capture has no result: an operation was asked for that no graph can have */
     gm_stream_order order;
     struct stream *next, *previous;
@@ -168,32 +170,90 @@ GM_API int cudaStreamGetFlags(void *handle, unsigned *flags) {
     return GM_SUCCESS;
 }
 
-/* Whether a capture is invalid; the lock is held. */
+/* ---- calls that no capture can have; what they ask for makes captures invalid (CUDA Programming Guide, "Prohibited
+ * and Unhandled Operations") ---- */
+
+/* The stream behind another one, of all that there are, or NULL; the first is behind NULL. The lock is held. */
+static stream *next_stream(stream *s) {
+    bool is_null = !s || (s >= null_streams && s < null_streams + GM_MAX_DEVICES);
+    stream *next = !s ? null_streams : is_null ? s + 1 : s->next;
+    if (is_null && next == null_streams + GM_MAX_DEVICES) next = streams.next;
+    return next == &streams ? NULL : next;
+}
+
+/* The lock is held. */
 static bool any_invalid(unsigned long long id) {
-    for (const stream *member = streams.next; member != &streams; member = member->next)
+    for (stream *member = next_stream(NULL); member; member = next_stream(member))
         if (member->capture == id && member->invalid) return true;
-    for (int i = 0; i < GM_MAX_DEVICES; i++)
-        if (null_streams[i].capture == id && null_streams[i].invalid) return true;
     return false;
 }
 
+/* The lock is held. */
 static void invalidate(unsigned long long id) {
-    pthread_mutex_lock(&lock);
-    for (stream *member = streams.next; member != &streams; member = member->next)
+    for (stream *member = next_stream(NULL); member; member = next_stream(member))
         if (member->capture == id) member->invalid = true;
-    for (int i = 0; i < GM_MAX_DEVICES; i++)
-        if (null_streams[i].capture == id) null_streams[i].invalid = true;
-    pthread_mutex_unlock(&lock);
 }
 
-/* The host asks for a stream's end, which a captured one does not come to: the capture is invalid from then on (CUDA
- * Programming Guide, "Prohibited and Unhandled Operations"). */
+/* The host asks for a stream's end, which a captured one does not come to. */
 static int status_of_end(const stream *s) {
     unsigned long long id = s->capture;
     if (!id) return GM_SUCCESS;
     if (s->invalid) return GM_CAPTURE_INVALIDATED;
+    pthread_mutex_lock(&lock);
     invalidate(id);
+    pthread_mutex_unlock(&lock);
     return GM_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+/* The end of all streams of a device, in whatever mode one is captured. */
+int gm_status_of_device_end(int device) {
+    int status = GM_SUCCESS;
+    if (!gm_any_capture()) return status;
+    pthread_mutex_lock(&lock);
+    for (stream *s = next_stream(NULL); s; s = next_stream(s)) {
+        if (!s->capture || device_of(s) != device) continue;
+        if (!s->invalid) invalidate(s->capture);
+        status = GM_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* That of an event, or its wait, is not permitted once a capture has recorded it. */
+static int status_of_event(const event *e) {
+    if (!e->capture) return GM_SUCCESS;
+    pthread_mutex_lock(&lock);
+    invalidate(e->capture);
+    pthread_mutex_unlock(&lock);
+    return GM_CAPTURED_EVENT;
+}
+
+enum { MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 }; /* cudaStreamCaptureMode */
+
+static _Thread_local int thread_mode;
+
+/* This thread's number. */
+static unsigned long long this_thread(void) {
+    static atomic_ullong threads;
+    static _Thread_local unsigned long long number;
+    if (!number) number = atomic_fetch_add(&threads, 1) + 1;
+    return number;
+}
+
+/* The status of a call that captures do not see, as cudaMalloc (CUDA Runtime API,
+ * "cudaThreadExchangeStreamCaptureMode"). */
+int gm_status_of_unseen_call(void) {
+    int status = GM_SUCCESS;
+    if (!gm_any_capture() || thread_mode == MODE_RELAXED) return status;
+    pthread_mutex_lock(&lock);
+    for (stream *s = next_stream(NULL); s; s = next_stream(s)) {
+        if (!s->capture || !s->origin || s->mode == MODE_RELAXED) continue;
+        if (s->thread != this_thread() && (thread_mode != MODE_GLOBAL || s->mode != MODE_GLOBAL)) continue;
+        invalidate(s->capture);
+        status = GM_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 GM_API int cudaStreamQuery(void *handle) { return gm_error(status_of_end(stream_of(handle))); }
@@ -293,13 +353,13 @@ GM_API int cudaEventRecord(void *handle, void *on) { return record_with(handle, 
 
 GM_API int cudaEventQuery(void *handle) {
     gm_order_asked(&((event *)handle)->order, __builtin_return_address(0));
-    return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+    return gm_error(status_of_event(handle));
 }
 
 GM_API int cudaEventSynchronize(void *handle) {
     gm_count_wait();
     gm_order_host_waits(&((event *)handle)->order, __builtin_return_address(0));
-    return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+    return gm_error(status_of_event(handle));
 }
 
 GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
@@ -350,7 +410,7 @@ static int capture_status(const stream *s) {
 }
 
 GM_API int cudaStreamBeginCapture(void *handle, int mode) {
-    (void)mode;
+    if (mode < MODE_GLOBAL || mode > MODE_RELAXED) return gm_error(GM_INVALID_VALUE);
     if ((uintptr_t)handle <= 1) return gm_error(GM_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream */
     stream *s = stream_of(handle);
     if (s->capture) return gm_error(GM_ILLEGAL_STATE);
@@ -359,6 +419,8 @@ GM_API int cudaStreamBeginCapture(void *handle, int mode) {
     pthread_mutex_lock(&lock);
     s->graph = g;
     s->origin = true;
+    s->mode = mode;
+    s->thread = this_thread();
     s->capture = ++captures;
     gm_count_captures(1);
     pthread_mutex_unlock(&lock);
@@ -375,13 +437,14 @@ static void leave_capture(stream *s, unsigned long long id) {
 
 GM_API int cudaStreamEndCapture(void *handle, void **out) {
     stream *s = stream_of(handle);
-    if (!s->capture || !s->origin) return gm_error(GM_ILLEGAL_STATE);
+    if (!s->capture) return gm_error(GM_ILLEGAL_STATE);
+    if (!s->origin) return gm_error(GM_CAPTURE_UNMATCHED);
+    if (s->mode != MODE_RELAXED && s->thread != this_thread()) return gm_error(GM_CAPTURE_WRONG_THREAD);
     unsigned long long id = s->capture;
     bool invalid = s->invalid;
     void *g = s->graph;
     pthread_mutex_lock(&lock);
-    for (stream *member = streams.next; member != &streams; member = member->next) leave_capture(member, id);
-    for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
+    for (stream *member = next_stream(NULL); member; member = next_stream(member)) leave_capture(member, id);
     gm_count_captures(-1);
     pthread_mutex_unlock(&lock);
     if (invalid) cudaGraphDestroy(g);
@@ -456,9 +519,9 @@ GM_API int cudaStreamUpdateCaptureDependencies_v2(void *handle, void *const *nod
 }
 
 GM_API int cudaThreadExchangeStreamCaptureMode(int *mode) {
-    static _Thread_local int current;
-    int previous_mode = current;
-    current = *mode;
+    if (!mode || *mode < MODE_GLOBAL || *mode > MODE_RELAXED) return gm_error(GM_INVALID_VALUE);
+    int previous_mode = thread_mode;
+    thread_mode = *mode;
     *mode = previous_mode;
     return GM_SUCCESS;
 }
