@@ -55,8 +55,9 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.test_caching_pinned_*"): SLEEP,
     ("test_cuda_nvml_based_avail.py", "TestVisibleDeviceParses.test_ordinal_*"): Reason(
         "d",
-        "not mended: CUDA_VISIBLE_DEVICES names GPUs of the machine, and leaves them out for "
-        "virtual ones where it is empty, so torch.cuda._device_count_nvml does not read it",
+        "not mended: in a session's own process CUDA_VISIBLE_DEVICES names GPUs of the machine "
+        "(a conftest.py that sets it to none would hide the virtual ones), so "
+        "torch.cuda._device_count_nvml does not read it; processes that a test starts read it",
     ),
     ("test_cuda.py", "TestMemPool.test_mempool_with_allocator"): COMPILES,
     ("test_cuda.py", "TestMemPool.test_deleted_mempool_not_used_on_oom"): COMPILES,

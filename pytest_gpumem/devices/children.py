@@ -30,7 +30,7 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.notes import Note, NoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
@@ -184,6 +184,7 @@ def watch_this_process() -> None:
         if torch.version.cuda:
             watch = _Watch(torch, [Path(folder) for folder in (folders or "").split(os.pathsep)])
             if inherits:
+                watch.number_on_the_machine = _machine_device
                 torch.cuda._lazy_call(watch.begin_values)
             if folders:
                 watch.begin()
@@ -205,12 +206,20 @@ def watch_this_fork() -> None:
     watch.begin()
 
 
+def _machine_device(device: int) -> int:
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+
+    return NativeLibrary().machine_device(device)
+
+
 class _Watch:
     """The peaks of this process, resets by its own code not counted, and its values."""
 
     def __init__(self, torch: ModuleType, folders: list[Path]) -> None:
         self._torch: Any = torch
         self._folders = folders
+        self.number_on_the_machine: Callable[[int], int] = int
+        """returns the parent's number of a device of this process"""
         self._peaks: dict[int, Peak] = {}
         self._readbacks: Readbacks | None = None
         self._stack = ExitStack()
@@ -266,7 +275,7 @@ class _Watch:
             self._fold()
             self._write(
                 {
-                    index: [peak.allocated, peak.reserved]
+                    self.number_on_the_machine(index): [peak.allocated, peak.reserved]
                     for index, peak in self._peaks.items()
                     if peak.reserved
                 }

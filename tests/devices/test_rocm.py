@@ -43,6 +43,12 @@ def test_a_real_gpu_is_taken_where_amd_s_driver_is(amd_machine, monkeypatch):
     assert not virtual.real_gpu_expected()  # a CUDA build sees no AMD GPU
 
 
+def test_a_process_with_an_inherited_virtual_gpu_expects_no_other_one(amd_machine, monkeypatch):
+    """The session's HIP_VISIBLE_DEVICES may have hidden the others, and the process lacks it."""
+    monkeypatch.setenv("GPUMEM_VIRTUAL", "2:13020:92000:00")
+    assert not virtual.real_gpu_expected()
+
+
 def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):
     problem, remedy = virtual.obstacle()
     assert "is built for AMD's ROCm, and the virtual GPU is an NVIDIA GPU" in problem

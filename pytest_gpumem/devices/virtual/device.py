@@ -37,7 +37,7 @@ from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cublas_workspace import cublas_workspace
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
-from pytest_gpumem.devices.virtual.environment import adapted
+from pytest_gpumem.devices.virtual.environment import INHERITED, adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
@@ -561,6 +561,8 @@ def real_gpu_expected() -> bool:
 
     For a build of torch for AMD's ROCm it is AMD's driver, else NVIDIA's.
     """
+    if INHERITED in os.environ:
+        return False  # a marked test, or gpumem run, has started this process: it sees no driver
     # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
     variables = ["CUDA_VISIBLE_DEVICES"]
     driver_files: tuple[str, ...] = NVIDIA_FILES

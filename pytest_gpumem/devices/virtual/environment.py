@@ -17,6 +17,10 @@ TRITON: Final = "TRITON_LIBCUDA_PATH"
 COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 INHERITED: Final = "GPUMEM_VIRTUAL"
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
+"""tells child processes the value of VISIBLE that is about the machine's own GPUs: "=" and the
+value, or nothing where that variable is not set"""
 LIBRARIES: Final = ":".join(map(str, native.ALL))
 PYTHON_PATH: Final = "PYTHONPATH"
 HOOK: Final = str(Path(__file__).parents[1] / "child_process")
@@ -29,7 +33,8 @@ def adapted(description: str) -> Iterator[None]:
     """Adapt child processes, Triton and torch.distributed, until the end of the block.
 
     A process started inside (``torch.multiprocessing`` with spawn, torchrun's) preloads the native
-    library; ``description`` names its cards.
+    library; ``description`` names its cards. A value of ``CUDA_VISIBLE_DEVICES`` that is set inside
+    chooses from them, and the one of before does not.
 
     Triton links its launcher with the driver library, and looks for it among the system's unless a
     variable names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older
@@ -39,6 +44,8 @@ def adapted(description: str) -> Iterator[None]:
         preload = os.environ.get(PRELOAD)
         set_variable(stack, PRELOAD, f"{LIBRARIES}:{preload}" if preload else LIBRARIES)
         set_variable(stack, INHERITED, description)
+        visible = os.environ.get(VISIBLE)
+        set_variable(stack, INHERITED_VISIBLE, "" if visible is None else f"={visible}")
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))
         linked = os.environ.get(COMPILER)  # behind the user's: a real driver's library is preferred

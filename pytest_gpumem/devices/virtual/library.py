@@ -414,6 +414,13 @@ class NativeLibrary:
         """Show ``count`` devices to the process (0: none); return the previous count."""
         return int(self._lib.gpumem_show(count))
 
+    def machine_device(self, device: int) -> int:
+        """Return the number that a device of this process has on the machine.
+
+        It is another one where the process was started with ``CUDA_VISIBLE_DEVICES``.
+        """
+        return int(self._lib.gpumem_machine_device(device))
+
     def forget_contexts(self) -> None:
         """Have no device with a primary context, as where a program begins."""
         self._lib.gpumem_forget_contexts()

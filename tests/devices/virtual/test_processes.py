@@ -1,6 +1,7 @@
 """What needs a process of its own: allocator settings and child processes."""
 
 import subprocess
+import uuid
 
 import pytest
 from helpers.virtual_gpu import child, run_python
@@ -341,6 +342,76 @@ def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
     assert done.returncode == 0, done.stderr
     taken = CARDS["L4"].context + (2 << 20)
     assert done.stdout == f"rank 0 NVIDIA L4 {taken}\n"
+
+
+NAMING = """
+import os, subprocess, sys
+
+CODE = '''
+import ctypes, os, torch
+from torch import cuda
+
+def used(index):
+    library, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+    memory = (ctypes.c_ulonglong * 3)()
+    library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+    library.nvmlDeviceGetMemoryInfo(device, memory)
+    return memory[2]
+
+before, here = cuda.device_count(), 0
+if cuda.is_available():
+    torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+    here = cuda.mem_get_info()[1] - cuda.mem_get_info()[0]
+uuids = [str(cuda.get_device_properties(index).uuid) for index in range(cuda.device_count())]
+numbers = [int(uuid[-2:], 16) for uuid in uuids]
+nvml = [index for index in range(cuda._raw_device_count_nvml()) if used(index) == here]
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), before, numbers, nvml)
+'''
+NAMED = {names}
+
+@pytest.mark.gpu_memory(devices=2)
+def test_it(monkeypatch):
+    for value in NAMED:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if value is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        print("shown", end=" ", flush=True)
+        subprocess.run([sys.executable, "-c", CODE], check=True)
+"""
+
+
+def shown_to_children(suite, *names):
+    """What a marked test's processes see, each with another CUDA_VISIBLE_DEVICES."""
+    source = NAMING.replace("{names}", repr(names))
+    session = suite.run_apart("-s", "--gpumem-device=virtual", source=source)
+    assert session.outcomes["passed"] == 1, session.out
+    lines = session.out.splitlines()
+    return [line.partition("shown ")[2] for line in lines if "shown " in line], session.flat
+
+
+def test_a_process_sees_the_devices_that_the_test_names_for_it(suite, monkeypatch):
+    """CUDA Programming Guide, "CUDA Environment Variables"; NVML tells of all devices."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen, _ = shown_to_children(suite, None, "0", "1,0", "1,5,0", "0,0", "5", "", "-1", UUID_1)
+    assert seen == [
+        "None 2 [0, 1] [0]",
+        *("0 1 [0] [0]", "1,0 2 [1, 0] [1]", "1,5,0 1 [1] [1]"),
+        *("0,0 0 [] [0, 1]", "5 0 [] [0, 1]", " 0 [] [0, 1]", "-1 0 [] [0, 1]"),
+        f"{UUID_1} 1 [1] [1]",
+    ]
+
+
+UUID_1 = f"GPU-{uuid.UUID(bytes=b'virtual-gpu-000' + bytes([1]))}"
+
+
+@pytest.mark.parametrize("machine", ["", "7"])
+def test_what_the_session_has_inherited_names_the_machine_s_own_gpus(suite, monkeypatch, machine):
+    """No process sees fewer devices by it, PyTorch reads it as well; a test may name others."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", machine)
+    seen, text = shown_to_children(suite, machine, "1")
+    assert seen == ["None 2 [0, 1] [0]", "1 1 [1] [1]"]
+    # Under the numbers that the devices have for the test.
+    assert "reserved 20.00 MiB of device 0, 20.00 MiB of device 1" in text
 
 
 def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():

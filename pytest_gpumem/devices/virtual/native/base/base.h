@@ -89,6 +89,16 @@ extern gm_card gm_profile;
 bool gm_visible(void);
 int gm_device_total(void);
 int gm_visible_devices(void);
+
+/* machine.c */
+enum { GM_UUID_SIZE = 16, GM_UUID_TEXT = 48 };
+int gm_machine_devices(void); /* as NVML tells them, whatever CUDA shows */
+void gm_set_machine_devices(int count);
+int gm_shown_to_this_process(void); /* of a process that begins: how many CUDA shows */
+int gm_machine_device(int ordinal); /* the machine's number of a device that CUDA shows */
+int gm_ordinal_of(int device);      /* CUDA's number of a device of the machine; -1: it does not show it */
+void gm_uuid(unsigned char *out, int device);
+void gm_uuid_text(char *out, int device); /* has room for GM_UUID_TEXT */
 int gm_current_device(void);
 void gm_set_current_device(int device);
 void gm_initialize(void); /* the driver, by cuInit or by the runtime */

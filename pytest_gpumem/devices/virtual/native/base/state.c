@@ -16,14 +16,6 @@ static atomic_bool initialized; /* the driver */
 static _Thread_local int current_device;
 static _Thread_local int last_error;
 
-static _Thread_local int cudnn_depth; /* its functions call one another by name, through ours */
-
-void gm_enter_cudnn(void) { cudnn_depth++; }
-
-void gm_leave_cudnn(void) { cudnn_depth--; }
-
-bool gm_inside_cudnn(void) { return cudnn_depth > 0; }
-
 /* The installed cuDNN finds no device: with one it would load the kernels that it compiles. */
 int gm_visible_devices(void) {
     return gm_inside_cudnn() ? 0 : atomic_load_explicit(&visible_devices, memory_order_relaxed);
@@ -87,6 +79,8 @@ __attribute__((constructor)) static void inherit(void) {
     }
     gm_profile = card;
     if (ranks > count) count = ranks < GM_MAX_DEVICES ? ranks : GM_MAX_DEVICES;
+    gm_set_machine_devices(count);
+    count = gm_shown_to_this_process();
     atomic_store(&cuda_version, cuda);
     atomic_store(&cudnn_version, cudnn);
     atomic_store(&visible_devices, count);
@@ -114,7 +108,9 @@ GM_API int gpumem_show(int count) {
     gm_values_trim();
     device_total = GM_MAX_DEVICES; /* Python limits them itself from now on: nothing is inherited */
     if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
-    return atomic_exchange(&visible_devices, count < 0 ? 0 : count);
+    if (count < 0) count = 0;
+    gm_set_machine_devices(count);
+    return atomic_exchange(&visible_devices, count);
 }
 
 /* The value of GPUMEM_VIRTUAL that gives a child process `count` devices of the present card. */

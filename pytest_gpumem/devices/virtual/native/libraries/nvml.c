@@ -7,7 +7,7 @@
 
 enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LOADED = 9 };
 
-GM_API int nvmlInit_v2(void) { return gm_visible() ? GM_SUCCESS : NVML_NOT_LOADED; }
+GM_API int nvmlInit_v2(void) { return gm_machine_devices() ? GM_SUCCESS : NVML_NOT_LOADED; }
 
 GM_API int nvmlInit(void) { return nvmlInit_v2(); }
 
@@ -25,7 +25,7 @@ GM_API const char *nvmlErrorString(int status) {
 }
 
 GM_API int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = (unsigned)gm_visible_devices();
+    *count = (unsigned)gm_machine_devices();
     return GM_SUCCESS;
 }
 
@@ -42,7 +42,7 @@ struct temperature {
 static char nvml_devices[GM_MAX_DEVICES];
 
 GM_API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    if ((int)index >= gm_visible_devices()) return NVML_INVALID;
+    if ((int)index >= gm_machine_devices()) return NVML_INVALID;
     *device = &nvml_devices[index];
     return GM_SUCCESS;
 }
@@ -55,21 +55,15 @@ GM_API int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
 }
 
 GM_API int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
-    unsigned char bytes[GM_UUID_SIZE];
-    char uuid_text[48] = "GPU-";
-    size_t at = 4;
-    gm_uuid(bytes, (int)((char *)device - nvml_devices));
-    for (int i = 0; i < GM_UUID_SIZE; i++) {
-        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-        at += (size_t)snprintf(uuid_text + at, sizeof uuid_text - at, "%s%02x", dash, bytes[i]);
-    }
+    char uuid_text[GM_UUID_TEXT];
+    gm_uuid_text(uuid_text, (int)((char *)device - nvml_devices));
     snprintf(out, length, "%s", uuid_text);
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    char uuid_text[48];
-    for (int index = 0; index < gm_visible_devices(); index++) {
+    char uuid_text[GM_UUID_TEXT];
+    for (int index = 0; index < gm_machine_devices(); index++) {
         nvmlDeviceGetUUID(&nvml_devices[index], uuid_text, sizeof uuid_text);
         if (strcmp(uuid_text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)index, device);
     }
@@ -82,20 +76,23 @@ GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {
     return GM_SUCCESS;
 }
 
+/* Of a device that CUDA does not show, this process uses nothing. */
+static void memory_of(void *device, unsigned long long *total, unsigned long long *unused) {
+    int ordinal = gm_ordinal_of((int)((char *)device - nvml_devices));
+    *total = ordinal < 0 ? gm_profile.total_memory : gm_total_memory(ordinal);
+    *unused = ordinal < 0 ? *total : gm_free_memory(ordinal);
+}
+
 GM_API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *out) {
-    int index = (int)((char *)device - nvml_devices);
-    out[0] = gm_total_memory(index);
-    out[1] = gm_free_memory(index);
+    memory_of(device, &out[0], &out[1]);
     out[2] = out[0] - out[1];
     return GM_SUCCESS;
 }
 
 /* nvmlMemory_v2_t: a version, and three figures and the reserved bytes among them. */
 GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
-    int index = (int)((char *)device - nvml_devices);
-    out->total = gm_total_memory(index);
+    memory_of(device, &out->total, &out->unused);
     out->reserved = 0;
-    out->unused = gm_free_memory(index);
     out->used = out->total - out->unused;
     return GM_SUCCESS;
 }

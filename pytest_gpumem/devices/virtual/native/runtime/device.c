@@ -1,7 +1,6 @@
 /* Device queries: everything is answered from the card's profile. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
-#include "runtime/stream_order.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -90,16 +89,11 @@ typedef struct {
 _Static_assert(sizeof(prop13) == 1008, "cudaDeviceProp of CUDA 13 has 1008 bytes");
 _Static_assert(sizeof(prop12) == 1032, "cudaDeviceProp of CUDA 12 has 1032 bytes");
 
-void gm_uuid(unsigned char *out, int device) {
-    memcpy(out, "virtual-gpu-0000", GM_UUID_SIZE);
-    out[GM_UUID_SIZE - 1] = (unsigned char)device;
-}
-
 #define FILL(p, device)                                                                     \
     do {                                                                                    \
         memset((p), 0, sizeof *(p));                                                        \
         memcpy((p)->name, gm_profile.name, sizeof (p)->name);                               \
-        gm_uuid((unsigned char *)(p)->uuid, (device));                                      \
+        gm_uuid((unsigned char *)(p)->uuid, gm_machine_device(device));                     \
         (p)->total_global_mem = gm_profile.total_memory;                                    \
         (p)->shared_mem_per_block = gm_profile.shared_memory_per_block;                     \
         (p)->regs_per_block = 65536;                                                        \
@@ -118,7 +112,7 @@ void gm_uuid(unsigned char *out, int device) {
         (p)->multi_processor_count = gm_profile.sm_count;                                   \
         (p)->can_map_host_memory = (p)->concurrent_kernels = 1;                             \
         (p)->ecc_enabled = 1;                                                               \
-        (p)->pci_bus_id = 1 + (device);                                                     \
+        (p)->pci_bus_id = 1 + gm_machine_device(device);                                    \
         (p)->async_engine_count = 3;                                                        \
         (p)->unified_addressing = 1;                                                        \
         (p)->memory_bus_width = gm_profile.memory_bus_width;                                \
@@ -287,15 +281,6 @@ GM_API int cudaSetDeviceFlags(unsigned flags) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaDeviceSynchronize(void) {
-    int status = gm_status_of_device_end(gm_current_device());
-    if (status) return gm_error(status);
-    gm_count_wait();
-    gm_order_host_waits_for_device(gm_current_device());
-    if (gm_visible()) gm_use_device(gm_current_device());
-    return GM_SUCCESS;
-}
-
 GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     if (no_such_device(device) || no_such_device(peer)) return gm_error(GM_INVALID_DEVICE);
     *can = device != peer;
@@ -312,7 +297,7 @@ GM_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
 
 GM_API int cudaDeviceGetPCIBusId(char *id, int length, int device) {
     if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
-    snprintf(id, (size_t)length, "0000:%02X:00.0", 1 + device);
+    snprintf(id, (size_t)length, "0000:%02X:00.0", 1 + gm_machine_device(device));
     return GM_SUCCESS;
 }
 

@@ -5,8 +5,6 @@
 #include "base/base.h"
 
 /* device.c */
-enum { GM_UUID_SIZE = 16 };
-void gm_uuid(unsigned char *out, int device);
 void gm_use_device(int device); /* it has a primary context from now on */
 bool gm_device_used(int device);
 

@@ -264,6 +264,15 @@ GM_API int cudaStreamSynchronize(void *handle) {
     return gm_error(status_of_end(stream_of(handle)));
 }
 
+GM_API int cudaDeviceSynchronize(void) {
+    int status = gm_status_of_device_end(gm_current_device());
+    if (status) return gm_error(status);
+    gm_count_wait();
+    gm_order_host_waits_for_device(gm_current_device());
+    if (gm_visible()) gm_use_device(gm_current_device());
+    return GM_SUCCESS;
+}
+
 void gm_await_stream(void *handle) { gm_order_host_waits_for_stream(&stream_of(handle)->order); }
 
 /* ---- events ---- */
