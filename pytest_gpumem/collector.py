@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 STOCK: Final = 20_000
 """spares at the beginning of a measurement"""
-LONGEST_TUPLE: Final = 20
+MAX_TUPLE_LENGTH: Final = 20
 """elements of the tuples that Python keeps for reuse"""
 REUSED: Final = 80
 """freed lists, dicts, and tuples of each length, that Python keeps for reuse, at least"""
@@ -116,5 +116,5 @@ def keep_for_reuse() -> None:
 
 
 _reusable: Final[list[list[object]]] = []
-_ELEMENTS: Final = tuple(range(LONGEST_TUPLE))
-_SLICES: Final = tuple(map(slice, range(1, LONGEST_TUPLE)))
+_ELEMENTS: Final = tuple(range(MAX_TUPLE_LENGTH))
+_SLICES: Final = tuple(map(slice, range(1, MAX_TUPLE_LENGTH)))

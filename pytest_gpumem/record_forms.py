@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
-MOST: Final = 2**63 - 1
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+MAX_INT: Final = 2**63 - 1
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 """bytes, or a count"""
-Signed = Annotated[int, msgspec.Meta(ge=-MOST - 1, le=MOST)]
+Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
 """a number that may be below zero"""
 FILE_NAMES: Final = {"nbytes": "bytes"}
 """the names of fields in files, where they are others"""

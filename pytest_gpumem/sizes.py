@@ -49,7 +49,7 @@ _HOW_TO_WRITE_A_TOLERANCE = (
     "write '2%', '64MiB', '2%, 64MiB' (the larger of the two), or their sum, '2% + 64MiB'"
 )
 
-_LONGEST_SHOWN: Final = 80
+MAX_SHOWN_LENGTH: Final = 80
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 
@@ -61,7 +61,7 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - a __repr__ may raise anything
         brief = f"<{type(value).__name__}>"
     line = " ".join("".join(c if c.isprintable() else " " for c in brief).split())
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}..."
+    return line if len(line) <= MAX_SHOWN_LENGTH else f"{line[:MAX_SHOWN_LENGTH]}..."
 
 
 def parse_size(text: str) -> int:

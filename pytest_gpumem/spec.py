@@ -48,7 +48,7 @@ __tracebackhide__ = is_own_error
 MAX_DEVICES: Final = 16
 """of one process; the native library has arrays for as many"""
 _MAX_WARMUP: Final = 1000
-_LONGEST_NAME: Final = 60
+MAX_NAME_LENGTH: Final = 60
 _SIZES: Final = {"batch_size", "batch_sizes"}
 
 
@@ -353,7 +353,7 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
             f"{name} is for the whole test, not for a part",
             f"put {name} on the test, in @pytest.mark.gpu_memory(...)",
         )
-    close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), readers, n=1)
+    close = difflib.get_close_matches(name[:MAX_NAME_LENGTH].lower(), readers, n=1)
     if not close:
         remedy = f"write one of {', '.join(name for name in readers if name not in TEXT_LIMITS)}"
     elif close[0].endswith("_gib"):
@@ -365,7 +365,7 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
 
 def _brief(name: str) -> str:
     """Return an argument's name as it was written; cut short where it is no name of a person's."""
-    return name if name.isidentifier() and len(name) <= _LONGEST_NAME else shown(name)
+    return name if name.isidentifier() and len(name) <= MAX_NAME_LENGTH else shown(name)
 
 
 _PART_READERS: Final[Mapping[str, Reader]] = {

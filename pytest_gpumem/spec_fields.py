@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = is_own_error
 
-_MAX_GIB: Final = 10**9
+MAX_GIB: Final = 10**9
 _MAX_LEAK_MIB: Final = 10**12
 MAX_BATCH: Final = 10**9
 MAX_SIZES: Final = 1000
@@ -44,10 +44,10 @@ def read_budget(name: str, value: object) -> float:
             f"{name} must be a number above 0",
             f"write {name}=8 for 8 GiB, or leave out {name} for no limit",
         )
-    if number > _MAX_GIB:
+    if number > MAX_GIB:
         raise SpecError(
             name,
-            f"{name} is more than {_MAX_GIB:,} GiB",
+            f"{name} is more than {MAX_GIB:,} GiB",
             f"write GiB, not bytes: {name}=8; or leave out {name} for no limit",
         )
     if gib(number) == 0:
@@ -88,7 +88,7 @@ def read_size_limit(name: str, value: object) -> SizeLimit:
             name, f"{name} must be text with a unit", f'write {name}="5GB", or {number}={plain}'
         )
     nbytes = parse_size(value)
-    if not (nbytes > 0 or (nbytes == 0 and name == "max_leak")) or nbytes > _MAX_GIB * GIB:
+    if not (nbytes > 0 or (nbytes == 0 and name == "max_leak")) or nbytes > MAX_GIB * GIB:
         raise SpecError(name, f"{name} must be above 0 B", f'write for example {name}="512MiB"')
     return SizeLimit(value.strip(), nbytes)
 
@@ -108,7 +108,7 @@ def _plain_gib(value: object) -> str:
                 meant = Fraction(parse_size(size), GIB)
             except SpecError:
                 continue
-            if 0 < meant <= _MAX_GIB:
+            if 0 < meant <= MAX_GIB:
                 return str(meant) if meant.denominator == 1 else repr(float(meant))
     return "8"
 
@@ -152,7 +152,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
 def read_limit_per_sample(name: str, value: object) -> float:
     """Return a limit in MiB."""
     number = _number(value)
-    if number is None or not 0 < number <= _MAX_GIB:
+    if number is None or not 0 < number <= MAX_GIB:
         raise SpecError(
             name, f"{name} must be a number of MiB above 0", f"write for example {name}=120"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from pytest_gpumem.record_forms import MOST, Forms
+from pytest_gpumem.record_forms import MAX_INT, Forms
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,8 +60,8 @@ def test_fields_are_required_unless_they_are_optional(forms):
 
 def test_numbers_are_of_64_bits_and_below_zero_only_where_that_is_said(forms):
     form = forms.of(Row, optional=("kind",), signed=("change",))
-    assert read(form, path="", bytes=MOST, change=-MOST - 1).change < 0
-    for fields in ({"bytes": -1, "change": 0}, {"bytes": MOST + 1, "change": 0}):
+    assert read(form, path="", bytes=MAX_INT, change=-MAX_INT - 1).change < 0
+    for fields in ({"bytes": -1, "change": 0}, {"bytes": MAX_INT + 1, "change": 0}):
         with pytest.raises(msgspec.ValidationError):
             read(form, path="", **fields)
 

@@ -22,7 +22,7 @@ from benchmarks.harness import line, open_card, publish, table
 
 CARDS = ("RTX 3090", "L4", "A100-80GB", "H100", "RTX 5090")
 PASSES = ("forward", "data gradient", "filter gradient")
-MOST = 2**30
+MAX_WORKSPACE = 2**30
 """bytes of the largest tensor of a convolution"""
 
 Answers = Mapping[str, int | str]
@@ -81,7 +81,7 @@ def drawn(count: int, seed: int = 1) -> list[Conv]:
         dtype = draw.choice(("float32", "float16", "bfloat16"))
         stride, last = draw.choice((1, 1, 2)), draw.random() < 0.4
         one = Conv(images, weights, stride, padding, groups, dtype, last)
-        if one.size <= MOST and one not in found:
+        if one.size <= MAX_WORKSPACE and one not in found:
             found.append(one)
     return found
 

@@ -33,7 +33,7 @@ from tabulate import tabulate
 
 from benchmarks import harness
 
-MOST = 1.3
+MAX_RATIO = 1.3
 """times its own time that a suite may take with the line"""
 
 
@@ -232,11 +232,11 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
     caught = int(regressed[1]) if regressed else 0
     named = place in grown.output
     ratio = of_compared / of_own
-    within = "within" if ratio <= MOST else "beyond"
+    within = "within" if ratio <= MAX_RATIO else "beyond"
     sentences = [
         f"{suite.baselines()} tests have a baseline.",
         f"The growth: {caught} tests regressed; {place} is {'' if named else 'not '}named.",
-        f"Compared, it takes {ratio:.2f} times its own time, {within} the {MOST:g}.",
+        f"Compared, it takes {ratio:.2f} times its own time, {within} the {MAX_RATIO:g}.",
     ]
     for test in sorted(failed(compared[-1]) - failed(own[-1])):
         reasons = [why for part, why in suite.library.reasons.items() if part in test]

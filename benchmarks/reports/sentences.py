@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "pytest_gpumem"
-FEWEST_WORDS = 4
+MIN_WORDS = 4
 SHARED = 1 / 3
 """part of two sentences' words that they share at least, to be one sentence in two wordings"""
 
@@ -61,7 +61,7 @@ def sentences(sources: dict[str, str]) -> set[str]:
         for text in texts(source):
             flat = " ".join(text.split())
             letters = sum(it.isalpha() or it == " " for it in flat)
-            if len(words(flat)) >= FEWEST_WORDS and letters * 10 > len(flat) * 7:
+            if len(words(flat)) >= MIN_WORDS and letters * 10 > len(flat) * 7:
                 found.add(flat)
     return found
 

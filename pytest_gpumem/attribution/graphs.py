@@ -24,7 +24,7 @@ MAX_NODES: Final = 100_000
 """nodes of one graph that are walked over"""
 MAX_PACKED: Final = 500
 """objects that are walked over, of those that one saved tensor's hooks keep"""
-DEEPEST: Final = 8
+MAX_DEPTH: Final = 8
 """steps from a hook to what it keeps"""
 
 
@@ -174,7 +174,7 @@ def packed_objects(kept: Iterable[object]) -> Iterator[Any]:
                 yield tensor.grad_fn
         elif is_node(value):
             yield value
-        elif depth < DEEPEST:
+        elif depth < MAX_DEPTH:
             with suppress(Exception):
                 pending += [(part, depth + 1) for part in parts_of(value)]
 

@@ -98,7 +98,7 @@ class Replay:
         ]
         self._expandable = bool(settings.get("expandable_segments"))
         limit = settings.get("max_split_size", -1)
-        self._most_split = limit if isinstance(limit, int) and limit > 0 else None
+        self._max_split = limit if isinstance(limit, int) and limit > 0 else None
         self._bases: list[int] = []
         self._ends: dict[int, int] = {}
         self._addresses: list[int] = []
@@ -193,7 +193,7 @@ class Replay:
             if size <= SMALL or self._expandable:
                 splits = room - size >= BLOCK
             else:
-                limit = self._most_split
+                limit = self._max_split
                 splits = room - size > SMALL and (limit is None or size < limit)
             size = size if splits else room
         self._remove(address)  # the allocator gives an address again once its block is freed

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Category
 
-DEEPEST: Final = 4
+MAX_DEPTH: Final = 4
 """levels of lists and dicts in a module's arguments that are searched for tensors"""
 
 
@@ -160,12 +160,12 @@ class Observer:
         if not active:
             batch = [
                 tensor
-                for tensor in nested_tensors((args, *results[:-1]), DEEPEST)
+                for tensor in nested_tensors((args, *results[:-1]), MAX_DEPTH)
                 if tensor.grad_fn is None
             ]
             self._sweep("batch data", batch)
             # The tag tells an output from inner activations.
-            self._sweep("activations", nested_tensors(results[-1], DEEPEST))
+            self._sweep("activations", nested_tensors(results[-1], MAX_DEPTH))
 
     def around_register_parameter(self, register: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module.register_parameter``: the parameter is noted."""
@@ -375,7 +375,7 @@ class Observer:
         # Most optimizers write in their tensors; the state of one that makes new ones moves.
         samples = [states[at] for at in (0, len(states) // 2, -1)] if states else []
         places = [
-            place_of(tensor) for state in samples for tensor in nested_tensors(state, DEEPEST)
+            place_of(tensor) for state in samples for tensor in nested_tensors(state, MAX_DEPTH)
         ]
         if self._states.get(id(optimizer)) == (len(states), places):
             return
@@ -383,7 +383,7 @@ class Observer:
         tensors: list[Tensor] = []
         names: list[str] = []
         for parameter, state in zip(list(optimizer.state), states, strict=True):
-            tensors += (inside := nested_tensors(state, DEEPEST))
+            tensors += (inside := nested_tensors(state, MAX_DEPTH))
             names += [self._parameter_name(parameter)] * len(inside)
         self._sweep("optimizer state", tensors, names)
 

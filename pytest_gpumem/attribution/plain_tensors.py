@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-DEEPEST = 8
+MAX_DEPTH = 8
 """wrappers in wrappers; a class that gives itself would never end"""
 
 
@@ -30,7 +30,7 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
             return tensor.get_device(), 0
 
 
-def plain_tensors(tensor: Tensor, depth: int = DEEPEST) -> Iterator[Tensor]:
+def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
     """Yield the tensors with the storage of a tensor: itself, or those that its class wraps.
 
     ``__tensor_flatten__`` names them, as torch.compile asks for them (see

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     Place = tuple[int, int]
     """device and address of a storage"""
 
-DEEPEST: Final = 12
+MAX_DEPTH: Final = 12
 """objects between a tensor and a name; modules in modules count as one"""
-DEEPEST_MODULE: Final = 100
+MAX_MODULE_DEPTH: Final = 100
 MAX_TENSORS: Final = 200
 """tensors to find holders for, the largest first"""
 MAX_OBJECTS: Final = 200
@@ -279,7 +279,7 @@ class _Climb:
         """Return the memory of all blocks, each with a name, or with the longest way to it."""
         climbed = 0
         self._look_at_locals(self._level)
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             # Where a level has too many, the largest come first; ties as the collector has them.
             nodes = [node for node in self._level if not node.memory.root]
             nodes.sort(key=lambda node: -node.memory.weight)
@@ -345,7 +345,7 @@ class _Climb:
             _name(named, f"class attribute {key} of {referrer.__qualname__}")
             return
         words = _words(referrer, node)
-        for _ in range(DEEPEST_MODULE):  # up to the outermost module; one may be in itself
+        for _ in range(MAX_MODULE_DEPTH):  # up to the outermost module; one may be in itself
             if id(referrer) not in self._parents:
                 break
             referrer = self._parents[id(referrer)]

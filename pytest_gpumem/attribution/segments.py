@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.categories import Blocks
     from pytest_gpumem.attribution.history_replay import Block
 
-MOST: Final = 30
+MAX_REQUESTS: Final = 30
 """requests that are told: the last ones, which made the peak"""
 MAX_PLACES: Final = 2
 """source lines of live blocks that are named"""
@@ -53,7 +53,7 @@ def segment_requests(
             heights.append((index, reserved))
     asking = {(block.start, block.address): block for block in device.blocks}
     requests = []
-    for index, reserved in heights[-MOST:]:
+    for index, reserved in heights[-MAX_REQUESTS:]:
         asked = next(
             (at for at in range(index + 1, len(events)) if events[at]["action"] == "alloc"), None
         )

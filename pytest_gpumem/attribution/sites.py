@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
 
-LONGEST_CODE: Final = 120
+MAX_CODE_LENGTH: Final = 120
 """characters of a line that are kept"""
 
 
@@ -103,7 +103,7 @@ def place_of_origin(block_origin: Origin, root: Path) -> tuple[str, str, str]:
 
 def source_code(filename: str, line: int) -> str:
     """Return a source line without its indent, cut short."""
-    return linecache.getline(filename, line).strip()[:LONGEST_CODE]
+    return linecache.getline(filename, line).strip()[:MAX_CODE_LENGTH]
 
 
 def place_words(filename: str, line: int, function: str, root: Path) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"
-LONGEST_NAME: Final = 180
+MAX_NAME_LENGTH: Final = 180
 """characters before the ending; file systems take 255 bytes"""
 _PLAIN = re.compile(r"\w[\w./]*(::\w+)+(\[[\w.,=+-]*\])?", re.ASCII)
 """nodeids from which a name can be made that no other nodeid has"""
@@ -31,11 +31,11 @@ def snapshot_name(nodeid: str) -> str:
     that is long or has other characters loses them and gets a hash.
     """
     name = nodeid.replace("::", "--").replace("/", "-")
-    if _PLAIN.fullmatch(nodeid) and len(name) <= LONGEST_NAME:
+    if _PLAIN.fullmatch(nodeid) and len(name) <= MAX_NAME_LENGTH:
         return name + ENDING
     digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     safe = re.sub(r"[^A-Za-z0-9_.,=+\[\]-]+", "-", name).lstrip(".-") or "test"
-    return f"{safe[: LONGEST_NAME - len(digest) - 1]}-{digest}{ENDING}"
+    return f"{safe[: MAX_NAME_LENGTH - len(digest) - 1]}-{digest}{ENDING}"
 
 
 def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:

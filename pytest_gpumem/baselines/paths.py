@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LONGEST_NAME = 180
+MAX_NAME_LENGTH = 180
 """characters of a name before it is cut; with its hash and ending it stays below the usual 255"""
-LONGEST_PATH = 1000
+MAX_PATH_LENGTH = 1000
 """characters of a module's path before it becomes one name; well below Linux's PATH_MAX of 4096"""
 
 
@@ -35,8 +35,8 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
     """
     ending = ".json" if module.endswith(".py") else "~.json"
     *folders, name = [_safe_name(part) for part in module.removesuffix(".py").split("/")]
-    if sum(map(len, folders)) + len(folders) + len(name) > LONGEST_PATH:
-        folders, name = [], _cut(name, LONGEST_NAME // 2, module)
+    if sum(map(len, folders)) + len(folders) + len(name) > MAX_PATH_LENGTH:
+        folders, name = [], _cut(name, MAX_NAME_LENGTH // 2, module)
     # The folder of "a.json/b.py" must not take the name of the file of "a.py".
     folders = [
         f"{folder[:-5]}%2E{folder[-4:]}" if folder.lower().endswith(".json") else folder
@@ -68,7 +68,9 @@ def _safe_name(name: str) -> str:
     encoded = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
     if name.startswith("."):
         encoded = encoded.replace(".", "%2E")
-    return _cut(encoded, LONGEST_NAME, name) if len(encoded) > LONGEST_NAME else encoded or "%2F"
+    return (
+        _cut(encoded, MAX_NAME_LENGTH, name) if len(encoded) > MAX_NAME_LENGTH else encoded or "%2F"
+    )
 
 
 def _cut(encoded: str, length: int, whole: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.git import GitError, run_git
+from pytest_gpumem.judge.causes import MIN_ALIKE, alike
 from pytest_gpumem.judge.verdict import Edit
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MAX_NEW_FILES: Final = 50
 """files that git does not know yet, which are read; of more none is"""
-MIN_ALIKE: Final = 0.5
-"""of two lines, from 0 to 1: from here on one is the other, edited"""
 _HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 _COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 
@@ -101,32 +99,32 @@ def edits_of_patch(patch: str) -> Iterator[Edit]:
 
 def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]) -> Iterator[Edit]:
     """Yield the edits of lines that stand together: each new line with the old one it was."""
-    before = [line.strip() for line in old]
+    old_codes = [line.strip() for line in old]
     waiting = 0
     for offset, line in enumerate(new):
         code = line.strip()
         if _is_nothing(code):
             continue
         earlier = next(
-            (at for at in range(waiting, len(before)) if _alike(before[at], code)),
+            (
+                at
+                for at in range(waiting, len(old_codes))
+                if alike(old_codes[at], code) >= MIN_ALIKE
+            ),
             None,
         )
         if earlier is None:
             yield Edit(path, first + offset, "", code)
             continue
-        yield from _gone(path, first + offset, before[waiting:earlier])
+        yield from _gone(path, first + offset, old_codes[waiting:earlier])
         waiting = earlier + 1
-        if _COMMENT.sub("", before[earlier]) != _COMMENT.sub("", code):
-            yield Edit(path, first + offset, before[earlier], code)
-    yield from _gone(path, first + len(new), before[waiting:])
+        if _COMMENT.sub("", old_codes[earlier]) != _COMMENT.sub("", code):
+            yield Edit(path, first + offset, old_codes[earlier], code)
+    yield from _gone(path, first + len(new), old_codes[waiting:])
 
 
 def _gone(path: str, line: int, codes: Sequence[str]) -> Iterator[Edit]:
     yield from (Edit(path, line, code, "") for code in codes if not _is_nothing(code))
-
-
-def _alike(old: str, new: str) -> bool:
-    return SequenceMatcher(None, old, new).ratio() >= MIN_ALIKE
 
 
 def _is_nothing(code: str) -> bool:

@@ -13,6 +13,7 @@ from pytest_gpumem.cli.outcome import (
     OK,
     PREDICTED,
     Outcome,
+    add_device_argument,
     add_values_argument,
     read_max_gib,
     show_error,
@@ -24,6 +25,7 @@ from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.report.text import aligned_table, printable
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.spec_fields import MAX_BATCH
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +42,6 @@ DESCRIPTION: Final = (
     "status 1: a card is too small; 2: bad input, or the step failed."
 )
 HELP: Final = "find whether a step function fits on cards, and the largest size that fits"
-MOST: Final = 10**9  # the largest batch size of a marker as well
 
 
 class CardFit(NamedTuple):
@@ -84,11 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="fit into this much memory instead of the card's",
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cuda", "virtual"),
-        default="virtual",
-        help="the virtual GPU, or a real GPU capped to the memory of each card",
+    add_device_argument(
+        parser, "the virtual GPU, or a real GPU capped to the memory of each card", "virtual"
     )
     add_values_argument(parser)
 
@@ -102,10 +100,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """
     for name in ("size", "start", "limit", "multiple"):
         value = getattr(arguments, name)
-        if value is not None and not 1 <= value <= MOST:
+        if value is not None and not 1 <= value <= MAX_BATCH:
             raise SpecError(
                 f"--{name}={value}",
-                f"{name} must be a whole number from 1 to {MOST:,}",
+                f"{name} must be a whole number from 1 to {MAX_BATCH:,}",
                 f"write for example --{name}=8",
             )
     names = [name.strip() for names in arguments.card for name in names.split(",")]

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 USAGE_ERROR: Final = 2
 COMMANDS: Final = {
     "init": "init",
-    "run": "run",
+    "run": "run_program",
     "fit": "fit",
-    "cards": "cards",
-    "verify": "verify.command",
+    "cards": "card_table",
+    "verify": "verify.verify",
     "compare": "compare",
-    "bisect": "bisect.command",
+    "bisect": "bisect.bisect",
     "diff": "reports.diff",
     "show": "show",
     "history": "reports.history",

@@ -18,6 +18,7 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.sizes import gib
 from pytest_gpumem.source_lines import OWN_FOLDER
+from pytest_gpumem.spec_fields import MAX_GIB
 
 if TYPE_CHECKING:
     import argparse
@@ -31,9 +32,17 @@ BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
 """as a shell has it: 128 and the number of SIGINT"""
 
-MAX_GIB: Final = 1e9  # as for max_gib of the marker
+DEVICES: Final = ("auto", "cuda", "virtual")
+"""those of ``--gpumem-device`` but none: the plugin is not imported for them"""
 PREDICTED: Final = "memory is predicted; kernels did not run"
 """below figures of the virtual GPU"""
+
+
+def add_device_argument(
+    parser: argparse.ArgumentParser, meaning: str, default: str | None = None
+) -> None:
+    """Add the argument that says where steps run."""
+    parser.add_argument("--device", choices=DEVICES, default=default, help=meaning)
 
 
 def add_values_argument(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ CREATE_GRAPH: Final = 3
 """the place of its argument that has operations of the pass recorded"""
 INPUTS: Final = 4
 """the place of its argument that names the tensors of which gradients are returned"""
-LONGEST_WAIT_S: Final = 60
+MAX_WAIT_S: Final = 60
 """seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
 MAX_LOOKS: Final = 1000
 """times that threads are looked at, a millisecond apart, until they are taken for idle"""
@@ -242,7 +242,7 @@ def _run_apart(function: Callable[[], object]) -> bool:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LONGEST_WAIT_S)
+    thread.join(MAX_WAIT_S)
     return True
 
 

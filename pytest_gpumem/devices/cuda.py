@@ -10,7 +10,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
-from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
+from pytest_gpumem.devices.memory_use import MAX_CONTEXT
 from pytest_gpumem.devices.sharing.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
@@ -272,7 +272,7 @@ class SharedTurn(Turn):
         import torch
 
         return {
-            gpu: LARGEST_CONTEXT + int(torch.cuda.memory_reserved(number))
+            gpu: MAX_CONTEXT + int(torch.cuda.memory_reserved(number))
             for gpu, number in self._used.items()
         }
 

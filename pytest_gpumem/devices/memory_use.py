@@ -229,7 +229,7 @@ def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
         )
 
 
-LARGEST_CONTEXT: Final = 1 << 30
+MAX_CONTEXT: Final = 1 << 30
 """bytes: more than a CUDA context and the libraries of one process take"""
 
 
@@ -244,7 +244,7 @@ def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
         holders = "another process uses" if fullest.processes == 1 else "other processes use"
         size = format_size(fullest.others) if fullest.others else "memory"
         yield f"{name} is shared: {holders} {size} of it"
-    elif not fullest.every_ms and fullest.besides > LARGEST_CONTEXT:
+    elif not fullest.every_ms and fullest.besides > MAX_CONTEXT:
         yield (
             f"{format_size(fullest.besides)} of {name} were in use outside PyTorch's "
             "allocator when the step began; NVML (pip install 'pytest-gpumem[nvml]') "

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.torchrun_env import TorchrunRank
 
-KINDS: Final = ("auto", "cuda", "virtual", "none")
 RUN_DEVICE: Final = "GPUMEM_RUN_DEVICE"
 RUN_CARD: Final = "GPUMEM_RUN_CARD"
 """variables by which ``gpumem run`` hands its device and card to pytest sessions in its program"""
@@ -38,7 +37,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.
 
     Args:
-        kind: one of ``KINDS``.
+        kind: "auto", "cuda", "virtual" or "none".
         card: the virtual GPU's card.
         worker: the name of this process among those of the session ("gw1"), which share the
             machine's GPUs; "": it is alone.

@@ -16,6 +16,7 @@ from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
 from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.sizes import duration, format_size, shown
+from pytest_gpumem.spec_fields import MAX_BATCH
 from pytest_gpumem.tracebacks import clear
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __tracebackhide__ = is_own_error
 
 PATIENCE_S: Final = 3.0
 """seconds in silence; a longer search shows a line for every probe"""
-MOST: Final = 10**9
 
 
 @dataclass
@@ -201,10 +201,10 @@ def _check_step(call: str, step: object) -> None:
 
 
 def _check_number(call: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BATCH:
         raise SpecError(
             f"{call}({name}={shown(value)})",
-            f"{name} must be a whole number from 1 to {MOST:,}",
+            f"{name} must be a whole number from 1 to {MAX_BATCH:,}",
             f"write for example {name}=8",
         )
 

@@ -51,7 +51,7 @@ MADE: Final = {"parameters", "buffers"}
 """categories of memory that modules have"""
 ALIKE_FACTOR: Final = 0.03
 """two factors of growth are the same within this share"""
-FEWEST_ALIKE: Final = 3
+MIN_EVEN_LINES: Final = 3
 """lines that grow by one factor, from which on none of them is the cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
@@ -213,10 +213,7 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
 def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, LineKey]:
     """Return, for lines that were added, the line that is gone and which they were before."""
     pairs = [
-        (SequenceMatcher(None, old[2], new[2]).ratio(), new, old)
-        for old in gone
-        for new in added
-        if old[:2] == new[:2]
+        (alike(old[2], new[2]), new, old) for old in gone for new in added if old[:2] == new[:2]
     ]
     edited: dict[LineKey, LineKey] = {}
     for ratio, new, old in sorted(pairs, reverse=True):
@@ -277,7 +274,7 @@ def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]
         for place, factor in factors.items()
         if place not in makers
         and sum(abs(other - factor) <= factor * ALIKE_FACTOR for other in factors.values())
-        >= FEWEST_ALIKE
+        >= MIN_EVEN_LINES
     )
 
 
@@ -288,7 +285,7 @@ def _place(row: BreakdownRow) -> tuple[str, int]:
 def _is_edited(row: BreakdownRow) -> bool:
     """Return whether a row's line is the baseline's with another text."""
     code = row.site.code if row.site else ""
-    return bool(row.old_code) and SequenceMatcher(None, row.old_code, code).ratio() >= MIN_ALIKE
+    return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
 
 
 def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
@@ -379,3 +376,8 @@ def _line_reason(
             place = f"{line.path}:{line.line}"
             yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"
             return
+
+
+def alike(old: str, new: str) -> float:
+    """Return how much two lines' code has in common, from 0 to 1."""
+    return SequenceMatcher(None, old, new).ratio()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TOKEN: Final = re.compile(r"[\w.]+|\S")
 _ENDS: Final = frozenset("()[]{},=:")
 """tokens at which an argument ends: a change is shown as whole arguments"""
-LONGEST_ARGUMENT: Final = 60
+MAX_ARGUMENT_LENGTH: Final = 60
 """characters of a changed argument; a longer change is shown as the whole line"""
 
 
@@ -87,7 +87,7 @@ def edit_words(old: str, new: str) -> str:
     if not new:
         return f"is gone: {old}"
     before, after = _changed_arguments(old, new)
-    if max(len(before), len(after)) > LONGEST_ARGUMENT:
+    if max(len(before), len(after)) > MAX_ARGUMENT_LENGTH:
         return f"changed: {old} -> {new}"
     if not before:
         return f"changed: {after} was added"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown
 
 # Two tests may change together by chance, or by one line of the user's that both run.
-FEWEST: Final = 3
+MIN_TESTS: Final = 3
 """tests that have to change together before the toolchain is named as the cause"""
 NEARBY: Final = 20
 """amounts are about the same within a 20th of their median, or 1 MiB"""
@@ -132,7 +132,9 @@ def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange
 
 
 def _enough(changes: Sequence[ToolchainChange], candidates: int) -> bool:
-    return len({change.nodeid for change in changes}) >= FEWEST and len(changes) * 2 >= candidates
+    return (
+        len({change.nodeid for change in changes}) >= MIN_TESTS and len(changes) * 2 >= candidates
+    )
 
 
 def moved_categories(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.baselines.commits import recent_peaks
 from pytest_gpumem.baselines.git import GitError
-from pytest_gpumem.baselines.history import recent_peaks
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
@@ -23,7 +23,7 @@ from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.baselines.history import CommittedPeak
+    from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.plugin.results import SessionResults

@@ -258,7 +258,7 @@ OPTIONS: Final = (
 FIRST_OPTIONS: Final = 5
 """options that a newcomer needs: help and documentation begin with them"""
 
-LONGEST_SHOWN: Final = 100
+MAX_SHOWN_LENGTH: Final = 100
 """characters of a value that an error shows"""
 REPEATED: Final = {"device", "card", "cards", "all", "visible", "values", "baseline_dir"}
 """options that decide what is measured, and which baselines it is compared with"""
@@ -531,8 +531,8 @@ def _require_possible(path: Path, given: str, example: str) -> None:
         problem = error.strerror if isinstance(error, OSError) else error
         raise SpecError(
             printable(given)
-            if len(given) <= LONGEST_SHOWN
-            else f"{printable(given[:LONGEST_SHOWN])}...",
+            if len(given) <= MAX_SHOWN_LENGTH
+            else f"{printable(given[:MAX_SHOWN_LENGTH])}...",
             f"no file can have this name ({problem})",
             f"write a shorter name without special characters, such as {example}",
         ) from None

@@ -134,7 +134,7 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
     lines = failure_sections(
         results,
         width=max(MIN_WIDTH, shutil.get_terminal_size().columns),
-        most_rows=None if verbosity > 1 else MAX_ROWS,
+        max_rows=None if verbosity > 1 else MAX_ROWS,
         whole_code=True,  # it is for files, JUnit's say, as well
     )
     return "\n".join(line.text for line in lines)
@@ -166,12 +166,12 @@ def failure_lines(
     for result in results:
         by_test.setdefault(result.nodeid, []).append(result)
     if verbosity > 0:
-        most_rows = None if verbosity > 1 else MAX_ROWS
+        max_rows = None if verbosity > 1 else MAX_ROWS
         full = {
             nodeid: failure_sections(
                 members,
                 width=max(MIN_WIDTH, width),
-                most_rows=most_rows,
+                max_rows=max_rows,
                 whole_code=whole_code,
                 ascii_only=ascii_only,
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Cause, Comparison
     from pytest_gpumem.measurement import Site
 
-FEWEST: Final = 3
+MIN_MEMBERS: Final = 3
 """tests that fail of one cause, before they are told as one"""
 
 CauseKey = tuple[str, str, str, str]
@@ -125,7 +125,7 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
         SharedCause(members[0].verdict.causes[0], tuple(members))
         for (category, *_), group in by_line.items()
         for members in (_by_keeper(group) if category else [group])
-        if len(members) >= FEWEST
+        if len(members) >= MIN_MEMBERS
     ]
     return sorted(causes, key=lambda cause: -len(cause.results))
 

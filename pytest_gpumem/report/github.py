@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""
-_LONGEST: Final = 4000
+MAX_MESSAGE_LENGTH: Final = 4000
 """characters of a message"""
 MAX_NAMES: Final = 10
 """tests that a cause's message names"""
@@ -131,7 +131,7 @@ def _command(name: str, properties: Mapping[str, str], message: str) -> str:
         for name, value in properties.items()
     }
     fields = ",".join(f"{name}={value}" for name, value in encoded.items())
-    return f"::{name} {fields}::{_message(message[:_LONGEST])}"
+    return f"::{name} {fields}::{_message(message[:MAX_MESSAGE_LENGTH])}"
 
 
 def _message(sentence: str) -> str:

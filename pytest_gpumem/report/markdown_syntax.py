@@ -14,9 +14,9 @@ from pytest_gpumem.report.text import printable, shortened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LONGEST_NAME = 300
+MAX_NAME_LENGTH = 300
 """characters of a name that are shown"""
-LONGEST_SENTENCE = 2000
+MAX_SENTENCE_LENGTH = 2000
 """characters of a sentence that are shown"""
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&{}])")
@@ -28,7 +28,7 @@ _LEFT = {"", "test", "verdict", "device", "peak", "of", "module", "code"}
 
 def code(name: str) -> str:
     """Return a name as code: one line, in which nothing is markup, in a table as well."""
-    name = shortened(printable(name), LONGEST_NAME)
+    name = shortened(printable(name), MAX_NAME_LENGTH)
     if not name:
         return ""
     if not set(name) & set("`|\\") and name == name.strip():
@@ -41,8 +41,8 @@ def code(name: str) -> str:
 def prose(sentence: str) -> str:
     """Return a sentence on one line with nothing in it that Markdown would take as markup."""
     sentence = printable(" ".join(sentence.split()))
-    if len(sentence) > LONGEST_SENTENCE:
-        sentence = f"{sentence[:LONGEST_SENTENCE]}…"
+    if len(sentence) > MAX_SENTENCE_LENGTH:
+        sentence = f"{sentence[:MAX_SENTENCE_LENGTH]}…"
     # GitHub makes links of bare addresses as well.
     return _LINKS.sub(r"\\\1\2", _SPECIAL.sub(r"\\\1", sentence))
 

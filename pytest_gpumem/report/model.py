@@ -13,7 +13,7 @@ from pytest_gpumem.nodeids import module_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpumem.baselines.history import CommittedPeak
+    from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.wide_fixture import Retained
 
 
-LONGEST_ERROR: Final = 200
+MAX_ERROR_LENGTH: Final = 200
 """characters of an error that are shown"""
 MIN_LEFT: Final = MIB
 """bytes that a run has to leave behind to be told: generators' states and the like are less"""
@@ -348,4 +348,4 @@ def shown_error(error: BaseException) -> str:
     """Return an error's class and the first line of its message, cut short."""
     lines = str(error).splitlines()
     shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return shown if len(shown) <= LONGEST_ERROR else f"{shown[:LONGEST_ERROR]}..."
+    return shown if len(shown) <= MAX_ERROR_LENGTH else f"{shown[:MAX_ERROR_LENGTH]}..."

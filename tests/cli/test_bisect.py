@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.judged import NOW, PLAIN, measured
 
-from pytest_gpumem.cli.bisect import candidates, environment, release_dates
-from pytest_gpumem.cli.bisect.environment import (
+from pytest_gpumem.cli.bisect import candidates, installation, release_dates
+from pytest_gpumem.cli.bisect.halving import Halving
+from pytest_gpumem.cli.bisect.installation import (
     Environment,
     SetupError,
     UnreachedError,
@@ -27,7 +28,6 @@ from pytest_gpumem.cli.bisect.environment import (
     reason_of,
 )
 from pytest_gpumem.cli.bisect.release_dates import release_of_the_day
-from pytest_gpumem.cli.bisect.search import Search
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Lookup, Policy
@@ -551,7 +551,7 @@ def test_tests_run_without_baselines_and_options_behind_two_dashes_are_pytest_s(
 
 @pytest.mark.parametrize("first_bad", range(1, 20))
 def test_a_search_finds_the_first_bad_version_in_few_trials(first_bad):
-    search = Search([str(number) for number in range(20)])
+    search = Halving([str(number) for number in range(20)])
     most = search.trials_left
     trials = 0
     while (index := search.next_index) is not None:
@@ -562,14 +562,14 @@ def test_a_search_finds_the_first_bad_version_in_few_trials(first_bad):
 
 
 def test_a_search_has_the_skipped_versions_that_may_be_the_first_bad_one():
-    search = Search(list("abcdefg"), skipped={2, 3, 4})
+    search = Halving(list("abcdefg"), skipped={2, 3, 4})
     while (index := search.next_index) is not None:
         search.note(index, is_bad=index >= 4)
     assert (search.last_good, search.first_bad, search.untried) == (1, 5, ["c", "d", "e"])
 
 
 def test_this_package_s_requirements_are_installed_with_the_torch_that_is_here(monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda _: "2.15.0+cu130")
+    monkeypatch.setattr(installation, "installed_version", lambda _: "2.15.0+cu130")
     assert "torch==2.15.0" in completed(["transformers==4.37.2"])
     own = completed(["torch==2.9.1", "pytest<9"])
     assert own[:2] == ["torch==2.9.1", "pytest<9"]
@@ -577,7 +577,7 @@ def test_this_package_s_requirements_are_installed_with_the_torch_that_is_here(m
 
 
 def test_the_environment_has_this_package_and_its_plugin(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "which", lambda _: None)  # no uv
+    monkeypatch.setattr(installation.shutil, "which", lambda _: None)  # no uv
     made = Environment(tmp_path / "environment", tmp_path / "log")
     commands = []
     plain_run = Environment._run

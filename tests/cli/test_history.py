@@ -11,8 +11,8 @@ from helpers.git import commit, git
 from helpers.html_pages import Page
 from helpers.terminal_results import matches_gold
 
+from pytest_gpumem.baselines.commits import recent_peaks
 from pytest_gpumem.baselines.file_format import decode
-from pytest_gpumem.baselines.history import recent_peaks
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site
 from pytest_gpumem.sizes import MIB
@@ -76,7 +76,7 @@ def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
         decoded.extend(file.tests)
         return file
 
-    monkeypatch.setattr("pytest_gpumem.baselines.history.decode", noted)
+    monkeypatch.setattr("pytest_gpumem.baselines.commits.decode", noted)
     git("init", "-q", "-b", "main")
     write(here / "baselines", {f"test_{number}": (number, number) for number in range(9)})
     commit("one")
@@ -152,7 +152,7 @@ def test_the_pages_lines_have_the_peaks_of_committed_baselines(repository):
     assert peaks[key] == [(100 * MIB, None), (110 * MIB, None)]
     assert peaks[Key("virtual-T4", "tests/b/test_b.py", "test_b")] == [(MIB, None)]
     assert recent_peaks(repository / "baselines", commits=1)[key] == [(110 * MIB, None)]
-    assert recent_peaks(repository / "baselines", most_bytes=10) == {}
+    assert recent_peaks(repository / "baselines", max_bytes=10) == {}
 
 
 def test_a_folder_that_is_gone_still_has_its_history(repository, gpumem):

@@ -375,3 +375,10 @@ def test_the_first_use_may_be_a_threads_and_under_a_mode(gpumem, tmp_path):
     ended = gpumem("run", "--card", "T4", "program.py")
     assert (ended.returncode, ended.stdout) == (0, "[4, 5]\n"), ended.stderr
     assert "cuda:0 5.00 MiB" in " ".join(ended.stderr.split())
+
+
+def test_a_command_takes_every_device_of_the_plugin_but_none():
+    from pytest_gpumem.cli.outcome import DEVICES
+    from pytest_gpumem.plugin.settings import DEVICES as PLUGIN_DEVICES
+
+    assert (*DEVICES, "none") == PLUGIN_DEVICES

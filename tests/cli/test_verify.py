@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.warm import HANGS
 
-from pytest_gpumem.cli.verify import command
+from pytest_gpumem.cli.verify import verify as command
 from pytest_gpumem.cli.verify.battery import NEEDS_TRITON, STEPS
 from pytest_gpumem.devices.cards import CARDS
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.paths import ROOT
 
-from pytest_gpumem.cli.cards import described
+from pytest_gpumem.cli.card_table import described
 from pytest_gpumem.devices import cards
 from pytest_gpumem.devices.card_file import MAX_FILE, card_file_text
 from pytest_gpumem.devices.cards import CARDS, card_names, find_card

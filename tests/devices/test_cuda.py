@@ -11,7 +11,7 @@ from helpers.virtual_gpu import GIB, MIB, opened, virtual_device
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
+from pytest_gpumem.devices.memory_use import MAX_CONTEXT
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 from pytest_gpumem.errors import DeviceError
@@ -179,7 +179,7 @@ def test_a_turn_has_the_bytes_that_the_process_holds(gpu, monkeypatch, tmp_path)
     def entry():
         (own,) = json.loads(path.read_text())
         (nbytes,) = own["nbytes"].values()
-        return own["state"], own["alone"], nbytes - LARGEST_CONTEXT
+        return own["state"], own["alone"], nbytes - MAX_CONTEXT
 
     held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
     with device.turn(GIB) as turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.plugin.settings import DEVICES, OPTIONS
+from pytest_gpumem.plugin.settings import OPTIONS
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS
 
 SOURCE = """
@@ -149,12 +149,6 @@ def test_every_option_is_read_from_the_command_line_and_from_the_ini_file(prepar
 def test_options_are_named_alike():
     assert all(option.flag == f"--{option.ini.replace('_', '-')}" for option in OPTIONS)
     assert set(EFFECTS) | ELSEWHERE == {option.name for option in OPTIONS}
-
-
-def test_device_names_are_those_that_can_be_chosen():
-    from pytest_gpumem.devices.select import KINDS
-
-    assert DEVICES == KINDS
 
 
 @pytest.mark.parametrize(

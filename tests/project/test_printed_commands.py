@@ -25,14 +25,14 @@ from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_opti
 
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
-    "baselines/history.py": ["git fetch --unshallow gets the earlier commits"],
+    "baselines/commits.py": ["git fetch --unshallow gets the earlier commits"],
     "cli/accept/accept.py": [
         "pytest --gpumem-update-baselines would have written in that run. Exit",
         "pytest --gpumem-json",
         "gpumem accept in the repository that was tested",
         "git fetch if this is the repository that was tested, or ",
     ],
-    "cli/cards.py": [
+    "cli/card_table.py": [
         'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
         "gpumem cards --here",
     ],
@@ -63,7 +63,7 @@ WRITTEN = {
         "gpumem prune lists them",
         "pip install 'pytest-gpumem[html]'",
     ],
-    "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
+    "cli/run_program.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
     "cli/show.py": [
         (
             "pytest --gpumem-update-baselines, run gpumem from pytest's root folder, or name the "
@@ -113,7 +113,7 @@ them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``
 of synopses"""
 JOINED = {
     "baselines/stale.py": 1,
-    "cli/bisect/command.py": 2,  # cli/test_bisect.py runs one
+    "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
     "cli/prune.py": 2,
     "cli/reports/report.py": 1,  # of these three cli/test_shards.py and cli/test_accept.py run any
     "cli/show.py": 1,

@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, Peak, Site
 from pytest_gpumem.report.markdown import markdown
-from pytest_gpumem.report.markdown_syntax import LONGEST_NAME, code, prose
+from pytest_gpumem.report.markdown_syntax import MAX_NAME_LENGTH, code, prose
 from pytest_gpumem.report.model import Report
 
 WHEN = "2026-11-21 15:06 UTC"
@@ -127,8 +127,8 @@ def test_a_name_is_shown_as_it_is(name):
         name.replace("\r", "\\r").replace("\n", "\\n").replace("\x1b", "\\x1b")
         .replace("\u202e", "\\u202e").replace("\udc80", "\\udc80")
     )  # fmt: skip
-    if len(name) > LONGEST_NAME:
-        expected = f"…{name[1 - LONGEST_NAME :]}"
+    if len(name) > MAX_NAME_LENGTH:
+        expected = f"…{name[1 - MAX_NAME_LENGTH :]}"
     if "<code>" in made:  # the tags are HTML of ours
         tags = [it.content for it in inlines(made) if it.type == "html_inline"]
         assert tags == ["<code>", "</code>"]

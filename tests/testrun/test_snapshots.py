@@ -10,7 +10,12 @@ from helpers.warm import warm_python
 
 from pytest_gpumem import atomic_file
 from pytest_gpumem.attribution.recording import Recording
-from pytest_gpumem.attribution.snapshots import LONGEST_NAME, VIEWER, snapshot_name, write_snapshot
+from pytest_gpumem.attribution.snapshots import (
+    MAX_NAME_LENGTH,
+    VIEWER,
+    snapshot_name,
+    write_snapshot,
+)
 from pytest_gpumem.plugin.settings import OPTIONS
 from pytest_gpumem.sizes import MIB
 
@@ -282,7 +287,7 @@ def test_names_are_of_one_folder_short_and_different():
         assert name.isprintable()
         assert name[0] not in ".-"
         assert "/" not in name
-        assert len(name) <= LONGEST_NAME + len(".pickle")
+        assert len(name) <= MAX_NAME_LENGTH + len(".pickle")
 
 
 def test_a_hostile_id_writes_into_the_folder_alone(suite):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.baselines.git import GitError, run_git
-from pytest_gpumem.cli.bisect.environment import (
+from pytest_gpumem.cli.bisect.installation import (
     Environment,
     SetupError,
     UnreachedError,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.baselines.commits import read_history
 from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
-from pytest_gpumem.baselines.history import read_history
 from pytest_gpumem.cli.compare import add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.cli.show import command_for_all, similar_names
@@ -20,7 +20,7 @@ from pytest_gpumem.report.history import listing
 if TYPE_CHECKING:
     import argparse
 
-    from pytest_gpumem.baselines.history import BaselineHistory
+    from pytest_gpumem.baselines.commits import BaselineHistory
     from pytest_gpumem.baselines.key import Key
 
 HELP = "print how baselines changed from commit to commit"

@@ -32,7 +32,7 @@ commits or of two projects are refused, and so are two different figures of one 
 then nothing is written. --limit shortens the Markdown to that many bytes: GitHub accepts 65,536
 characters in a comment. Exit status 1: shards are missing, or, with --stale=fail, baselines have
 no test; 2: a report cannot be read or merged."""
-FEWEST_BYTES: Final = 1000
+MIN_BYTES: Final = 1000
 """bytes that the shortest Markdown needs, about"""
 
 
@@ -150,7 +150,7 @@ def _markdown(merged: Merged, limit: int | None) -> str:
     """
     rendered = markdown(merged.report, when=_when(merged), limit=limit)
     if not rendered:
-        remedy = f"write --limit={FEWEST_BYTES} or more"
+        remedy = f"write --limit={MIN_BYTES} or more"
         raise SpecError(f"--limit={limit}", "no report is that short", remedy)
     return rendered
 

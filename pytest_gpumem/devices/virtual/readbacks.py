@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_READ: Final = 20_000
 """values that are not computed and by which one line decides: no text that is generated is so long,
 and a loop that waits for them takes seconds"""
-LARGEST_SIZE: Final = 8
+MAX_SIZE: Final = 8
 """bytes of the largest size that an operator asks the device for, where no values are computed"""
 MAX_SITES: Final = 3
 """lines that a note names"""
@@ -216,7 +216,7 @@ class Readbacks:
         """
         if self.answered:
             return False
-        if not self.computes and size > LARGEST_SIZE and not self._here.purpose:
+        if not self.computes and size > MAX_SIZE and not self._here.purpose:
             self.any_read = True  # a tensor, as it seems
             return False
         try:

@@ -13,7 +13,7 @@ from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.history import BaselineHistory, Commit
+    from pytest_gpumem.baselines.commits import BaselineHistory, Commit
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 

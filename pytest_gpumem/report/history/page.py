@@ -12,7 +12,7 @@ from pytest_gpumem.report.text import mib, printable
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.history import BaselineHistory, Commit
+    from pytest_gpumem.baselines.commits import BaselineHistory, Commit
     from pytest_gpumem.baselines.key import Key
 
 MAX_TESTS: Final = 200

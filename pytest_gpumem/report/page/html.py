@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from pytest_gpumem.baselines.history import CommittedPeak
+    from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.judge.causes import HeldLine
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
@@ -395,7 +395,7 @@ def page(report: Report, *, when: str = "") -> str:
             pins=any(map(pinned_cell, report.results)),
             modules=_modules(report),
             matrix=card_matrix(report.results),
-            most_rows=MAX_ROWS,
+            max_rows=MAX_ROWS,
             rows=_markup("".join(rows)),
             sections=_markup("".join(sections.values())),
             left_out=len(entries) - len(shown),
@@ -623,15 +623,15 @@ def _template_environment() -> Environment:
         hints_of=hints_of,
         cards_title=CARDS_TITLE,
         provenance_text=provenance_text,
-        most_sites=MAX_SITES,
-        most_drawn=MAX_DRAWN,
-        most_explained=MAX_EXPLAINED,
+        max_sites=MAX_SITES,
+        max_drawn=MAX_DRAWN,
+        max_explained=MAX_EXPLAINED,
         size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - words of the templates
         difference=lambda *args: Markup(difference_cell(*args)),  # noqa: S704 - likewise
         name=lambda test: Markup(name_html(test)),  # noqa: S704 - it is escaped
         comparisons=comparisons_table,
         signed=signed_size,
-        most_section_causes=MAX_SECTION_CAUSES,
+        max_section_causes=MAX_SECTION_CAUSES,
     )
     return environment
 

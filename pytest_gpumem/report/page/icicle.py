@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEIGHT: Final = 26
 """pixels of a row of cells: a finger meets it"""
-SMALLEST: Final = 200
+MIN_PART: Final = 200
 """a cell of less than one part in so many of the whole is not drawn: the table has its line"""
 SHADES: Final = 4
 """steps of a colour"""
@@ -103,7 +103,7 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
     root.name = "all these lines"
     cells, deepest = [], 0
     for cell, depth, start in placed:
-        if cell.extent * SMALLEST < root.extent:
+        if cell.extent * MIN_PART < root.extent:
             continue
         deepest = max(deepest, depth)
         x, width = (f"{100 * nbytes / root.extent:.3f}%" for nbytes in (start, cell.extent))

@@ -52,7 +52,7 @@ class _AmountRow(NamedTuple):
 
 
 def cause_lines(
-    result: Result, width: int, *, whole_code: bool = False, most_reasons: int = MAX_REASONS
+    result: Result, width: int, *, whole_code: bool = False, max_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
     """Return the source lines that grew, or that hold most where a limit was met.
 
@@ -60,7 +60,7 @@ def cause_lines(
         result: of a failed test or part.
         width: columns of the terminal.
         whole_code: whether code is shown whole, however long: in a log, which has no columns.
-        most_reasons: clauses on one source line.
+        max_reasons: clauses on one source line.
     """
     cut_at = sys.maxsize if whole_code else width
     kind, measurement = result.verdict.kind, result.measurement
@@ -79,7 +79,7 @@ def cause_lines(
             ],
             width,
             cut_at,
-            most_reasons,
+            max_reasons,
         )
         if len(causes) > MAX_SITES:
             growth = sum(cause.nbytes for cause in causes[MAX_SITES:])
@@ -101,7 +101,7 @@ def cause_lines(
             )
             for line in result.held_lines
         ]
-        return [*request, *_amount_lines(rows, width, cut_at, most_reasons)]
+        return [*request, *_amount_lines(rows, width, cut_at, max_reasons)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
         return []
@@ -112,7 +112,7 @@ def cause_lines(
 
 
 def _amount_lines(
-    rows: Sequence[_AmountRow], width: int, cut_at: int, most_reasons: int
+    rows: Sequence[_AmountRow], width: int, cut_at: int, max_reasons: int
 ) -> list[CauseLine]:
     """Return a line for each source line, its code as far as it fits, and its reasons below it."""
     amount_width = max((len(row.nbytes) for row in rows), default=0)
@@ -127,7 +127,7 @@ def _amount_lines(
         if names and len(row.reasons) == len(row.keepers) and names <= told:
             lines.append(CauseLine(f"{REASON_INDENT}kept by the same", below=True))
             continue
-        for reason in row.reasons[:most_reasons]:
+        for reason in row.reasons[:max_reasons]:
             clause = wrapped(REASON_INDENT, reason, width).splitlines()
             lines += [CauseLine(line, below=True) for line in clause]
         told |= names

@@ -49,7 +49,7 @@ def failure_sections(
     results: Sequence[Result],
     *,
     width: int = 80,
-    most_rows: int | None = MAX_ROWS,
+    max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
     ascii_only: bool = False,
 ) -> list[Span]:
@@ -60,7 +60,7 @@ def failure_sections(
     Args:
         results: of the test and its parts.
         width: columns of the terminal.
-        most_rows: rows of each table; None: all.
+        max_rows: rows of each table; None: all.
         whole_code: whether source lines are shown whole, however long.
         ascii_only: use no other characters.
     """
@@ -81,7 +81,7 @@ def failure_sections(
         shown = replace(result, verdict=verdict, snapshot=snapshot)
         lines += [Span("")] if lines else []
         lines += failure_section(
-            shown, width=width, ascii_only=ascii_only, most_rows=most_rows, whole_code=whole_code
+            shown, width=width, ascii_only=ascii_only, max_rows=max_rows, whole_code=whole_code
         )
     return lines
 
@@ -91,7 +91,7 @@ def failure_section(
     *,
     width: int = 80,
     ascii_only: bool = False,
-    most_rows: int | None = MAX_ROWS,
+    max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
 ) -> list[Span]:
     """Return the section of one failure: its cause, its figures, the next step."""
@@ -115,12 +115,12 @@ def failure_section(
     if result.snapshot:
         sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     # As in brief: what is added stands below.
-    causes = cause_lines(result, width, whole_code=whole_code, most_reasons=MAX_REASONS_IN_FULL)
+    causes = cause_lines(result, width, whole_code=whole_code, max_reasons=MAX_REASONS_IN_FULL)
     blocks = [
         "\n".join(line.text for line in causes),
         facts if oom else "",
         comparisons,
-        *_explanation(result, width, most_rows),
+        *_explanation(result, width, max_rows),
         "\n".join(sentences),
     ]
     body = "\n\n".join(filter(None, blocks)).splitlines()
@@ -151,7 +151,7 @@ def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]
     ]
 
 
-def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]:
+def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
     """Return two tables: the categories of a peak, and the source lines that allocated it.
 
     They are of the device whose peak grew most, else of the fullest. A leak has one table, of the
@@ -165,7 +165,7 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
         rows = [
             BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks) for site in sites
         ]
-        return [rows_table("stayed, allocated by", rows, width, most_rows)]
+        return [rows_table("stayed, allocated by", rows, width, max_rows)]
     attributions = measurement.attributions
     if not attributions:
         return []
@@ -179,8 +179,8 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
     where = f", device {device}" if len(attributions) > 1 else ""
     categories, sites_of_peak = category_rows(breakdown, baseline), site_rows(breakdown, baseline)
     return [
-        rows_table(f"at the peak{where}", categories, width, most_rows, titles),
-        rows_table("allocated by", sites_of_peak, width, most_rows, titles),
+        rows_table(f"at the peak{where}", categories, width, max_rows, titles),
+        rows_table("allocated by", sites_of_peak, width, max_rows, titles),
         *(wrapped("note: ", note.text, width) for note in attributions[device].notes),
     ]
 

@@ -7,13 +7,13 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 from helpers.warm import HANGS
 
-MOST = 16
+MAX_DEVICES = 16
 C = "cuda"
 
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=MOST) as device:
+    with opened(CARD_80GIB, count=MAX_DEVICES) as device:
         yield device
         assert device.trouble() is None
 
@@ -27,7 +27,8 @@ def test_every_devices_memory_is_its_own(device):
     import torch
 
     kept = [
-        torch.empty((1 + i) * 2 * MIB, dtype=torch.uint8, device=f"cuda:{i}") for i in range(MOST)
+        torch.empty((1 + i) * 2 * MIB, dtype=torch.uint8, device=f"cuda:{i}")
+        for i in range(MAX_DEVICES)
     ]
     for index, tensor in enumerate(kept):
         free, total = torch.cuda.mem_get_info(index)
@@ -39,12 +40,12 @@ def test_every_devices_memory_is_its_own(device):
 def test_every_device_is_the_card(device):
     import torch
 
-    found = [torch.cuda.get_device_properties(index) for index in range(MOST)]
+    found = [torch.cuda.get_device_properties(index) for index in range(MAX_DEVICES)]
     assert {p.total_memory for p in found} == {CARD_80GIB.total_memory}
     assert {p.multi_processor_count for p in found} == {CARD_80GIB.sm_count}
-    assert len({str(p.uuid) for p in found}) == MOST
-    assert {torch.cuda.get_device_capability(i) for i in range(MOST)} == {(9, 0)}
-    assert {torch.cuda.get_device_name(i) for i in range(MOST)} == {CARD_80GIB.device_name}
+    assert len({str(p.uuid) for p in found}) == MAX_DEVICES
+    assert {torch.cuda.get_device_capability(i) for i in range(MAX_DEVICES)} == {(9, 0)}
+    assert {torch.cuda.get_device_name(i) for i in range(MAX_DEVICES)} == {CARD_80GIB.device_name}
     assert torch.cuda.is_bf16_supported()
     assert all(arch.startswith(("sm_", "compute_")) for arch in torch.cuda.get_arch_list())
     assert "-gencode compute=" in torch.cuda.get_gencode_flags()
@@ -55,16 +56,16 @@ def test_every_device_is_the_card(device):
 def test_every_device_reaches_every_other(device):
     import torch
 
-    pairs = [(i, j) for i in range(MOST) for j in range(MOST)]
+    pairs = [(i, j) for i in range(MAX_DEVICES) for j in range(MAX_DEVICES)]
     assert all(torch.cuda.can_device_access_peer(i, j) == (i != j) for i, j in pairs)
-    tensors = [torch.zeros(100, device=f"cuda:{i}") for i in range(MOST)]
+    tensors = [torch.zeros(100, device=f"cuda:{i}") for i in range(MAX_DEVICES)]
     for i, j in pairs:
         assert tensors[i].to(f"cuda:{j}").device.index == j
         tensors[j].copy_(tensors[i])
 
 
 @needs_pynvml
-@pytest.mark.parametrize("index", [0, MOST - 1])
+@pytest.mark.parametrize("index", [0, MAX_DEVICES - 1])
 def test_nvml_tells_of_a_device_that_nothing_runs_on(device, index):
     import torch
 
@@ -83,7 +84,7 @@ def test_nvml_and_cuda_name_devices_alike(device):
     import torch
 
     pynvml.nvmlInit()
-    for index in (0, MOST - 1):
+    for index in (0, MAX_DEVICES - 1):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = str(torch.cuda.get_device_properties(index).uuid)
         assert pynvml.nvmlDeviceGetUUID(handle) == f"GPU-{uuid}"

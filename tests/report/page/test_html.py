@@ -22,7 +22,7 @@ from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
-from pytest_gpumem.baselines.history import CommittedPeak
+from pytest_gpumem.baselines.commits import CommittedPeak
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.lead import lead_of
@@ -503,7 +503,7 @@ def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch
 
 def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatch):
     monkeypatch.setattr(html, "MAX_EXPLAINED", 3)
-    monkeypatch.setitem(html._template_environment().globals, "most_explained", 3)
+    monkeypatch.setitem(html._template_environment().globals, "max_explained", 3)
     html._template_environment().cache.clear()
     told = Page(page(sample())).texts("section", class_="result")
     assert sum("At the peak" in it for it in told[:3]) == 3

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = "triton.runtime.jit"
 """Triton's module with the class of its kernels"""
-LEAST_ADDRESS: Final = 1 << 40
+MIN_ADDRESS: Final = 1 << 40
 """no size or index is as large; addresses are"""
 
 
@@ -69,7 +69,7 @@ def _is_address(mode: Any, argument: Any) -> bool:  # noqa: ANN401 - a ValueMode
     import torch
 
     if isinstance(argument, int):
-        return argument >= LEAST_ADDRESS
+        return argument >= MIN_ADDRESS
     if argument.dtype not in {torch.int64, torch.uint64} or not argument.is_cuda:
         return False
     if not argument.numel() or not mode.values.is_known(argument):
@@ -77,4 +77,4 @@ def _is_address(mode: Any, argument: Any) -> bool:  # noqa: ANN401 - a ValueMode
     from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
 
     first = over_device_memory(argument.detach()).view(torch.int64).flatten()[0]
-    return int(first) >= LEAST_ADDRESS
+    return int(first) >= MIN_ADDRESS

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     Copies = Callable[[Any, Sequence[Any], Mapping[str, Any]], Sequence[Answer]]
     """takes the host's result, and the CUDA call's arguments"""
 
-CUB_MOST: Final = (1 << 31) - 1
+MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
 """elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
-MODE_MOST: Final = 2048
+MAX_MODE_SORTED: Final = 2048
 """elements of the largest slice of which one kernel finds the mode (TensorModeKernel.cu)"""
 CHUNK: Final = 1 << 30
 """elements of such a chunk"""
@@ -69,7 +69,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
     """Return the copy in which nonzero learns that ``mask`` has ``count`` true values."""
-    if mask.numel() < CUB_MOST:
+    if mask.numel() < MAX_CUB_ELEMENTS:
         return [_int32(count)]
     chunks = -(-mask.numel() // CHUNK)  # a count for each; PyTorch takes their sum
     counts = [min(CHUNK, max(count - at * CHUNK, 0)) for at in range(chunks)]
@@ -200,8 +200,8 @@ def _sorted_by_isin(
     """Return the tensors of which isin_Tensor_Tensor_out takes the unique values."""
     if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
         return []
-    most_compared = int(10 * elements.numel() ** 0.145)
-    if assume_unique or not elements.numel() or test_elements.numel() < most_compared:
+    max_compared = int(10 * elements.numel() ** 0.145)
+    if assume_unique or not elements.numel() or test_elements.numel() < max_compared:
         return []
     return [elements, test_elements]
 
@@ -298,7 +298,7 @@ def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: obj
 
 def _mode_slices(values: Tensor, dim: int) -> Tensor:
     """Return the slices that one kernel is not enough for, a row each."""
-    if not values.dim() or values.shape[dim] <= MODE_MOST:
+    if not values.dim() or values.shape[dim] <= MAX_MODE_SORTED:
         return values.new_empty(0, 0)
     return values.movedim(dim, -1).reshape(-1, values.shape[dim])
 
@@ -391,11 +391,11 @@ def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[by
     return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
 
 
-MOST_SCALED: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
+MAX_SCALED_NORM: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
 """the 1-norm up to which PyTorch's approximation of degree 18 takes a matrix: above, it halves the
 matrix and squares the result (Bader, Blanes and Casas 2019, "Computing the matrix exponential with
 an optimized Taylor polynomial approximation")"""
-HIGHEST_DEGREE: Final = {torch.float32: 1.461661507209034, torch.float64: 0.299615891381135}
+MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 0.299615891381135}
 """the 1-norm from which it takes this degree for one matrix; for several it always does"""
 
 
@@ -409,9 +409,9 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
         return []
     norms = _on_host(matrices).abs().sum(-2).amax(-1).flatten()
     alone = [] if len(norms) > 1 else [_content(norms)]
-    if alone and not float(norms) >= HIGHEST_DEGREE[norms.dtype]:
+    if alone and not float(norms) >= MIN_FULL_DEGREE_NORM[norms.dtype]:
         return alone
-    squarings = (norms / MOST_SCALED[norms.dtype]).log2().ceil().clamp(min=0)
+    squarings = (norms / MAX_SCALED_NORM[norms.dtype]).log2().ceil().clamp(min=0)
     steps, matrices_of = squarings.sort().values.long().unique_consecutive(return_counts=True)
     more = steps.clamp(min=0).diff(prepend=steps.new_zeros(1))
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]

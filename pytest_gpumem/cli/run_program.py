@@ -16,6 +16,7 @@ from pytest_gpumem.cli.outcome import (
     INTERRUPTED,
     PREDICTED,
     Outcome,
+    add_device_argument,
     add_values_argument,
     read_max_gib,
     show_error,
@@ -46,13 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem run``."""
     parser.usage = "gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"
     parser.add_argument("--card", metavar="NAME", help=f"card of the virtual GPU ({DEFAULT_CARD})")
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cuda", "virtual"),
-        help=(
-            "auto (a real GPU if there is one, else the virtual GPU; with --card, the virtual "
-            "GPU), cuda, virtual"
-        ),
+    add_device_argument(
+        parser,
+        "auto (a real GPU if there is one, else the virtual GPU; with --card, the virtual GPU), "
+        "cuda, virtual",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
     add_values_argument(parser)

@@ -297,14 +297,14 @@ class _CommittedFile(msgspec.Struct):
 
 
 def recent_peaks(
-    directory: Path, *, commits: int = RECENT_COMMITS, most_bytes: int = RECENT_BYTES
+    directory: Path, *, commits: int = RECENT_COMMITS, max_bytes: int = RECENT_BYTES
 ) -> dict[Key, list[CommittedPeak]]:
     """Return the peaks that each test's baseline has had, the oldest first.
 
     Args:
         directory: the folder of the baselines.
         commits: the number of commits to read, the newest.
-        most_bytes: the size of all files to read; older ones are left out.
+        max_bytes: the size of all files to read; older ones are left out.
 
     Raises:
         GitError: git or the repository is missing.
@@ -314,7 +314,7 @@ def recent_peaks(
     question = "".join(f"{file.new}\n" for file in files).encode()
     sizes = run_git("-C", str(root), "cat-file", "--batch-check=%(objectsize)", stdin=question)
     total = accumulate(int(size) for size in sizes.split())
-    files = [file for file, size in zip(files, total, strict=True) if size <= most_bytes]
+    files = [file for file, size in zip(files, total, strict=True) if size <= max_bytes]
     peaks: dict[Key, list[CommittedPeak]] = {}
     for content in reversed(list(blob_contents(root, [file.new for file in files]))):
         try:

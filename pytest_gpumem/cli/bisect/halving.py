@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Search:
+class Halving:
     """The search for the first bad version, where the first is good and the last is bad."""
 
     versions: Sequence[str]

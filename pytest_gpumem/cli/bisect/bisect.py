@@ -18,9 +18,9 @@ from pytest_gpumem.cli.bisect.candidates import (
     releases_between,
     titles_of,
 )
-from pytest_gpumem.cli.bisect.search import Search
+from pytest_gpumem.cli.bisect.halving import Halving
 from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
-from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
@@ -135,14 +135,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="install none of NVIDIA's packages except cuDNN (gpumem light), for the virtual GPU",
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cuda", "virtual"),
-        default="auto",
-        help=(
-            "where the tests run: auto (on a real GPU if there is one, else on the virtual "
-            "GPU), cuda, virtual"
-        ),
+    add_device_argument(
+        parser,
+        "where the tests run: auto (on a real GPU if there is one, else on the virtual GPU), "
+        "cuda, virtual",
+        "auto",
     )
     parser.add_argument(
         "--python",
@@ -285,7 +282,7 @@ class Bisection:
     def run(self) -> Outcome:
         """Try both ends, then halve what lies between."""
         versions = self._versions
-        search = Search(versions)
+        search = Halving(versions)
         kind = "commits" if self._titles else "releases"
         _tell(
             f"{len(versions)} {kind} of {self._package} from {self._title(versions[0])} to "
@@ -347,7 +344,7 @@ class Bisection:
         self._write_answer({"found": None})
         return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
 
-    def _answer(self, search: Search, followed: Followed) -> Outcome:
+    def _answer(self, search: Halving, followed: Followed) -> Outcome:
         good, bad = self._versions[search.last_good], self._versions[search.first_bad]
         low, high = self._value(good, followed), self._value(bad, followed)
         self._write_answer(self._figures_of(good, bad, followed), search.untried)
