@@ -259,6 +259,26 @@ def versions(device: VirtualDevice) -> str:
     return f"torch {torch.__version__}, cuDNN {device.library.cudnn_found()}"
 
 
+# -- environments without NVIDIA's packages --
+
+LIGHT: dict[str, list[str] | None] = {
+    "all packages": None,
+    "without NVIDIA's but cuDNN": ["--cudnn"],
+    "without NVIDIA's": [],
+}
+"""kinds of environments: the options of ``gpumem light``; None: nothing is left out"""
+
+
+def excludes(folder: Path, options: list[str] | None) -> list[str]:
+    """Return the options by which uv leaves out what ``gpumem light`` names; write its file."""
+    if options is None:
+        return []
+    names = output_of(sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options)
+    path = folder / "excludes.txt"
+    path.write_text(names, encoding="utf-8")
+    return ["--excludes", str(path)]
+
+
 # -- clocks --
 
 

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, ROOT, output_of, publish, table, where
+from benchmarks.harness import LIGHT, RESULTS, ROOT, excludes, output_of, publish, table, where
 
 TORCHES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
 LIBRARIES = ("accelerate", "bitsandbytes", "peft", "timm", "torchaudio", "torchvision")
@@ -28,7 +28,6 @@ LACKING = {"2.15.0": {"torchaudio"}}
 """libraries without a release for a torch"""
 OF_TORCH = {"torchaudio"}
 """libraries that have torch's version, and do not say that they need it"""
-KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 VERSIONS = """
 import json, sys
 from importlib.metadata import version
@@ -40,11 +39,7 @@ def make_environment(
     folder: Path, torch: str, wanted: list[str], wheel: str, options: list[str] | None
 ) -> str:
     """Make an environment of a kind; return its Python."""
-    excluded = []
-    if options is not None:
-        names = output_of(sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options)
-        (folder / "excludes.txt").write_text(names, encoding="utf-8")
-        excluded = ["--excludes", str(folder / "excludes.txt")]
+    excluded = excludes(folder, options)
     output_of("uv", "venv", "--quiet", "--python", sys.executable, str(folder / "env"))
     install = ["uv", "pip", "install", "--quiet", "--python", str(folder / "env"), *excluded]
     pinned = [f"{name}=={torch}" if name in OF_TORCH else name for name in wanted]
@@ -88,7 +83,7 @@ def text_of(torch: str, libraries: list[str], wheel: str) -> str:
     wanted = [name for name in libraries if name not in LACKING.get(torch, ())]
     measured = {}
     versions: dict[str, str] = {}
-    for kind, options in KINDS.items():
+    for kind, options in LIGHT.items():
         with tempfile.TemporaryDirectory(prefix="light-") as name:
             python = make_environment(Path(name), torch, wanted, wheel, options)
             own = json.loads(output_of(python, "-c", VERSIONS, "torch", *wanted))
@@ -102,7 +97,7 @@ def text_of(torch: str, libraries: list[str], wheel: str) -> str:
         compared = [other.get((library, test), "did not run") for other in others]
         same = ["the same" if it == figures else it for it in compared]
         rows.append([f"{library} {versions[library]}", test, figures, *same])
-    drawn = table(rows, ["library", "test", *KINDS])
+    drawn = table(rows, ["library", "test", *LIGHT])
     return f"torch {versions['torch']}; {began}\n{drawn}"
 
 

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import RESULTS, ROOT, output_of, publish, table, where
+from benchmarks.harness import LIGHT, RESULTS, ROOT, excludes, output_of, publish, table, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,6 @@ STEPS = (
 SWEPT = ("T4", "H100")
 """cards of the sweep"""
 TORCHES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
-KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 README_STEP = """
 import json
 from pytest_gpumem import use_virtual_gpu
@@ -84,13 +83,7 @@ def environment(folder: Path, torch: str, kind: str) -> str:
     """Make an environment, unless it is there; return its Python."""
     place = folder / re.sub(r"\W+", "-", f"{torch} {kind}")
     if not (place / "whole").exists():
-        excluded = []
-        if (options := KINDS[kind]) is not None:
-            names = output_of(
-                sys.executable, "-m", "pytest_gpumem.cli", "light", "--excludes", *options
-            )
-            (folder / "excludes.txt").write_text(names, encoding="utf-8")
-            excluded = ["--excludes", str(folder / "excludes.txt")]
+        excluded = excludes(folder, LIGHT[kind])
         output_of("uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place))
         install = ["uv", "pip", "install", "--quiet", "--python", str(place), *excluded]
         wanted = [f"torch=={torch}", "torchvision", "transformers"]
@@ -154,7 +147,7 @@ def text_of(torch: str, options: argparse.Namespace) -> str:
     path = recorded_matrix(torch)
     recorded = path.exists()
     measured: dict[str, Figures] = {}
-    for kind, left_out in KINDS.items():
+    for kind, left_out in LIGHT.items():
         python = environment(options.keep, torch, kind)
         # The recorded ones are those of an environment with all packages.
         steps = ["*"] if recorded else STEPS

@@ -23,7 +23,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, ROOT, output_of, packages, publish, where
+from benchmarks.harness import RESULTS, ROOT, excludes, output_of, packages, publish, where
 
 KINDS = {
     "cudnn": ("without NVIDIA's packages but cuDNN, without Triton", ["--cudnn"]),
@@ -47,12 +47,9 @@ def environment(folder: Path, kind: str) -> Path:
     """Make an environment, unless it is there; return its folder of programs."""
     place = folder / f"light-suite-{kind}"
     if not (place / "whole").exists():
-        own = (sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *KINDS[kind][1])
-        excludes = folder / "excludes.txt"
-        excludes.write_text(output_of(*own), encoding="utf-8")
         output_of(sys.executable, "-m", "venv", "--clear", str(place))
         install = ("uv", "pip", "install", "--quiet", "--python", str(place))
-        with_names = ("--excludes", str(excludes), "-c", ".ci/constraints.txt")
+        with_names = (*excludes(folder, KINDS[kind][1]), "-c", ".ci/constraints.txt")
         output_of(*install, *with_names, "--upgrade", "pip", "setuptools", "wheel")
         output_of(*install, *with_names, "--no-build-isolation", "-e", f".[{EXTRAS}]")
         output_of(str(place / "bin/python"), "setup.py", "--quiet", "build_ext", "--inplace")

@@ -25,7 +25,7 @@ from benchmarks.ecosystem.run import OFFLINE
 from benchmarks.harness import RESULTS, line
 from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
-from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
+from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.text import signed_size
@@ -137,7 +137,7 @@ def main() -> int:
     for package in arguments.packages or BESIDE:
         tests = (*map(str, steps_of(package)), *OPTIONS)
         light = package != "trl"  # whose trainers need Triton
-        question = Question(package, tests, BESIDE[package], device="virtual", light=light)
+        question = VersionQuestion(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)
         trials.begin(fresh=False)
         versions = newest(package, arguments.releases)

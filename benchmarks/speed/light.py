@@ -34,13 +34,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.harness import ROOT, line, publish, table
+from benchmarks.harness import LIGHT, ROOT, excludes, line, publish, table
 from benchmarks.speed.rated_network import RatedNetwork, rated_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 INSTALLERS = ("pip", "uv")
 HEADS = ("environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s")
 STEPS = ("make", "choose", "install", "test")
@@ -156,14 +155,10 @@ def with_uv(
     times: Times, wheel: Path, folder: Path, environment: dict[str, str], options: list[str] | None
 ) -> int:
     """Make an environment with uv, which does not say how many bytes it downloads: return 0."""
-    excludes = []
-    if options is not None:
-        light = [sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options]
-        (folder / "excludes.txt").write_text(run(light, ROOT, environment), encoding="utf-8")
-        excludes = ["--excludes", "excludes.txt"]
+    excluded = excludes(folder, options)
     make = ["uv", "venv", "--quiet", "--python", sys.executable, "env"]
     times.run("make", make, folder, environment)
-    install = ["uv", "pip", "install", "--quiet", "--python", "env", *excludes, str(wheel)]
+    install = ["uv", "pip", "install", "--quiet", "--python", "env", *excluded, str(wheel)]
     times.run("install", install, folder, environment)
     return 0
 
@@ -240,7 +235,7 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
     for installer in INSTALLERS:
         all_of = measured["all packages", installer]
         parts = []
-        for kind in list(KINDS)[1:]:
+        for kind in list(LIGHT)[1:]:
             of_kind = measured[kind, installer]
             wall, cpu = (
                 median(it.times.whole[i] for it in of_kind)
@@ -265,7 +260,7 @@ def measure(runs: int, network: RatedNetwork | None, below: float) -> Iterator[l
     measured: dict[tuple[str, str], list[Run]] = {}
     loads = []
     for _ in range(runs):
-        for kind, options in KINDS.items():
+        for kind, options in LIGHT.items():
             for installer in INSTALLERS:
                 while os.getloadavg()[0] >= below:
                     time.sleep(5)
