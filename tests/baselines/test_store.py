@@ -34,16 +34,6 @@ def files_under(directory):
     return {str(path.relative_to(directory)) for path in files if path.name != ".gitignore"}
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "baselines"
-
-
-@pytest.fixture
-def store(directory):
-    return BaselineStore(directory)
-
-
 def test_an_entry_comes_back_as_it_was(store, directory):
     two = BaselineEntry((Peak(1, 2), Peak(3, 2**63 - 1)), MADE, batch_size=32)
     store.update([change("TestX::test_y[a-1]", whole=two, forward=entry(5, 6))])

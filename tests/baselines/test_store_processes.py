@@ -30,16 +30,6 @@ def change(test, size=1, module=MODULE):
     return NewBaseline(T4, module, test, {"": entry(size)})
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "baselines"
-
-
-@pytest.fixture
-def store(directory):
-    return BaselineStore(directory)
-
-
 def before_locking(act, monkeypatch):
     """Let something happen between an update's first look and its lock, once."""
     acquire = filelock.FileLock.acquire

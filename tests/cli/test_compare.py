@@ -9,8 +9,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers.command_line import BEFORE, NOW, T4, flat, write
+from helpers.command_line import BEFORE, NOW, T4, write
 from helpers.git import commit, git
+from helpers.pages import flat
 from helpers.warm import HANGS
 
 from pytest_gpumem.judge.judge import judge

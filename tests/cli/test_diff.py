@@ -7,8 +7,8 @@ import os
 import pickle
 
 import pytest
-from helpers.command_line import flat
 from helpers.dumps import alloc, block, dump, frame, free, snapshot
+from helpers.pages import flat
 from helpers.terminal_results import matches_gold
 
 from pytest_gpumem.sizes import MIB

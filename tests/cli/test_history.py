@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers.command_line import BEFORE, NOW, T4, flat, write
+from helpers.command_line import BEFORE, NOW, T4, write
 from helpers.git import commit, git
 from helpers.html_pages import Page
+from helpers.pages import flat
 from helpers.terminal_results import matches_gold
 
 from pytest_gpumem.baselines.commits import recent_peaks

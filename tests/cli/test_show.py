@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.command_line import NOW, T4, flat, write
+from helpers.command_line import NOW, T4, write
+from helpers.pages import flat
 from helpers.terminal_results import matches_gold
 
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site, Slope

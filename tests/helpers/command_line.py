@@ -23,7 +23,3 @@ def write(folder, tests, *, module="tests/test_a.py", device=T4, provenance=NOW)
     }
     changes = [NewBaseline(device, module, name, {"": entry}) for name, entry in made.items()]
     assert not BaselineStore(folder).update(changes).errors
-
-
-def flat(text):
-    return " ".join(text.split())

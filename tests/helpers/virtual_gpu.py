@@ -53,6 +53,13 @@ def virtual_device():
     return device
 
 
+def tensor(size, index=0):
+    """A tensor of so many bytes."""
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
+
+
 LEFT = "an earlier test of this process left memory behind"
 
 

@@ -4,7 +4,7 @@ import gc
 import threading
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened, tensor
 from helpers.warm import HANGS
 
 from pytest_gpumem.allocator_view import VIEW
@@ -26,12 +26,6 @@ from pytest_gpumem.meter.isolation import Plugs
 def device():
     with opened(CARD_80GIB, count=2) as device:
         yield device
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 class Ring:

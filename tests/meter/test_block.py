@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import MIB, child, opened, virtual_device
+from helpers.virtual_gpu import MIB, child, opened, tensor, virtual_device
 
 import pytest_gpumem
 from pytest_gpumem.devices.cards import CARDS
@@ -21,12 +21,6 @@ def device(monkeypatch):
     with opened("T4", count=2) as device:
         monkeypatch.setattr(device, "card", CARDS["T4"])  # as use_virtual_gpu("T4") does
         yield device
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def test_it_has_the_peaks_of_the_block(device):

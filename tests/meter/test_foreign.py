@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, opened, tensor
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
@@ -24,12 +24,6 @@ def meter(device):
     meter = Meter(device, device.open(CARD_80GIB, 2), 2)
     yield meter
     meter.stop()
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def first(meter):

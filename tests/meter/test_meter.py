@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened, tensor
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
@@ -28,12 +28,6 @@ def meter(device):
     meter = Meter(device, device.open(CARD_80GIB, 2), 2)
     yield meter
     meter.stop()
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def work(size, index=0):

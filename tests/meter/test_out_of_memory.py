@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened, tensor
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -30,12 +30,6 @@ def device():
         yield device
         for index in (0, 1):
             set_cap(index, None, device.cap_total(index))
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def refused(size, index=0):

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from html import unescape
 
 import pytest
+from helpers.pages import flat
 
 UPDATE = "--gpumem-update-baselines"
 STEP = """
@@ -95,7 +96,3 @@ def amounts(text):
 def result_change(headline):
     """The growth in a headline: "96.00 MiB (+31.2%)"."""
     return re.search(r"grew by ([\d.]+ MiB \([^)]+\))", headline)[1]
-
-
-def flat(text):
-    return " ".join(text.split())

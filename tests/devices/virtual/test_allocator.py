@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened, tensor
 
 from pytest_gpumem.devices.memory_cap import set_cap
 
@@ -19,12 +19,6 @@ LARGE_SEGMENT, FROM_ITS_OWN, ROUND = 20 * MIB, 10 * MIB, 2 * MIB
 def device():
     with opened(CARD_80GIB) as device:
         yield device
-
-
-def tensor(size, index=0):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def held(index=0):
