@@ -6,9 +6,11 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.patches import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,8 +75,8 @@ def _gradients(
     run_backward = vars(torch.autograd.graph)[ENGINE]
     keep_graph = create_graph = may_be_unused = False
     arguments = (output,), (gradient,), keep_graph, create_graph, (leaf,), may_be_unused
-    found: tuple[torch.Tensor, ...] = run_backward(*arguments, accumulate_grad=False)
-    return found
+    gradients: tuple[torch.Tensor, ...] = run_backward(*arguments, accumulate_grad=False)
+    return gradients
 
 
 @contextmanager
@@ -120,11 +122,11 @@ def awaited_passes() -> Iterator[None]:
     import torch
 
     modules: Any = (torch.autograd, torch.autograd.graph)
-    originals = [(module, vars(module)[ENGINE]) for module in modules if ENGINE in vars(module)]
-    if not originals:
+    patched = [module for module in modules if ENGINE in vars(module)]
+    if not patched:
         yield
         return
-    run_backward = originals[0][1]
+    run_backward = vars(patched[0])[ENGINE]
 
     def run_and_wait(*args: object, **options: object) -> object:
         if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
@@ -139,13 +141,10 @@ def awaited_passes() -> Iterator[None]:
             _run_apart(await_autograd)
         return result
 
-    for module, _ in originals:
-        setattr(module, ENGINE, run_and_wait)
-    try:
+    with ExitStack() as stack:
+        for module in patched:
+            patch(stack, module, ENGINE, run_and_wait)
         yield
-    finally:
-        for module, original in originals:
-            setattr(module, ENGINE, original)
 
 
 class NodeNumbers:
@@ -251,7 +250,7 @@ def await_idle_threads() -> None:
 
     Their last pass has ended, but they may want Python yet to let go of it.
     """
-    before: list[str] = []
+    last_looks: list[str] = []
     for _ in range(MAX_LOOKS):
         time.sleep(0.001)  # Python is free meanwhile
         looks = []
@@ -260,9 +259,9 @@ def await_idle_threads() -> None:
                 status = (task / "status").read_text(encoding="ascii", errors="replace")
                 if status.startswith("Name:\tpt_autograd"):
                     looks.append(status)
-        if looks == before and not any("State:\tR" in status for status in looks):
+        if looks == last_looks and not any("State:\tR" in status for status in looks):
             return
-        before = looks
+        last_looks = looks
 
 
 def has_autograd_threads() -> bool:

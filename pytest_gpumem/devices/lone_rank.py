@@ -17,6 +17,7 @@ from pytest_gpumem.devices.quirks import deepspeed
 from pytest_gpumem.devices.unwaited_collectives import unwaited_collectives_kept
 from pytest_gpumem.devices.virtual.environment import set_variable
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,10 +131,8 @@ def checkpoint_alone(stack: ExitStack) -> None:
 
     # Newer versions of PyTorch return the list of all that is wrong.
     valid: object = True if validate.__annotations__["return"] in (bool, "bool") else []
-    wrapper.__init__ = begin_alone
-    stack.callback(setattr, wrapper, "__init__", begin)
-    planner._validate_global_plan = lambda *_arguments: valid
-    stack.callback(setattr, planner, "_validate_global_plan", validate)
+    patch(stack, wrapper, "__init__", begin_alone)
+    patch(stack, planner, "_validate_global_plan", lambda *_arguments: valid)
 
 
 def _register_fake_backend(distributed: Any) -> None:  # noqa: ANN401 - a module
@@ -189,11 +188,8 @@ def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
         Seeded.__name__ = group_class.__name__
         return Seeded
 
-    classes = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
-    try:
-        for name, group_class in classes.items():
-            setattr(c10d, name, with_ids(group_class))
+    with ExitStack() as stack:
+        for name in _NCCL:
+            if hasattr(c10d, name):
+                patch(stack, c10d, name, with_ids(getattr(c10d, name)))
         yield
-    finally:
-        for name, group_class in classes.items():
-            setattr(c10d, name, group_class)

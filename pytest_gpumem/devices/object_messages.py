@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,6 +189,4 @@ def refuse_objects(stack: ExitStack, distributed: Any) -> None:  # noqa: ANN401 
         )
 
     for module in (distributed, distributed.distributed_c10d):
-        plain = module.recv_object_list
-        module.recv_object_list = refuse
-        stack.callback(setattr, module, "recv_object_list", plain)
+        patch(stack, module, "recv_object_list", refuse)

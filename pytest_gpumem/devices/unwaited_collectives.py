@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
 from pytest_gpumem.devices.base import LateFrees
 from pytest_gpumem.devices.virtual.native import LIBRARY
+from pytest_gpumem.patches import patch
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -65,12 +66,12 @@ class Progress(NamedTuple):
     waits: int
     """times that the host waited for the device"""
 
-    def is_done_by(self, now: Progress) -> bool:
+    def is_done_by(self, progress: Progress) -> bool:
         """Return whether a collective that began here is taken for done later."""
-        caught_up = now.waits > self.waits or now.launches - self.launches > MAX_AHEAD
-        if now.passes == 0:  # a program that does not train
+        caught_up = progress.waits > self.waits or progress.launches - self.launches > MAX_AHEAD
+        if progress.passes == 0:  # a program that does not train
             return caught_up
-        return now.passes - self.passes >= (1 if caught_up else 2)
+        return progress.passes - self.passes >= (1 if caught_up else 2)
 
 
 class UnwaitedCollectives:
@@ -93,23 +94,23 @@ class UnwaitedCollectives:
         """Keep the tensors of a collective, and let go of those that are done."""
         import torch
 
-        now = Progress(self._passes, *self.device())
+        progress = Progress(self._passes, *self.device())
         excess = len(self._works) - MAX_KEPT
         done = [
             key
             for index, (key, (_, then)) in enumerate(self._works.items())
-            if index <= excess or then.is_done_by(now)
+            if index <= excess or then.is_done_by(progress)
         ]
         if done:
-            before, began = torch.cuda.memory_allocated(), time_ns() / 1000
+            old_bytes, began = torch.cuda.memory_allocated(), time_ns() / 1000
             for key in done:
                 del self._works[key]
-            freed = before - torch.cuda.memory_allocated()
+            freed = old_bytes - torch.cuda.memory_allocated()
             self._most = max(self._most, freed)
-            if now.passes and freed * 100 >= before * MIN_PERCENT:
+            if progress.passes and freed * 100 >= old_bytes * MIN_PERCENT:
                 self._note_freed(began, torch.cuda.current_device())
         if work is not None and not torch.cuda.is_current_stream_capturing():
-            self._works[id(work)] = work, now
+            self._works[id(work)] = work, progress
 
     def _note_freed(self, began: float, device: int) -> None:
         """Note that tensors were freed since a time, which a GPU may free with the next step's."""
@@ -136,9 +137,9 @@ class UnwaitedCollectives:
         """
         if self._most * 100 < peak * MIN_PERCENT or not self._most:
             return []
-        kept = format_size(self._most)
+        size = format_size(self._most)
         sentence = (
-            f"collectives kept tensors of {kept} until the collectives of the next step (a GPU may "
+            f"collectives kept tensors of {size} until the collectives of the next step (a GPU may "
             "keep them longer if the step takes less than 0.1 s): Work.wait() frees these tensors, "
             "and a wait for its future does not"
         )
@@ -211,15 +212,9 @@ def unwaited_collectives_kept() -> Iterator[None]:
         *((bindings.Work, name, UNWAITED.waiting) for name in ("wait", "synchronize")),
         *((module, ENGINE, UNWAITED.counting) for module in (torch.autograd, torch.autograd.graph)),
     ]
-    originals = [
-        (owner, name, vars(owner)[name]) for owner, name, _ in wrapped if name in vars(owner)
-    ]
-    for owner, name, wrapping in wrapped:
-        if name in vars(owner):
-            setattr(owner, name, wrapping(vars(owner)[name]))
-    try:
+    with ExitStack() as stack:
+        stack.callback(UNWAITED.clear)
+        for owner, name, wrapping in wrapped:
+            if name in vars(owner):
+                patch(stack, owner, name, wrapping(vars(owner)[name]))
         yield
-    finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
-        UNWAITED.clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.patches import patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,10 +63,8 @@ def skip_shape_check(stack: ExitStack) -> None:
     that they are zeros here.
     """
     distributed: Any = sys.modules.get("torch.distributed")
-    check = getattr(distributed, SHAPE_CHECK, None)
-    if check is not None:
-        setattr(distributed, SHAPE_CHECK, lambda *_args: None)
-        stack.callback(setattr, distributed, SHAPE_CHECK, check)
+    if hasattr(distributed, SHAPE_CHECK):
+        patch(stack, distributed, SHAPE_CHECK, lambda *_args: None)
 
 
 def prepend(stack: ExitStack, name: str, folder: str) -> None:

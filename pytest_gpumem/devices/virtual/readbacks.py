@@ -10,13 +10,14 @@ import functools
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.uncertain_numbers import decided_number, uncertain
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import patch
 from pytest_gpumem.source_lines import OWN_FOLDER, is_users, package_path, shown_path, users_line
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class NumberRead:
 
     def __init__(self, readbacks: Readbacks, guesses: _Guesses, *, whole: bool) -> None:
         self._readbacks, self._guesses = readbacks, guesses
-        self.site = site_of(sys._getframe(1))
+        self.site = site_of_read(sys._getframe(1))
         if whole:
             guesses.unseen[self] = None
 
@@ -257,7 +258,7 @@ class Readbacks:
         if asks_for_infinities(frame):
             self._any_overflow = True
             return
-        site = site_of(frame)
+        site = site_of_read(frame)
         guesses.lines[site] += 1
         if site[0] and guesses.lines[site] >= MAX_READ:
             raise DeviceError(
@@ -286,19 +287,12 @@ class Readbacks:
         pair = getattr(getattr(torch.testing, "_comparison", None), "NumberPair", None)
         if pair is not None:
             methods[pair, "__init__"] = _comparing
-        own = {(owner, name): owner.__dict__.get(name) for owner, name in methods}
-        for (owner, name), wrap in methods.items():
-            setattr(owner, name, wrap(getattr(owner, name)))
-        library.on_readback(self.seen)
-        try:
+        with ExitStack() as stack:
+            for (owner, name), wrap in methods.items():
+                patch(stack, owner, name, wrap(getattr(owner, name)))
+            library.on_readback(self.seen)
+            stack.callback(library.on_readback, None)
             yield
-        finally:
-            library.on_readback(None)
-            for (owner, name), method in own.items():
-                if method is None:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, method)
 
     def _returning(self, method: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
@@ -348,7 +342,7 @@ class Readbacks:
             offered: the number that it chose from.
             counts: ``counts`` before it ran.
         """
-        site = site_of(sys._getframe(1))
+        site = site_of_read(sys._getframe(1))
         if site[0]:
             guesses = self._unknown if self.counts[0] > counts[0] else self._assumed
             guesses.taken[site] += taken
@@ -394,7 +388,7 @@ def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
-def site_of(frame: FrameType | None) -> Site:
+def site_of_read(frame: FrameType | None) -> Site:
     """Return the line of the user's in a stack of frames, and PyTorch's line within."""
     line, within = users_line(frame), ""
     while frame is not None and not within:

@@ -24,7 +24,7 @@ COMPUTED: Final = (
 SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
-class Read(Protocol):
+class UncertainRead(Protocol):
     """The read of a number that was not computed, or a number computed from such ones."""
 
     def tell(self) -> None:
@@ -33,14 +33,14 @@ class Read(Protocol):
     def use(self) -> None:
         """Note that the program computes with the number, or shows it."""
 
-    def derive(self, *, whole: bool) -> Read:
+    def derive(self, *, whole: bool) -> UncertainRead:
         """Return the read of a number that was computed from this one."""
 
 
 class UncertainFloat(float):
     """A floating-point number that no kernel computed."""
 
-    read: Read
+    read: UncertainRead
 
     def __int__(self) -> int:
         """Return a whole number, of which no use is seen: it may become a size."""
@@ -55,7 +55,7 @@ class UncertainFloat(float):
 class UncertainInt(int):
     """A whole number that no kernel computed."""
 
-    read: Read
+    read: UncertainRead
 
     def __int__(self) -> int:
         """Return a whole number, of which no use is seen: it may become a size."""
@@ -72,7 +72,7 @@ class UncertainInt(int):
         return int, (int.__pos__(self),)
 
 
-def uncertain(number: Any, read: Read) -> Any:  # noqa: ANN401 - a number of any type
+def uncertain(number: Any, read: UncertainRead) -> Any:  # noqa: ANN401 - a number of any type
     """Return a number that tells when the program decides by it; other objects as they are.
 
     Args:
@@ -117,8 +117,8 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
 
 
 def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
-    def decide(self: Any, *others: Any) -> Any:  # noqa: ANN401 - a number's method
-        result = method(self, *others)
+    def decide(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
+        result = method(self, *operands)
         if result is not NotImplemented:
             self.read.tell()
         return result
@@ -126,9 +126,9 @@ def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
     return decide
 
 
-def _computing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(self: Any, *others: Any) -> Any:  # noqa: ANN401 - a number's method
-        result = method(self, *others)
+def _computing_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
+        result = method(self, *operands)
         if result is NotImplemented:
             return result
         self.read.use()
@@ -138,9 +138,9 @@ def _computing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _showing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def show(self: Any, *others: Any) -> Any:  # noqa: ANN401 - a number's method
+    def show(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
         self.read.use()
-        return method(self, *others)
+        return method(self, *operands)
 
     return show
 
@@ -148,7 +148,7 @@ def _showing(method: Callable[..., Any]) -> Callable[..., Any]:
 for _kind, _plain in ((UncertainFloat, float), (UncertainInt, int)):
     for _names, _wrapped in (
         ((*COMPARED, "bool"), _deciding),
-        (COMPUTED, _computing),
+        (COMPUTED, _computing_method),
         (SHOWN, _showing),
     ):
         for _name in _names:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,9 +44,9 @@ def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
 def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
     def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
-        kept = _recorded(graph)  # before: it is changed
+        recorded = _recorded(graph)  # before: it is changed
         compiled = compiles(graph, *args, **options)
-        _keep(compiled, kept)
+        _keep(compiled, recorded)
         return compiled
 
     return compile_graph

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from types import ModuleType

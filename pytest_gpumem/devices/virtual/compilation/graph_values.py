@@ -102,7 +102,7 @@ class Node:
             self.is_view = writes_nothing(traits.op._schema)
 
 
-class Program:
+class GraphProgram:
     """The graph of some compiled code."""
 
     def __init__(self, nodes: Sequence[RecordedNode], source: str) -> None:
@@ -127,8 +127,8 @@ class Program:
         """whether the graph says all that the code writes"""
         self._read()
         self._note_last_uses()
-        found = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
-        self.order = {symbol: place for place, symbol in reversed([*enumerate(found)])}
+        names = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
+        self.order = {symbol: place for place, symbol in reversed([*enumerate(names)])}
         """the sizes and numbers that the code reads back, by their names in it"""
         self.fruitless: set[tuple[object, ...]] = set()
         """which inputs were known, and sizes, where no value came of them"""
@@ -159,9 +159,9 @@ class Program:
         for place, node in enumerate(self.nodes):
             for used in _refs_in((node.node.args, node.node.kwargs)):
                 last[used] = place
-        kept = {*self.outputs, *self.changed.values()}
+        outputs = {*self.outputs, *self.changed.values()}
         for used, place in last.items():
-            if used not in kept:
+            if used not in outputs:
                 self.nodes[place].unused_after.append(used)
 
 
@@ -179,7 +179,7 @@ class Read(NamedTuple):
         return [(value.dtype, value.numel()) for value in self.arguments]
 
 
-class Result(NamedTuple):
+class GraphResult(NamedTuple):
     """The value of a node that the compiled code returns, or writes into an input."""
 
     value: Any
@@ -224,20 +224,20 @@ def call_with_values(
     return result
 
 
-def _program_of(mode: ValueMode, compiled: Any) -> Program | None:  # noqa: ANN401 - PyTorch's
-    program: Program | None = getattr(compiled, PROGRAM, None)
+def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:  # noqa: ANN401 - PyTorch's
+    program: GraphProgram | None = getattr(compiled, PROGRAM, None)
     if program is None:
         graph = getattr(compiled, GRAPH, b"")
         if not graph:
             mode.unknown_code.add(NOT_KEPT)
             return None
         with suppress(Exception):  # of another version of torch, or of this package
-            program = Program(restored(graph), getattr(compiled, "source_code", ""))
+            program = GraphProgram(restored(graph), getattr(compiled, "source_code", ""))
             setattr(compiled, PROGRAM, program)
     return program
 
 
-def _are_plain(program: Program, inputs: Sequence[Any]) -> bool:
+def _are_plain(program: GraphProgram, inputs: Sequence[Any]) -> bool:
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     return len(inputs) == len(program.inputs) and all(type(tensor) in PLAIN for tensor in tensors)
 
@@ -248,14 +248,14 @@ class CodeThatRuns:
     def __init__(
         self,
         mode: ValueMode,
-        program: Program,
+        program: GraphProgram,
         inputs: Sequence[Any],
         compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
     ) -> None:
         """Compute the graph; the inputs are kept alive no longer than this takes."""
         self._mode, self._program = mode, program
         self._reads: list[Read] = []
-        self._results: dict[int, Result] = {}
+        self._results: dict[int, GraphResult] = {}
         """by the places of the nodes"""
         self._extents = [
             (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
@@ -282,11 +282,11 @@ class CodeThatRuns:
             for place, tensor in places.items()
             if isinstance(tensor, Tensor) and tensor.is_cuda
         }
-        known = tuple(
+        known_inputs = tuple(
             not isinstance(tensor, Tensor) or mode.could_be_known(tensor) for tensor in inputs
         )
         sizes = (value for value in inputs if not isinstance(value, Tensor))
-        pattern = (mode.budget.ended, mode.full, *known, *sizes)
+        pattern = (mode.budget.ended, mode.full, *known_inputs, *sizes)
         if pattern in program.fruitless:
             mode.unknown_code |= program.unknown
             return
@@ -301,7 +301,7 @@ class CodeThatRuns:
                 OneThread(mode.full),
             ):
                 stack.enter_context(guard)
-            computation = _Computation(mode, program, places, known, device)
+            computation = _Computation(mode, program, places, known_inputs, device)
             computation.run(self._results, self._reads)
             mode.budget.lose(computation.lost)
         mode.unknown_code |= program.unknown
@@ -423,13 +423,13 @@ class _Computation:
     def __init__(
         self,
         mode: ValueMode,
-        program: Program,
+        program: GraphProgram,
         inputs: dict[int, Any],
-        known: Sequence[bool],
+        known_inputs: Sequence[bool],
         device: int,
     ) -> None:
         self._mode, self._program, self._inputs, self._device = mode, program, inputs, device
-        self._known = dict(zip(program.inputs, known, strict=True))
+        self._known = dict(zip(program.inputs, known_inputs, strict=True))
         self._values: dict[int, Any] = {}
         self._assumed: set[int] = set()
         self.lost = 0
@@ -437,7 +437,7 @@ class _Computation:
         self._borrowed: set[int] = set()
         """addresses of the inputs' storages"""
 
-    def run(self, results: dict[int, Result], reads: list[Read]) -> None:
+    def run(self, results: dict[int, GraphResult], reads: list[Read]) -> None:
         """Compute all nodes.
 
         Args:
@@ -458,11 +458,11 @@ class _Computation:
         for place in {*program.outputs, *program.changed.values()}:
             value = values.get(place, UNKNOWN)
             if place >= 0 and value is not UNKNOWN and place not in program.inputs:
-                results[place] = Result(self._lasting(value), place in self._assumed)
+                results[place] = GraphResult(self._lasting(value), place in self._assumed)
             elif place in program.inputs and place in program.changed.values():
                 value = self._input_value(place)
                 if value is not UNKNOWN:
-                    results[place] = Result(self._lasting(value), place in self._assumed)
+                    results[place] = GraphResult(self._lasting(value), place in self._assumed)
 
     def _lasting(self, value: Any) -> Any:  # noqa: ANN401 - of a node
         """Return a value that does not lie in an input, which the code may free."""
@@ -505,7 +505,9 @@ class _Computation:
         if traits is not None and traits.name.startswith(CHECKS):
             return None
         self._note_assumed(place, refs)
-        args, kwargs = (_mapped(part, self._resolved) for part in (recorded.args, recorded.kwargs))
+        args, kwargs = (
+            _mapped_arguments(part, self._resolved) for part in (recorded.args, recorded.kwargs)
+        )
         result: Any = UNKNOWN
         if any(self._resolved(Ref(ref)) is UNKNOWN for ref in refs):
             pass
@@ -560,16 +562,19 @@ class _Computation:
     def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
         """Return tensors without values, of the shapes of an operator's results."""
         if node.forms is not None:
-            return _mapped(node.forms, _of_form)
-        key = repr(_mapped((call.args, call.kwargs), _shape))
+            return _mapped_arguments(node.forms, _of_form)
+        key = repr(_mapped_arguments((call.args, call.kwargs), _shape_of))
         if key not in node.known_forms:
             if len(node.known_forms) >= MAX_FORMS:
                 node.known_forms.clear()
             like = None
             with suppress(Exception):  # its size depends on values
                 like = call.op._op(
-                    *_mapped(call.args, _on_meta),
-                    **{name: _mapped(value, _on_meta) for name, value in call.kwargs.items()},
+                    *_mapped_arguments(call.args, _on_meta),
+                    **{
+                        name: _mapped_arguments(value, _on_meta)
+                        for name, value in call.kwargs.items()
+                    },
                 )
             node.known_forms[key] = like
         return node.known_forms[key]
@@ -657,18 +662,18 @@ def _refs_in(arguments: object) -> list[int]:
     return []
 
 
-def _mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
+def _mapped_arguments(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
     """Return arguments with a function's results in the place of all that is no list."""
     if isinstance(arguments, (Ref, Form)):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
-        items = [_mapped(argument, function) for argument in arguments]
+        items = [_mapped_arguments(argument, function) for argument in arguments]
         return items if isinstance(arguments, list) else tuple(items)
     if isinstance(arguments, dict):
-        return {name: _mapped(argument, function) for name, argument in arguments.items()}
+        return {name: _mapped_arguments(argument, function) for name, argument in arguments.items()}
     if isinstance(arguments, slice):
         parts = (arguments.start, arguments.stop, arguments.step)
-        return slice(*(_mapped(part, function) for part in parts))
+        return slice(*(_mapped_arguments(part, function) for part in parts))
     return function(arguments)
 
 
@@ -683,7 +688,7 @@ def _on_meta(argument: Any) -> Any:  # noqa: ANN401 - any
     return torch.device("meta") if isinstance(argument, torch.device) else argument
 
 
-def _shape(argument: Any) -> Any:  # noqa: ANN401 - any
+def _shape_of(argument: Any) -> Any:  # noqa: ANN401 - any
     return (argument.shape, argument.dtype) if isinstance(argument, Tensor) else argument
 
 

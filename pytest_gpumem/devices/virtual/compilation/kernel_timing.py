@@ -16,7 +16,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -150,11 +150,11 @@ class KernelTiming:
             key = tritons_key(tuner, args, kwargs)
             if key in self._several.get(tuner, ()):
                 self._tell(tuner, lambda: tritons_copies(tuner, args, kwargs), tritons_buffer, key)
-            before = self._key.set(key)
+            token = self._key.set(key)
             try:
                 return run(tuner, *args, **kwargs)
             finally:
-                self._key.reset(before)
+                self._key.reset(token)
 
         return called
 
@@ -172,8 +172,8 @@ class KernelTiming:
         if key not in keys:
             keys.add(key)
             self._asked = True
-            now = time_ns() / 1000
-            self._extras.add(TIMED, timed(copies(), buffer()), (now, now), counted=False)
+            ended = time_ns() / 1000
+            self._extras.add(TIMED, timed(copies(), buffer()), (ended, ended), counted=False)
 
 
 def timed(called: Sequence[int], buffer: int) -> list[int]:

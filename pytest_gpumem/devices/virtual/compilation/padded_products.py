@@ -23,8 +23,8 @@ from weakref import ref
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import COMPILES, LOADS
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import TIMED, flushed, is_shown, timed
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
 from pytest_gpumem.devices.virtual.cublas_workspace import chosen_workspace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,13 +81,13 @@ class Product(NamedTuple):
         rows, inner, columns = self.more
         changed = (rows or inner, inner or columns, rows or columns)
         return [
-            size * bool(more)
-            for size, more in zip(self._bytes(sizes, self.more), changed, strict=True)
+            size * bool(is_padded)
+            for size, is_padded in zip(self._bytes(sizes, self.more), changed, strict=True)
         ]
 
-    def _bytes(self, sizes: Sequence[int], more: tuple[int, int, int]) -> list[int]:
+    def _bytes(self, sizes: Sequence[int], padding: tuple[int, int, int]) -> list[int]:
         *batch, rows, inner, columns = sizes
-        rows, inner, columns = rows + more[0], inner + more[1], columns + more[2]
+        rows, inner, columns = rows + padding[0], inner + padding[1], columns + padding[2]
         each = self.itemsize * (batch[0] if batch else 1)
         return [each * rows * inner, each * inner * columns, each * rows * columns]
 
@@ -100,18 +100,18 @@ class Product(NamedTuple):
         """
         first, second, result = self.plain(self.likely)
         left, right, padded_result = self.padded(self.likely)
-        before: list[int] = []
+        earlier: list[int] = []
         called: list[int] = []
         for size, is_before in zip((left, right), self.padded_before, strict=True):
-            (before if is_before else called).append(size)
+            (earlier if is_before else called).append(size)
         # What is added is made twice, each time as it is.
-        held = filter(None, [first, second, self.bias, *before, self.bias])
+        held = filter(None, [first, second, self.bias, *earlier, self.bias])
         padded = [*called, padded_result or result, workspace]
         return [*held, *timed([result, workspace], buffer), *timed(padded, buffer)]
 
 
 @dataclass
-class Call:
+class CodeCall:
     """A call of compiled code, in its thread."""
 
     began: float
@@ -200,30 +200,30 @@ class PaddedProducts:
                 self._tell(compiled, [Product(*product) for product in products])
             if not self._products:
                 return call(compiled, *args, **options)
-            now = time_ns() / 1000
+            began = time_ns() / 1000
             is_backward = bool((getattr(compiled, "fx_kwargs", None) or {}).get("is_backward"))
-            before = getattr(self._calls, "current", None)
-            self._calls.current = Call(now, is_backward, now)
+            outer = getattr(self._calls, "current", None)
+            self._calls.current = CodeCall(began, is_backward, began)
             try:
                 return call(compiled, *args, **options)
             finally:
-                self._calls.current = before
+                self._calls.current = outer
 
         return called
 
     def _tell(self, compiled: Any, products: Sequence[Product]) -> None:  # noqa: ANN401 - PyTorch's
         """Tell what timing takes, as if this run had compiled the code just now."""
-        known = self._called.get(id(compiled))
-        if known is not None and known() is compiled:
+        reference = self._called.get(id(compiled))
+        if reference is not None and reference() is compiled:
             return
         self._called[id(compiled)] = ref(compiled)
         self._watch_products()
-        buffer, now = flushed(), time_ns() / 1000
+        buffer, time = flushed(), time_ns() / 1000
         for product in products:
             if product not in self._products:
                 self._products[product] = None
                 requests = product.times(buffer, chosen_workspace())
-                self._extras.add(TIMED, requests, (now, now), counted=False)
+                self._extras.add(TIMED, requests, (time, time), counted=False)
 
     def _watch_products(self) -> None:
         """Put functions around the products that compiled code calls, once."""
@@ -261,27 +261,29 @@ class PaddedProducts:
         self,
         product: Product,
         sizes: tuple[int, ...],
-        call: Call,
+        call: CodeCall,
         began: float,
         tensors: Sequence[Any],
     ) -> None:
         """Add what padding takes in a call of a product; ``tensors``: the operands, the result."""
         *copies, result_copy = product.padded(sizes)
-        made = [size for size in copies if size]
-        now = time_ns() / 1000
+        sizes_of_copies = [size for size in copies if size]
+        ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            self._extras.add(TIMED, [*made, flushed()], (began, began), counted=False)
+            self._extras.add(TIMED, [*sizes_of_copies, flushed()], (began, began), counted=False)
         if call.is_backward:
-            self._extras.add(PADDED, made, (call.last_began, now), counted=True)
-            made = []
-        self._extras.add(PADDED, filter(None, [*made, result_copy]), (began, now), counted=True)
+            self._extras.add(PADDED, sizes_of_copies, (call.last_began, ended), counted=True)
+            sizes_of_copies = []
+        self._extras.add(
+            PADDED, filter(None, [*sizes_of_copies, result_copy]), (began, ended), counted=True
+        )
         if call.is_backward:
             return
         *operands, result = (tensor.untyped_storage().data_ptr() for tensor in tensors)
         for operand, copy, stays in zip(operands, copies, product.stay, strict=True):
             self._extras.add(
-                *(PADDED, [copy], (now, now)),
+                *(PADDED, [copy], (ended, ended)),
                 counted=True,
                 beside=(operand, result) if stays else (result,),
                 instead=0 if stays else operand,
@@ -303,14 +305,14 @@ def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
     sizes = (*first.shape, second.shape[-1])
     alignment = module.get_alignment_size(first)
     rows, inner, columns = (module.get_padded_length(size, alignment) for size in sizes[-3:])
-    before = [module.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
+    padded_before = [module.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
     return Product(
         sizes=tuple(size if isinstance(size, int) else None for size in sizes),
         likely=tuple(map(likely_size, sizes)),
         more=(int(rows), int(inner), int(columns)),
         itemsize=first.element_size(),
         bias=0 if bias is None else likely_size(bias.numel()) * bias.element_size(),
-        padded_before=(bool(before[0]), bool(before[1])),
+        padded_before=(bool(padded_before[0]), bool(padded_before[1])),
         stay=(is_kept(module, match.kwargs["mat1"]), is_kept(module, match.kwargs["mat2"])),
     )
 

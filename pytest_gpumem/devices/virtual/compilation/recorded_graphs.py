@@ -89,7 +89,7 @@ def _recorded_nodes(graph_module: Any) -> Iterator[RecordedNode]:  # noqa: ANN40
     on_device: set[Any] = set()
     for place, node in enumerate(graph_module.graph.nodes):
         value = node.meta.get("val")
-        is_cuda = any(tensor.is_cuda for tensor in _tensors_in(value, torch))
+        is_cuda = any(tensor.is_cuda for tensor in _tensors_of_value(value, torch))
         if is_cuda or not on_device.isdisjoint(node.all_input_nodes):
             on_device.add(node)
         kind, target = _target_of(node, graph_module, torch)
@@ -174,7 +174,7 @@ def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any: 
     raise UnrecordableError(f"an argument of {type(argument).__name__}")
 
 
-def _tensors_in(value: Any, torch: ModuleType) -> Sequence[Any]:  # noqa: ANN401 - of a node
+def _tensors_of_value(value: Any, torch: ModuleType) -> Sequence[Any]:  # noqa: ANN401 - of a node
     if isinstance(value, torch.Tensor):
         return [value]
     items = value if isinstance(value, (list, tuple)) else ()
@@ -184,7 +184,7 @@ def _tensors_in(value: Any, torch: ModuleType) -> Sequence[Any]:  # noqa: ANN401
 def _forms_of(value: Any, torch: ModuleType) -> Any:  # noqa: ANN401 - of a node
     """Return the forms of a node's tensors; None where a size is a symbol."""
     forms = []
-    for tensor in _tensors_in(value, torch):
+    for tensor in _tensors_of_value(value, torch):
         if not all(type(size) is int for size in tensor.shape):
             return None
         forms.append(Form(tuple(tensor.shape), tensor.dtype, _strides_of(tensor, torch)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import current_mode
-from pytest_gpumem.devices.virtual.compilation.replacement import replace
+from pytest_gpumem.patches import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
