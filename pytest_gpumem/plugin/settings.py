@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from pytest_gpumem.sizes import Tolerance
 
 
+class OutputFile(NamedTuple):
+    """A file that an option has a session write; plugin/outputs.py has its writer."""
+
+    title: str
+    """as messages name it"""
+    example: str
+    """a name that it may have"""
+
+
 class Option(NamedTuple):
     """One option of the plugin."""
 
@@ -31,6 +40,8 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     of_flag: str = ""
     """the value on the command line, where the option takes none; "": it takes one"""
+    file: OutputFile | None = None
+    """the file that the option names"""
 
     @property
     def flag(self) -> str:
@@ -61,6 +72,7 @@ OPTIONS: Final = (
         "the page needs no network",
         "",
         "PATH",
+        file=OutputFile("page", "gpumem.html"),
     ),
     Option(
         "device",
@@ -207,7 +219,13 @@ OPTIONS: Final = (
         "off|baselines",
         ("off", "baselines"),
     ),
-    Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
+    Option(
+        "json",
+        "write every result to this file as JSON, for programs",
+        "",
+        "PATH",
+        file=OutputFile("JSON report", "gpumem.json"),
+    ),
     Option(
         "json_format",
         "the format of the --gpumem-json file: report (every result), or only figures, for "
@@ -224,7 +242,13 @@ OPTIONS: Final = (
         "",
         "NAME",
     ),
-    Option("markdown", "write the failures and every result to this file as Markdown", "", "PATH"),
+    Option(
+        "markdown",
+        "write the failures and every result to this file as Markdown",
+        "",
+        "PATH",
+        file=OutputFile("Markdown report", "gpumem.md"),
+    ),
     Option(
         "editor",
         "open source lines in this editor, from links on the page and in the terminal: "
@@ -264,20 +288,7 @@ REPEATED: Final = {"device", "card", "cards", "all", "visible", "values", "basel
 """options that decide what is measured, and which baselines it is compared with"""
 
 
-class OutputFile(NamedTuple):
-    """A file that an option has a session write; plugin/outputs.py has its writer."""
-
-    title: str
-    """as messages name it"""
-    example: str
-    """a name that it may have"""
-
-
-FILES: Final = {
-    "html": OutputFile("page", "gpumem.html"),
-    "json": OutputFile("JSON report", "gpumem.json"),
-    "markdown": OutputFile("Markdown report", "gpumem.md"),
-}
+FILES: Final = {option.name: option.file for option in OPTIONS if option.file is not None}
 """by the option that names the file"""
 
 
@@ -515,7 +526,7 @@ def folder_of_root(name: str, root: Path) -> str:
     return str(Path(name, *root.parts[-above:]))
 
 
-def _require_possible(path: Path, given: str, example: str) -> None:
+def _require_possible(path: Path, argument: str, example: str) -> None:
     """Refuse a path that no file can have: with a NUL, too long, of no encoding.
 
     Raises:
@@ -530,9 +541,9 @@ def _require_possible(path: Path, given: str, example: str) -> None:
 
         problem = error.strerror if isinstance(error, OSError) else error
         raise SpecError(
-            printable(given)
-            if len(given) <= MAX_SHOWN_LENGTH
-            else f"{printable(given[:MAX_SHOWN_LENGTH])}...",
+            printable(argument)
+            if len(argument) <= MAX_SHOWN_LENGTH
+            else f"{printable(argument[:MAX_SHOWN_LENGTH])}...",
             f"no file can have this name ({problem})",
             f"write a shorter name without special characters, such as {example}",
         ) from None

@@ -209,3 +209,11 @@ def test_the_json_can_have_the_form_of_a_tracker(suite, by):
     suite.run("--gpumem-json=f.json", *option, source=TWO)
     figures = json.loads((suite.path / "f.json").read_text())
     assert figures["test_it.py::test_fits on virtual-H100"]["peak-allocated"]["value"] > 0
+
+
+def test_each_file_that_an_option_names_has_a_writer():
+    from pytest_gpumem.plugin.outputs import _WRITERS
+    from pytest_gpumem.plugin.settings import FILES, Settings
+
+    assert set(_WRITERS) == set(FILES)
+    assert set(FILES) <= set(Settings._fields)
