@@ -153,15 +153,20 @@ def _leave_out_own(snapshot: dict[str, Any]) -> None:
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
     """Keep those frames in a snapshot whose files' names a function keeps."""
-    kept: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
-    blocks = [one for segment in snapshot["segments"] for one in (segment, *segment["blocks"])]
+    kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+    blocks = [
+        holder for segment in snapshot["segments"] for holder in (segment, *segment["blocks"])
+    ]
     events = [event for events in snapshot["device_traces"] for event in events]
     for record in (*blocks, *events):
         frames = record.get("frames")
-        if frames and id(frames) not in kept:  # records share them
-            kept[id(frames)] = frames, [one for one in frames if keeps(one["filename"])]
+        if frames and id(frames) not in kept_frames:  # records share them
+            kept_frames[id(frames)] = (
+                frames,
+                [frame for frame in frames if keeps(frame["filename"])],
+            )
         if frames:
-            record["frames"] = kept[id(frames)][1]
+            record["frames"] = kept_frames[id(frames)][1]
 
 
 class AllocatorView:
@@ -378,12 +383,12 @@ class AllocatorView:
         try:
             yield
         finally:
-            for device, before in start.items():
-                after = self.stats(device)
-                if after == before:  # most often: a look at all figures takes much longer
+            for device, old_stats in start.items():
+                new_stats = self.stats(device)
+                if new_stats == old_stats:  # most often: a look at all figures takes much longer
                     continue
-                figures = dict(figures_of(before))
-                for path, value in figures_of(after):
+                figures = dict(figures_of(old_stats))
+                for path, value in figures_of(new_stats):
                     if value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
@@ -430,10 +435,10 @@ class AllocatorView:
             )
             return
         context = max(context, of_test.context, key=CONTEXTS.index)
-        rest = list(of_test.arguments[CLEARS:])
+        arguments = list(of_test.arguments[CLEARS:])
         for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
-            rest[index : index + 1] = [value] * (index < len(rest))
-        self._real[HISTORY]("all", context, of_test.stacks, MAX_EVENTS, *rest)
+            arguments[index : index + 1] = [value] * (index < len(arguments))
+        self._real[HISTORY]("all", context, of_test.stacks, MAX_EVENTS, *arguments)
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
@@ -525,10 +530,10 @@ class AllocatorView:
     def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         if self._shows_all:
             return binding(*arguments)
-        before = self._test_history
+        previous = self._test_history
         self._test_history = _History.read(arguments) if arguments and arguments[0] else None
         clears = len(arguments) > CLEARS and arguments[CLEARS]
-        if before is None or self._test_history is None or clears:
+        if previous is None or self._test_history is None or clears:
             self._test_start = time.time_ns() // 1000
             self._test_events = []
         if not self._histories:
@@ -540,10 +545,12 @@ class AllocatorView:
 
     def _set_legacy_history_of_test(self, _binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         """Set the history by the arguments that older versions of PyTorch have."""
-        enabled, of_state, number, of_events, with_cpp, *rest = arguments
+        enabled, of_state, number, of_events, with_cpp, *further = arguments
         context = "alloc" if of_events else "state" if of_state else None
         kind, stacks = "all" if enabled else None, "all" if with_cpp else "python"
-        return self._set_history_of_test(self._real[HISTORY], kind, context, stacks, number, *rest)
+        return self._set_history_of_test(
+            self._real[HISTORY], kind, context, stacks, number, *further
+        )
 
     def _events_of_test(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """Return the events that the test's own history has, of the real one's."""

@@ -174,7 +174,7 @@ class Hinted(Noted):
         return tuple(hint.kind for hint in self.hints)
 
 
-def paired(texts: Sequence[str], kinds: Sequence[NoteKind]) -> tuple[Note, ...]:
+def with_kinds(texts: Sequence[str], kinds: Sequence[NoteKind]) -> tuple[Note, ...]:
     """Return notes of their texts and kinds; a text without a kind is of an older report."""
     missing = [NoteKind.OTHER] * (len(texts) - len(kinds))
     return tuple(map(Note, [*kinds, *missing], texts))

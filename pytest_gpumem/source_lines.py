@@ -138,8 +138,8 @@ def package_path(name: str) -> str:
     if not folders:
         return name
     separator = folders[-1][1]
-    first, *rest = name[folders[-1].end() :].split(separator)
-    return "/".join(rest if rest and first.endswith(".egg") else [first, *rest])
+    first, *parts = name[folders[-1].end() :].split(separator)
+    return "/".join(parts if parts and first.endswith(".egg") else [first, *parts])
 
 
 @functools.cache
@@ -157,15 +157,15 @@ def hands_on(filename: str, line: int) -> bool:
     with all arguments of the decorator's own, ``*args`` or ``**kwargs`` among them, as they are.
     Such a line is the same for all functions that are decorated: it is none of interest.
     """
-    text = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may be broken
-    return _HANDED_ON.search(text) is not None and line in _handing_on(filename)
+    code = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may be broken
+    return _HANDED_ON.search(code) is not None and line in _handing_on(filename)
 
 
 def forget_changed_files() -> None:
     """Forget the lines of files that were edited since this process read them."""
-    known = set(linecache.cache)
+    cached = set(linecache.cache)
     linecache.checkcache()
-    if not known <= set(linecache.cache):
+    if not cached <= set(linecache.cache):
         _functions.cache_clear()
         _handing_on.cache_clear()
         hands_on.cache_clear()
@@ -190,7 +190,7 @@ def statement_lines(filename: str, line: int) -> range:
 
 def docstring_lines(filename: str) -> frozenset[int]:
     """Return the lines of a file's texts that stand alone: docstrings, and the like."""
-    tree = _parsed(filename)
+    tree = _parsed_file(filename)
     return frozenset(
         line
         for node in (ast.walk(tree) if tree else ())
@@ -202,7 +202,7 @@ def docstring_lines(filename: str) -> frozenset[int]:
 @functools.lru_cache(maxsize=256)
 def _statements(filename: str) -> tuple[tuple[int, int], ...]:
     """Return first and last line of each statement in a file, the shortest first."""
-    tree = _parsed(filename)
+    tree = _parsed_file(filename)
     spans = []
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.stmt):
@@ -249,7 +249,7 @@ def _marker_lines(filename: str, marker: str) -> dict[int, int]:
                 if line:
                     marker_lines[first] = line
 
-    tree = _parsed(filename)
+    tree = _parsed_file(filename)
     if tree is not None:
         walk(tree, None)
     return marker_lines
@@ -264,7 +264,7 @@ def _mention(nodes: Iterable[ast.AST], marker: str) -> int | None:
     return None
 
 
-def _parsed(filename: str) -> ast.Module | None:
+def _parsed_file(filename: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError, RecursionError):  # a template, a NUL, nesting without end
@@ -274,7 +274,7 @@ def _parsed(filename: str) -> ast.Module | None:
 @functools.lru_cache(maxsize=256)
 def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
     """Return first line, last line and qualified name of each function in a file."""
-    tree = _parsed(filename)
+    tree = _parsed_file(filename)
     if tree is None:
         return ()
     functions: list[tuple[int, int, str]] = []
@@ -296,13 +296,13 @@ def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
 @functools.lru_cache(maxsize=256)
 def _handing_on(filename: str) -> frozenset[int]:
     """Return the lines of statements that only call a decorated function with all arguments."""
-    tree = _parsed(filename)
+    tree = _parsed_file(filename)
     lines: set[int] = set()
 
     def walk(node: ast.AST, around: frozenset[str], own: ast.arguments | None) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                names = frozenset(it.arg for it in _named(own)) if own else frozenset()
+                names = frozenset(argument.arg for argument in _named(own)) if own else frozenset()
                 walk(child, around | names, child.args)
                 continue
             if own is not None and isinstance(child, (ast.Return, ast.Assign, ast.Expr)):
@@ -324,12 +324,12 @@ def _hands_on(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> boo
     """Return whether a call is of an argument of a function around, with all of one's own."""
     if not isinstance(call.func, ast.Name) or call.func.id not in around:
         return False
-    if call.func.id in {it.arg for it in _named(own)} or not (own.vararg or own.kwarg):
+    if call.func.id in {argument.arg for argument in _named(own)} or not (own.vararg or own.kwarg):
         return False
-    handed = [it.arg for it in (*own.posonlyargs, *own.args)]
+    handed = [argument.arg for argument in (*own.posonlyargs, *own.args)]
     handed += [f"*{own.vararg.arg}"] if own.vararg else []
-    by_name = {(it.arg, it.arg) for it in own.kwonlyargs}
+    by_name = {(argument.arg, argument.arg) for argument in own.kwonlyargs}
     by_name |= {("**", own.kwarg.arg)} if own.kwarg else set()
-    return [ast.unparse(it) for it in call.args] == handed and by_name == {
-        (it.arg or "**", ast.unparse(it.value)) for it in call.keywords
+    return [ast.unparse(argument) for argument in call.args] == handed and by_name == {
+        (argument.arg or "**", ast.unparse(argument.value)) for argument in call.keywords
     }

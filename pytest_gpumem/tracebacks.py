@@ -102,8 +102,8 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
     while number != len(functions) + len(cells):
         number = len(functions) + len(cells)
         in_cells = Counter(id(content) for cell in cells for content in gc.get_referents(cell))
-        of_functions = _references(functions)
-        of_closures = _references([function.__closure__ for function in functions])
+        of_functions = _reference_counts(functions)
+        of_closures = _reference_counts([function.__closure__ for function in functions])
         functions = [
             function
             for function, count, of_closure in zip(
@@ -113,7 +113,7 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
             and (of_closure <= 1 or function.__closure__ is None)
         ]
         sharers = Counter(id(cell) for function in functions for cell in function.__closure__ or ())
-        of_cells = _references(cells)
+        of_cells = _reference_counts(cells)
         cells = [
             cell for cell, count in zip(cells, of_cells, strict=True) if count <= sharers[id(cell)]
         ]
@@ -122,7 +122,7 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
             del cell.cell_contents
 
 
-def _references(objects: list[Any]) -> list[int]:
+def _reference_counts(objects: list[Any]) -> list[int]:
     """Return the number of references to each object, besides the list's."""
     unshared = object()  # has as many as a member of the list without further references
     *counts, least = [sys.getrefcount(member) for member in [*objects, unshared]]

@@ -130,21 +130,21 @@ class WrappedFunctions:
             if function not in self._lasting:
                 function.__code__ = code
         for hooks, key in self._hooks:
-            before = dict(hooks)
+            own_hooks = dict(hooks)
             if hooks.pop(key, None) is not None:
-                self._hidden.append((hooks, key, before))
+                self._hidden.append((hooks, key, own_hooks))
 
     def _show(self) -> None:
         for function in list(self._own):
             self._renew(function)
         while self._hidden:
-            hooks, key, before = self._hidden.pop()
-            after = dict(hooks)
+            hooks, key, own_hooks = self._hidden.pop()
+            hooks_now = dict(hooks)
             hooks.clear()
-            for other, hook in before.items():  # in their order
-                if other == key or other in after:
-                    hooks[other] = hook
-            hooks.update(after)
+            for other_key, hook in own_hooks.items():  # in their order
+                if other_key == key or other_key in hooks_now:
+                    hooks[other_key] = hook
+            hooks.update(hooks_now)
 
 
 WRAPPED: Final = WrappedFunctions()
@@ -179,9 +179,9 @@ def _parameters(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...], str, 
     names = list(code.co_varnames)
     placed = [names.pop(0) for _ in range(code.co_argcount)]
     named = [names.pop(0) for _ in range(code.co_kwonlyargcount)]
-    rest = names.pop(0) if code.co_flags & inspect.CO_VARARGS else ""
-    others = names.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else ""
-    return tuple(placed), tuple(named), rest, others, code.co_posonlyargcount
+    starred = names.pop(0) if code.co_flags & inspect.CO_VARARGS else ""
+    double_starred = names.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else ""
+    return tuple(placed), tuple(named), starred, double_starred, code.co_posonlyargcount
 
 
 @functools.cache
@@ -189,12 +189,12 @@ def _code_like(
     parameters: tuple[tuple[str, ...], tuple[str, ...], str, str, int], free: tuple[str, ...]
 ) -> CodeType:
     """Return code with parameters and free variables of these names, that calls a constant."""
-    placed, named, rest, others, nameless = parameters
+    placed, named, starred, double_starred, nameless = parameters
     declared = [*placed[:nameless], *["/"] * bool(nameless), *placed[nameless:]]
-    declared += [f"*{rest}"] if rest else ["*"] * bool(named)
-    declared += [*named, *[f"**{others}"] * bool(others)]
-    handed = [*placed, *[f"*{rest}"] * bool(rest), *(f"{name}={name}" for name in named)]
-    handed += [f"**{others}"] * bool(others)
+    declared += [f"*{starred}"] if starred else ["*"] * bool(named)
+    declared += [*named, *[f"**{double_starred}"] * bool(double_starred)]
+    handed = [*placed, *[f"*{starred}"] * bool(starred), *(f"{name}={name}" for name in named)]
+    handed += [f"**{double_starred}"] * bool(double_starred)
     variables = [name for name in free if not keyword.iskeyword(name)]
     source = [
         f"def outer({', '.join(variables)}):",

@@ -11,7 +11,7 @@ from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.recording import Call
 from pytest_gpumem.attribution.segments import segment_requests
 from pytest_gpumem.attribution.sites import (
-    Origin,
+    BlockOrigin,
     origin,
     place_of_origin,
     place_words,
@@ -104,12 +104,12 @@ class Attributor:
             categories["other"] += residue
             if categories["other"] < 0:
                 return None
-            text = (
+            sentence = (
                 f"the allocator's history explains {format_size(totals[top + 1])} of this "
                 f"peak of {format_size(subject.peak.allocated)}; the rest is in the "
                 "category other"
             )
-            notes.append(Note(NoteKind.BREAKDOWN, text))
+            notes.append(Note(NoteKind.BREAKDOWN, sentence))
         breakdown = Breakdown(
             {name: categories[name] for name in CATEGORIES if categories[name]},
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
@@ -176,8 +176,8 @@ def line_peaks(
     peaks = []
     for (filename, number, function, calls_pass), deltas in changes.items():
         deltas.sort()
-        most = max(accumulate(size for _, size in deltas))
-        peaks.append((most, filename, number, function, calls_pass))
+        peak_bytes = max(accumulate(size for _, size in deltas))
+        peaks.append((peak_bytes, filename, number, function, calls_pass))
     peaks.sort(key=lambda peak: (-peak[0], *peak[1:]))
     return tuple(
         LinePeak(
@@ -185,14 +185,14 @@ def line_peaks(
             number,
             qualified(filename, number) or function,
             source_code(filename, number),
-            most,
+            peak_bytes,
             calls_pass,
         )
-        for most, filename, number, function, calls_pass in peaks[:MAX_LINES]
+        for peak_bytes, filename, number, function, calls_pass in peaks[:MAX_LINES]
     )
 
 
-def origin_of(device: Blocks, block: Block) -> Origin:
+def origin_of(device: Blocks, block: Block) -> BlockOrigin:
     """Return the source line, the module and the category of a block."""
     category = device.categories[block]
     running = device.pass_at(block.time)

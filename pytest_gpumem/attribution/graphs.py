@@ -155,11 +155,11 @@ class _Hooks:
 HOOKS: Final = _Hooks()
 
 
-def packed_objects(kept: Iterable[object]) -> Iterator[Any]:
+def packed_objects(roots: Iterable[object]) -> Iterator[Any]:
     """Yield the tensors and the nodes of graphs that objects of hooks keep."""
     import torch
 
-    pending = [(value, 0) for value in kept]
+    pending = [(value, 0) for value in roots]
     looked_at: set[int] = set()
     while pending and len(looked_at) < MAX_PACKED:
         value, depth = pending.pop()
@@ -176,7 +176,7 @@ def packed_objects(kept: Iterable[object]) -> Iterator[Any]:
             yield value
         elif depth < MAX_DEPTH:
             with suppress(Exception):
-                pending += [(part, depth + 1) for part in parts_of(value)]
+                pending += [(part, depth + 1) for part in kept_parts(value)]
 
 
 def is_node(value: object) -> bool:
@@ -184,7 +184,7 @@ def is_node(value: object) -> bool:
     return hasattr(type(value), "next_functions")
 
 
-def parts_of(value: object) -> Iterable[object]:
+def kept_parts(value: object) -> Iterable[object]:
     """Return the objects that one keeps by its elements, its attributes or a function's closure."""
     parts: Iterable[object] = getattr(value, "__dict__", {}).values()
     if isinstance(value, (list, tuple, set)):

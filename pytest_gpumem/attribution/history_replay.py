@@ -66,17 +66,17 @@ class History:
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
 
-    def begin_later(self, time: float, seen: Mapping[int, tuple[Tag, ...]]) -> None:
+    def begin_later(self, time: float, tags: Mapping[int, tuple[Tag, ...]]) -> None:
         """Have blocks that were there before begin at a time: the run uses them from then on.
 
         Args:
             time: microseconds since 1970.
-            seen: by the address of each, the tensors that an earlier run saw in it.
+            tags: by the address of each, the tensors that an earlier run saw in it.
         """
         for block in self.blocks:
-            if block.start < 0 and block.address in seen:
+            if block.start < 0 and block.address in tags:
                 block.start, block.time = max(bisect_right(self.times, time) - 1, 0), time
-                block.tags = seen[block.address] + block.tags
+                block.tags = tags[block.address] + block.tags
 
 
 def replayed(recording: Recording, index: int) -> History:
@@ -84,8 +84,8 @@ def replayed(recording: Recording, index: int) -> History:
     events = recording.events[index] if index < len(recording.events) else []
     replay = Replay(recording.segments(index), recording.settings)
     history = replay.run(events, recording.tag_log.tags(index))
-    for time, known in recording.taken:
-        history.begin_later(time, {at[1]: tags for at, tags in known.items() if at[0] == index})
+    for time, tensors in recording.taken:
+        history.begin_later(time, {at[1]: tags for at, tags in tensors.items() if at[0] == index})
     return history
 
 
@@ -222,11 +222,11 @@ class Replay:
 
 def _without_repeated_snapshots(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the events: as many snapshots are taken before a step as its process is new."""
-    before = None
+    last_action = None
     for event in events:
-        if event["action"] != "snapshot" or before != "snapshot":
+        if event["action"] != "snapshot" or last_action != "snapshot":
             yield event
-        before = event["action"]
+        last_action = event["action"]
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:

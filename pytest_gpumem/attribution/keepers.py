@@ -152,12 +152,12 @@ class KeeperSearch:
                 path=key[0],
                 line=line,
                 category=category,
-                text=text,
+                text=description,
                 nbytes=sum(candidate.nbytes for candidate in group),
                 blocks=len(group),
                 steps=tuple(sorted({member.step for member in group if member.step is not None})),
             )
-            for (key, line, category, text), group in groups.items()
+            for (key, line, category, description), group in groups.items()
         ]
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
@@ -224,11 +224,11 @@ def _name_of(memory: Kept, candidate: _Candidate, recording: Recording) -> _Name
     name = f"{keeper.root}{way}"
     if keeper is memory:
         return _Name(name, direct=True)
-    text = f"the graph of {name}"
+    description = f"the graph of {name}"
     line = recording.retained_graphs.get(keeper.sequence)
     if line is not None:
-        text += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
-    return _Name(text, direct=False)
+        description += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
+    return _Name(description, direct=False)
 
 
 def _file_and_line(line: Line) -> str:

@@ -65,9 +65,9 @@ def segment_requests(
         requested = events[asked]["size"]
         pieces, around = _cache(device, index, requested)
         held: Counter[str] = Counter()
-        for other in filter(device.categories.__contains__, around):
-            path, line, *_ = place_of(other)
-            held[f"{path}:{line}" if path else "no line of Python"] += other.size
+        for neighbour in filter(device.categories.__contains__, around):
+            path, line, *_ = place_of(neighbour)
+            held[f"{path}:{line}" if path else "no line of Python"] += neighbour.size
         path, line, function, code = place_of(block)
         requests.append(
             SegmentRequest(

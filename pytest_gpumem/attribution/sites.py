@@ -21,7 +21,7 @@ MAX_CODE_LENGTH: Final = 120
 
 
 @dataclass(frozen=True)
-class Origin:
+class BlockOrigin:
     """The source line, module and category of one block."""
 
     filename: str
@@ -50,7 +50,7 @@ def origin(
     module: str,
     category: Category,
     nbytes: int,
-) -> Origin:
+) -> BlockOrigin:
     """Return the origin of a block: the user's frame among its own, else the line of its pass.
 
     The backward runs in autograd's threads, which have no frame of Python.
@@ -60,12 +60,12 @@ def origin(
         place = frame["filename"], frame["line"], frame["name"]
     else:
         place = (line.filename, line.line, line.function) if line else ("", 0, "")
-    return Origin(*place, module, category, nbytes)
+    return BlockOrigin(*place, module, category, nbytes)
 
 
-def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
+def sites(origins: Iterable[BlockOrigin], root: Path) -> tuple[Site, ...]:
     """Return the sites, one for each line and category, the largest first."""
-    groups: dict[tuple[str, int, Category], list[Origin]] = {}
+    groups: dict[tuple[str, int, Category], list[BlockOrigin]] = {}
     for block_origin in origins:
         key = (block_origin.filename, block_origin.line, block_origin.category)
         groups.setdefault(key, []).append(block_origin)
@@ -91,7 +91,7 @@ def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
     )
 
 
-def place_of_origin(block_origin: Origin, root: Path) -> tuple[str, str, str]:
+def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, str]:
     """Return the file, the function and the code of a block's line, as a site has them."""
     filename, line = block_origin.filename, block_origin.line
     return (

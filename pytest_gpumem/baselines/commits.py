@@ -181,7 +181,7 @@ _Version: TypeAlias = "_Content | bytes"
 """of a file: its bytes where these are no such content, or of an older form"""
 
 
-def _version(content: bytes) -> _Version:
+def _tree_version(content: bytes) -> _Version:
     try:
         return msgspec.json.decode(content, type=_Content)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -208,8 +208,8 @@ class _Versions:
     def step(self, logged: tuple[Commit, Sequence[FileChange]]) -> Step:
         """Return a commit's changes; commits are asked for in the order of the log."""
         commit, files = logged
-        before: dict[Key, BaselineEntry] = {}
-        after: dict[Key, BaselineEntry] = {}
+        earlier: dict[Key, BaselineEntry] = {}
+        later: dict[Key, BaselineEntry] = {}
         errors = []
         for file in files:
             blob, new = self._last.pop(file.path, ("", b""))
@@ -223,11 +223,11 @@ class _Versions:
                 name = f"{commit.short}:{error.given}"
                 errors.append(BaselineError(name, error.problem, error.remedy))
                 continue
-            before |= old_entries
-            after |= new_entries
+            earlier |= old_entries
+            later |= new_entries
         moved = [
             change
-            for change in pair_entries(before, after)
+            for change in pair_entries(earlier, later)
             if change.kind is not ChangeKind.SAME or toolchain_moved(change)
         ]
         return Step(commit, tuple(moved), tuple(errors))
@@ -235,8 +235,8 @@ class _Versions:
     def _next(self, path: str, blob: str) -> _Version:
         """Return a version of a file, the next one that git tells; b"" of none."""
         if blob == IN_WORKING_TREE:
-            return _version(read_file(self._root / path) or b"")
-        return _version(next(self._contents)) if blob else b""
+            return _tree_version(read_file(self._root / path) or b"")
+        return _tree_version(next(self._contents)) if blob else b""
 
     def _moved_entries(
         self, path: str, old: _Version, new: _Version
@@ -249,10 +249,10 @@ class _Versions:
         if isinstance(old, _Content) and isinstance(new, _Content) and old.head == new.head:
             same = {
                 name
-                for name, text in old.tests.items()
-                if name in new.tests and bytes(text) == bytes(new.tests[name])
+                for name, content in old.tests.items()
+                if name in new.tests and bytes(content) == bytes(new.tests[name])
             }
-            old, new = (_without(version, same) for version in (old, new))
+            old, new = (_without_names(version, same) for version in (old, new))
         return self._entries(path, old), self._entries(path, new)
 
     def _entries(self, path: str, version: _Version) -> dict[Key, BaselineEntry]:
@@ -268,8 +268,8 @@ class _Versions:
         return {key: entry for key, entry in keyed if self._accept is None or self._accept(key)}
 
 
-def _without(version: _Content, names: Container[str]) -> _Content:
-    tests = {name: text for name, text in version.tests.items() if name not in names}
+def _without_names(version: _Content, names: Container[str]) -> _Content:
+    tests = {name: content for name, content in version.tests.items() if name not in names}
     return _Content(version.format, version.device, version.module, version.provenance, tests)
 
 

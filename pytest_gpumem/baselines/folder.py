@@ -94,20 +94,22 @@ class _Names(msgspec.Struct):
     tests: dict[str, msgspec.Raw]
 
 
-def read_names(directory: Path, wanted: Callable[[str], bool] = lambda _module: True) -> list[Key]:
+def read_names(
+    directory: Path, is_wanted: Callable[[str], bool] = lambda _module: True
+) -> list[Key]:
     """Return the keys of tests with a baseline in a folder, without decoding figures: quickly.
 
     A file that cannot be read has none here; reading its figures raises the error.
 
     Args:
         directory: the folder.
-        wanted: whether the tests of a module are asked for; other files are not read where their
+        is_wanted: whether the tests of a module are asked for; other files are not read where their
             names tell the module.
     """
     keys = []
     for path in baseline_files(directory):
         module = module_at(directory, path)
-        if module is not None and not wanted(module):
+        if module is not None and not is_wanted(module):
             continue
         try:
             names = msgspec.json.decode(read_file(path) or b"", type=_Names)

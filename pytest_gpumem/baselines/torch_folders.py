@@ -62,8 +62,8 @@ def folder_of_torch(name: str) -> str:
             in it, or any other folder: this one is returned as it is.
     """
     template = name if TORCH in name else str(Path(name, f"torch-{TORCH}"))
-    own, *others = baseline_folders(Path(), template)
-    folders = [folder for folder in (own, *others) if folder.is_dir()]
+    own, *neighbours = baseline_folders(Path(), template)
+    folders = [folder for folder in (own, *neighbours) if folder.is_dir()]
     if TORCH in name:
         return str(folders[0] if folders else own)
     return str(folders[0]) if folders and folders[0] != Path(name) else name

@@ -113,15 +113,15 @@ def run(arguments: argparse.Namespace) -> Outcome:
     remarks = tuple(remark for side in sides for remark in side.remarks)
     changes = Changes(old.name, new.name, tuple(entries), remarks, across=arguments.across)
     if arguments.format == "table":
-        text = rendering.table(changes, shutil.get_terminal_size().columns)
+        rendered = rendering.table(changes, shutil.get_terminal_size().columns)
     else:
-        text = rendering.RENDERERS[arguments.format](changes)
+        rendered = rendering.RENDERERS[arguments.format](changes)
     status = OK
     if trouble:
         status = BAD_INPUT
     elif limit is not None and any(entry.grew_beyond(limit) for entry in entries):
         status = FOUND
-    return Outcome(text, status, tuple(trouble))
+    return Outcome(rendered, status, tuple(trouble))
 
 
 def _pair(old: Source, new: Source) -> list[EntryChange]:

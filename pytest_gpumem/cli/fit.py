@@ -146,10 +146,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         answer.asked.fits if answer.asked else answer.largest and answer.largest.value
         for answer in answers
     )
-    text = fit_table(answers)
+    rendered = fit_table(answers)
     if not choice.device.values.all_computed:
-        text += f"\n{PREDICTED}"
-    return Outcome(text, OK if fits else FOUND)
+        rendered += f"\n{PREDICTED}"
+    return Outcome(rendered, OK if fits else FOUND)
 
 
 @dataclass(frozen=True)

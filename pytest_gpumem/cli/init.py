@@ -116,12 +116,15 @@ def _put(file: NewFile, root: Path, *, replace: bool) -> tuple[str, bool]:
     if old is not None and not file.edited and not (replace or _agreed(f"replace {name}?")):
         return f"{name} not changed: the file exists (--yes replaces it)", False
     try:
-        kept = "" if old is None or file.edited else f"; the old file is {_keep(file.path, old)}"
+        backup = ""
+        if old is not None and not file.edited:
+            backup = f"; the old file is {_keep_old(file.path, old)}"
         write_whole(file.path, new, f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
         return f"{name} not written: {error.strerror or error}", False
     note = f": {file.note}" if file.note else ""
-    return f"{'changed' if file.edited and old is not None else 'wrote'} {name}{note}{kept}", True
+    verb = "changed" if file.edited and old is not None else "wrote"
+    return f"{verb} {name}{note}{backup}", True
 
 
 def _agreed(question: str) -> bool:
@@ -133,15 +136,15 @@ def _agreed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _keep(path: Path, content: bytes) -> str:
+def _keep_old(path: Path, content: bytes) -> str:
     """Write a file's content beside it under a name that is free; return that name."""
     number = 0
     while True:
-        kept = path.with_name(f"{path.name}.bak{number or ''}")
+        backup = path.with_name(f"{path.name}.bak{number or ''}")
         try:
-            with kept.open("xb") as stream:
+            with backup.open("xb") as stream:
                 stream.write(content)
         except FileExistsError:
             number += 1
         else:
-            return kept.name
+            return backup.name

@@ -89,34 +89,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Return a requirements file, or the names that it leaves out."""
-    kept = [
+    patterns = [
         pattern
-        for pattern, wanted in ((CUDNN, arguments.cudnn), (TRITON, arguments.triton))
-        if wanted
+        for pattern, is_kept in ((CUDNN, arguments.cudnn), (TRITON, arguments.triton))
+        if is_kept
     ]
     if arguments.excludes:
-        return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_unused(name, kept)))
+        return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_left_out(name, patterns)))
     extras: list[str] = []
-    others = []
+    foreign = []
     for requirement in arguments.requirements:
         own = OWN_REQUIREMENT.fullmatch(requirement)
         if own is None:
-            others.append(requirement)
+            foreign.append(requirement)
         else:
             extras += re.findall(r"[\w-]+", own[1] or "")
-    wanted = [
+    words = [
         *own_requirements(extras),
-        *others,
+        *foreign,
         *(word for file in arguments.requirement for word in ("-r", file)),
         *(word for file in arguments.constraint for word in ("-c", file)),
     ]
-    packages = [item["metadata"] for item in resolved(wanted)]
+    packages = [item["metadata"] for item in resolved(words)]
     lines = sorted(
         f"{package['name']}=={package['version']}"
         for package in packages
-        if normalized(package["name"]) != OWN and not is_unused(package["name"], kept)
+        if normalized(package["name"]) != OWN and not is_left_out(package["name"], patterns)
     )
-    left_out = sorted(package["name"] for package in packages if is_unused(package["name"], kept))
+    left_out = sorted(
+        package["name"] for package in packages if is_left_out(package["name"], patterns)
+    )
     comments = [
         "# pip install --no-deps --no-compile -r FILE",
         f"# left out: {', '.join(left_out) or 'nothing'}",
@@ -137,15 +139,15 @@ def own_requirements(extras: Sequence[str] = ()) -> list[str]:
         raise SpecError(
             OWN, "this is not installed as a package", f"pip install --no-deps {OWN}, and try again"
         ) from None
-    wanted = []
+    requirements = []
     for requirement in declared:
         needed, _, marker = requirement.partition(";")
         if not marker or any(f'"{extra}"' in marker for extra in extras):
-            wanted.append(needed.strip())
-    return wanted
+            requirements.append(needed.strip())
+    return requirements
 
 
-def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
+def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
     """Let pip choose versions for requirements; nothing is installed.
 
     An older pip would download NVIDIA's packages, 3 GB: a newer one is taken from the index, for
@@ -170,12 +172,12 @@ def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
         if is_recent:  # pip warns that it is experimental: of an index with metadata it needs none
             options.append("--use-feature=fast-deps")
         process = subprocess.run(
-            [*pip, "install", *options, *wanted], capture_output=True, text=True, check=False
+            [*pip, "install", *options, *requirements], capture_output=True, text=True, check=False
         )
     if process.returncode != 0:
         print(process.stderr, file=sys.stderr, end="")
         raise SpecError(
-            f"gpumem light {' '.join(wanted)}",
+            f"gpumem light {' '.join(requirements)}",
             f"pip cannot install these together (exit status {process.returncode}, see above)",
             "change the requirements",
         )
@@ -204,10 +206,10 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
     return own, False
 
 
-def is_unused(package: str, kept: Sequence[re.Pattern[str]]) -> bool:
+def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
     """Return whether the virtual GPU does without a package, and it is not to be kept."""
     name = normalized(package)
-    if name in KEPT or any(pattern.fullmatch(name) for pattern in kept):
+    if name in KEPT or any(pattern.fullmatch(name) for pattern in patterns):
         return False
     return UNUSED.fullmatch(name) is not None
 

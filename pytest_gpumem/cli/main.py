@@ -110,7 +110,6 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
 
 
 def _unknown(word: str) -> SpecError:
-    """Return the error of a word that is no subcommand."""
     similar = get_close_matches(word, COMMANDS, n=1)
     lists = "gpumem --help lists all commands"
     remedy = f"did you mean {similar[0]}? {lists}" if similar else lists

@@ -101,8 +101,8 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         ReportError: the file cannot be written.
     """
     try:
-        text = json.dumps(document, indent=1) + "\n"
-        write_whole(path.absolute(), text.encode(), f".{path.name}.new")
+        encoded = json.dumps(document, indent=1) + "\n"
+        write_whole(path.absolute(), encoded.encode(), f".{path.name}.new")
     except OSError as error:
         raise ReportError(
             f"--json={path}", f"cannot be written ({error.strerror})", "name another file"

@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program: train.py")
-    rest = parser.add_argument(
+    program_arguments = parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="argument", help="an argument of it"
     )
-    rest.required = False  # else argparse's error names it beside a missing SCRIPT
+    program_arguments.required = False  # else argparse's error names it beside a missing SCRIPT
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -84,14 +84,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     choice = choose(kind, card)
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
-    program = Program(arguments.script, arguments.args, module=arguments.module)
+    program = UserProgram(arguments.script, arguments.args, module=arguments.module)
     # A session of pytest in the program takes this device and card for its marked tests.
     os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
     device, count = choice.device, arguments.devices
     return Outcome("", measure_program(program, device, count, limit, arguments.values))
 
 
-class Program:
+class UserProgram:
     """A Python program to run in this process, as ``python SCRIPT`` or ``python -m MODULE`` would.
 
     Raises:
@@ -181,7 +181,7 @@ class Use:
 
 
 def measure_program(
-    program: Program, device: Device, count: int, limit: int | None, values: Values
+    program: UserProgram, device: Device, count: int, limit: int | None, values: Values
 ) -> int:
     """Run a program on ``count`` devices, print its peaks, return its exit status."""
     use = Use(device, count, limit, values)

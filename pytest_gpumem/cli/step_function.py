@@ -43,7 +43,9 @@ def find_module(target: str, place: str) -> Any:  # noqa: ANN401 - a module
         Exception: any of the module's own, while it is imported.
     """
     return (
-        _import_file(target, Path(place)) if place.endswith(".py") else _import_name(target, place)
+        _import_file(target, Path(place))
+        if place.endswith(".py")
+        else _import_module(target, place)
     )
 
 
@@ -71,8 +73,8 @@ def _names_of(module: Any) -> str:  # noqa: ANN401 - a module
     ]
     if not own:
         return "name a module that defines a step function"
-    more = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
-    return f"name one of these: {', '.join(own[:MAX_NAMES])}{more}"
+    ending = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
+    return f"name one of these: {', '.join(own[:MAX_NAMES])}{ending}"
 
 
 def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module
@@ -87,7 +89,7 @@ def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module
     return module
 
 
-def _import_name(target: str, name: str) -> Any:  # noqa: ANN401 - a module
+def _import_module(target: str, name: str) -> Any:  # noqa: ANN401 - a module
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)

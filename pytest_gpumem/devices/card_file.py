@@ -52,27 +52,27 @@ def read_card_file(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: the file cannot be read, or does not describe a card.
     """
-    given = f"card {str(path)!r}"
+    subject = f"card {str(path)!r}"
     try:
         content = path.read_bytes() if path.stat().st_size <= MAX_FILE else None
     except OSError as error:
-        raise SpecError(given, f"cannot be read ({error.strerror})", HOW) from error
+        raise SpecError(subject, f"cannot be read ({error.strerror})", HOW) from error
     if content is None:
-        raise SpecError(given, "the file is too large for a card file", HOW)
+        raise SpecError(subject, "the file is too large for a card file", HOW)
     try:
         fields = msgspec.toml.decode(content, type=CardFields)
         fields.name = fields.name or msgspec.convert(path.stem, _Name)
     except (msgspec.MsgspecError, ValueError) as error:  # tomllib's, and of bytes that are no text
-        raise SpecError(given, f"does not describe a card ({error})", HOW) from error
+        raise SpecError(subject, f"does not describe a card ({error})", HOW) from error
     if fields.capability not in LIMITS:
-        known = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
+        capabilities = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
         problem = f"the virtual GPU does not support capability = {[*fields.capability]}"
-        raise SpecError(given, problem, f"it supports {known}")
+        raise SpecError(subject, problem, f"it supports {capabilities}")
     fields.source = fields.source or path.name
     if fields.context is None:
         fields.context = estimated_context(fields.capability, fields.sm_count)
     if fields.context >= fields.total_memory:
-        raise SpecError(given, "context is larger than total_memory", HOW)
+        raise SpecError(subject, "context is larger than total_memory", HOW)
     return msgspec.structs.asdict(fields)
 
 

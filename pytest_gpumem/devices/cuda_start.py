@@ -36,15 +36,15 @@ def start_cuda() -> None:
 def _failure(error: Exception) -> DeviceError:
     """Return the error to raise; a setting that PyTorch cannot parse is named."""
     message = f"{type(error).__name__}: {error}"
-    given = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
-    if not given:
+    setting = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
+    if not setting:
         return DeviceError(
             "the CUDA device",
             f"PyTorch cannot initialise CUDA ({message})",
             'check whether python -c "import torch; torch.cuda.init()" works in this environment',
         )
     return DeviceError(
-        given,
+        setting,
         f"PyTorch cannot initialise CUDA with these allocator settings ({message})",
         "correct or unset the variable; write a setting like max_split_size_mb:128",
     )

@@ -113,16 +113,16 @@ class MemoryCaps:
         the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings that
         were read from PyTorch and are set again have that fraction already.
         """
-        given = self._set_as.get(match[2], match[2])
+        value = self._set_as.get(match[2], match[2])
         cap = self.cap(0)  # all devices are of one card
         try:
-            fraction = float(given)
+            fraction = float(value)
         except ValueError:
             return match[0]  # PyTorch's error names it
         if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
-            return match[1] + given
+            return match[1] + value
         told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
-        self._set_as[told] = given
+        self._set_as[told] = value
         return match[1] + told
 
     def cap(self, device: int) -> _Cap:

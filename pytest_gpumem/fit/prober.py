@@ -74,7 +74,7 @@ class Prober:
             multiple=multiple,
             oracle=rehearsal.largest,
         )
-        kept = 0
+        leaked = 0
         began = time.monotonic()
         try:
             while (value := search.next()) is not None:
@@ -82,7 +82,7 @@ class Prober:
                 probe, tally = self._run(step, value, script=True)
                 search.add(probe)
                 if not probe.fits:
-                    kept = max(kept, self._held() - held)
+                    leaked = max(leaked, self._held() - held)
                 if probe.fits:
                     rehearsal.learn(value, [script_of(events) for events in tally.events])
                 spent = time.monotonic() - began
@@ -93,7 +93,7 @@ class Prober:
         except KeyboardInterrupt:
             self.tell(str(search.result(interrupted=True)))
             raise
-        return replace(search.result(), left=kept)
+        return replace(search.result(), left=leaked)
 
     def _held(self) -> int:
         """Return the bytes that are held on all devices."""

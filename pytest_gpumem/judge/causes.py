@@ -247,11 +247,11 @@ def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
     A line that makes a wider layer is the cause, though the lines that run the layer grow more.
     """
     least = (rows[0].difference or 0) // MIN_EDITED
-    others = with_others_alike(rows)
+    uncaused = with_others_alike(rows)
     edited = [
         row
         for row in rows
-        if _is_edited(row) and (row.difference or 0) >= least and _place(row) not in others
+        if _is_edited(row) and (row.difference or 0) >= least and _place_of_row(row) not in uncaused
     ]
     return [*edited, *(row for row in rows if row not in edited)]
 
@@ -267,18 +267,20 @@ def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]
         if row.site is None or row.site.category in MADE:
             continue
         if row.baseline and (row.difference or 0) > 0:
-            factors[_place(row)] = row.nbytes / row.baseline
-    makers = {_place(row) for row in rows if row.site is not None and row.site.category in MADE}
+            factors[_place_of_row(row)] = row.nbytes / row.baseline
+    makers = {
+        _place_of_row(row) for row in rows if row.site is not None and row.site.category in MADE
+    }
     return frozenset(
         place
         for place, factor in factors.items()
         if place not in makers
-        and sum(abs(other - factor) <= factor * ALIKE_FACTOR for other in factors.values())
+        and sum(abs(like - factor) <= factor * ALIKE_FACTOR for like in factors.values())
         >= MIN_EVEN_LINES
     )
 
 
-def _place(row: BreakdownRow) -> tuple[str, int]:
+def _place_of_row(row: BreakdownRow) -> tuple[str, int]:
     return (row.site.path, row.site.line) if row.site else ("", 0)
 
 

@@ -122,8 +122,8 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     measurement, entry, error = case.measurement, case.entry, case.lookup.error
     notes = [*notes, *measurement.notes]
     if case.fullest is not None and kind not in _TABLED:
-        text = f"device {case.fullest} of {len(measurement.peaks)} is the fullest"
-        notes.append(Note(NoteKind.DEVICE, text))
+        sentence = f"device {case.fullest} of {len(measurement.peaks)} is the fullest"
+        notes.append(Note(NoteKind.DEVICE, sentence))
     if measurement.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
         times = "once" if measurement.alloc_retries == 1 else f"{measurement.alloc_retries} times"
         notes.append(
@@ -203,13 +203,17 @@ def _out_of_memory(case: Case) -> Verdict | None:
         uses = case.measurement.device_use[oom.device_index : oom.device_index + 1]
         if any(use.outside >= MIN_OUTSIDE for use in uses):
             outside = format_size(uses[0].outside)
-            text = f"{outside} of the device's memory were allocated outside PyTorch's allocator"
+            sentence = (
+                f"{outside} of the device's memory were allocated outside PyTorch's allocator"
+            )
         else:
-            text = "less memory was left for this test: others use the rest of the device's memory"
-        notes.append(Note(NoteKind.LIMIT, text))
+            sentence = (
+                "less memory was left for this test: others use the rest of the device's memory"
+            )
+        notes.append(Note(NoteKind.LIMIT, sentence))
     if case.entry is not None and oom.needed is None:
-        text = f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}"
-        notes.append(Note(NoteKind.BASELINE, text))
+        sentence = f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}"
+        notes.append(Note(NoteKind.BASELINE, sentence))
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
     if oom.needed is None:
         uncompared = verdict.uncompared or NEED_UNKNOWN
@@ -241,8 +245,8 @@ def _over_budget(case: Case) -> Verdict | None:
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     notes = (*_pinned_by(case.measurement), *notes)
     if excesses[0][1].peak == "host" and case.measurement.device.kind == "virtual":
-        text = 'values of the virtual GPU are in host memory too: values="off" computes none'
-        notes = (*notes, Note(NoteKind.LIMIT, text))
+        sentence = 'values of the virtual GPU are in host memory too: values="off" computes none'
+        notes = (*notes, Note(NoteKind.LIMIT, sentence))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     if limit.relation is not None:
@@ -342,8 +346,8 @@ def _held_by(measurement: Measurement) -> Iterator[Note]:
     """Yield a note on each holder of leaked memory."""
     for holder in measurement.stayed.holders if measurement.stayed else ():
         size = format_size(holder.nbytes)
-        text = f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
-        yield Note(NoteKind.HOLDER, text)
+        sentence = f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
+        yield Note(NoteKind.HOLDER, sentence)
 
 
 def _pinned_by(measurement: Measurement) -> Iterator[Note]:

@@ -65,9 +65,9 @@ def _growth_lead(cause: Cause) -> Lead:
         return Lead("category", growth, place=cause.category)
     place = site_name(site)
     names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
-    kept = f", kept by {names}" if names else ""
+    keepers = f", kept by {names}" if names else ""
     kind: LeadKind = "segment" if cause.category == SEGMENTS else "line"
-    return Lead(kind, f"{growth} at {place}{kept}", site.path, site.line, place)
+    return Lead(kind, f"{growth} at {place}{keepers}", site.path, site.line, place)
 
 
 def _edit_lead(edit: Edit) -> Lead:
@@ -86,14 +86,14 @@ def edit_words(old: str, new: str) -> str:
         return f"is new: {new}"
     if not new:
         return f"is gone: {old}"
-    before, after = _changed_arguments(old, new)
-    if max(len(before), len(after)) > MAX_ARGUMENT_LENGTH:
+    old_argument, new_argument = _changed_arguments(old, new)
+    if max(len(old_argument), len(new_argument)) > MAX_ARGUMENT_LENGTH:
         return f"changed: {old} -> {new}"
-    if not before:
-        return f"changed: {after} was added"
-    if not after:
-        return f"changed: {before} was removed"
-    return f"changed: {before} -> {after}"
+    if not old_argument:
+        return f"changed: {new_argument} was added"
+    if not new_argument:
+        return f"changed: {old_argument} was removed"
+    return f"changed: {old_argument} -> {new_argument}"
 
 
 def _changed_arguments(old: str, new: str) -> tuple[str, str]:
@@ -111,8 +111,8 @@ def _changed_arguments(old: str, new: str) -> tuple[str, str]:
     while last and words[0][-last] not in _ENDS:
         last -= 1
     stretches = []
-    for text, tokens in zip((old, new), sides, strict=True):
+    for code, tokens in zip((old, new), sides, strict=True):
         inner = tokens[first : len(tokens) - last]
-        stretches.append(text[inner[0].start() : inner[-1].end()] if inner else "")
-    before, after = (stretch.strip(", ") for stretch in stretches)
-    return before, after
+        stretches.append(code[inner[0].start() : inner[-1].end()] if inner else "")
+    old_argument, new_argument = (stretch.strip(", ") for stretch in stretches)
+    return old_argument, new_argument

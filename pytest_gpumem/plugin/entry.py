@@ -48,9 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     save_stderr()  # pytest captures standard error after this hook
     GUARD.install(load_by_default)
     first = parser.getgroup("gpumem", "GPU memory regression tests: first options")
-    others = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")
+    further = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")
     for number, option in enumerate(OPTIONS):
-        group = first if number < FIRST_OPTIONS else others
+        group = first if number < FIRST_OPTIONS else further
         extra: dict[str, Any] = {"help": option.help, "default": None, "dest": option.ini}
         if isinstance(option.default, bool):
             group.addoption(option.flag, action="store_true", **extra)

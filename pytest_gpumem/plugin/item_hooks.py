@@ -170,11 +170,11 @@ class ItemHooks:
     @contextlib.contextmanager
     def _phase(self) -> Iterator[None]:
         """Note that a test's own code runs inside."""
-        before, self._phase_runs = self._phase_runs, True
+        outer, self._phase_runs = self._phase_runs, True
         try:
             yield
         finally:
-            self._phase_runs = before
+            self._phase_runs = outer
 
     def _forget_errors(self) -> None:
         if "torch" in sys.modules:
@@ -381,8 +381,8 @@ class ItemHooks:
         if results:
             self._attach(item, results)
             if not debugging:  # a debugger is to see the frames of the error itself
-                text = self._failure_text(results)
-                raise _out_of_memory_failure(text, error_with_values) from None
+                explanation = self._failure_text(results)
+                raise _out_of_memory_failure(explanation, error_with_values) from None
         elif error_with_values is not error:
             raise error_with_values from None
         return False
@@ -468,12 +468,12 @@ class ItemHooks:
         item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> bool:
         """Show an error of the test's own tear-down as it was; return whether there was one."""
-        error, text = item.stash.get(TEARDOWN_ERROR, (None, None))
+        error, longrepr = item.stash.get(TEARDOWN_ERROR, (None, None))
         if error is None:
             return False
         del item.stash[TEARDOWN_ERROR]
         if call.excinfo is not None and call.excinfo.value is error:
-            report.longrepr = text
+            report.longrepr = longrepr
         return True
 
     @staticmethod

@@ -159,8 +159,6 @@ def _minute(created: datetime) -> str:
 
 
 def _write_report(title: str, path: Path, render: Callable[[], str]) -> Published:
-    """Write one file."""
-
     def write() -> None:
         encoded = render().encode("utf-8", "backslashreplace")
         write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")

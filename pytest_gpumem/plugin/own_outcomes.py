@@ -30,10 +30,10 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
         return OwnOutcome(nodeid, "skipped", skip_reason(report.longrepr))
     if not report.failed:  # pytest-rerunfailures tries it once more
         return None
-    text = report.longreprtext
+    longrepr = report.longreprtext
     crash = getattr(report.longrepr, "reprcrash", None)
-    message = crash.message if crash is not None else text
+    message = crash.message if crash is not None else longrepr
     lines = [line for line in message.splitlines() if line.strip()]
     word = "failed" if report.when == "call" else "error"
     first = OWN_CLASS.sub("", lines[0].strip()) if lines else ""
-    return OwnOutcome(nodeid, word, first, text[-MAX_TEXT:])
+    return OwnOutcome(nodeid, word, first, longrepr[-MAX_TEXT:])

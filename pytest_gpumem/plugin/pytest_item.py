@@ -66,14 +66,14 @@ def unique_nodeid(item: pytest.Item) -> str:
     pytest names such tests from the folder on its command line: two of them may share a nodeid.
     """
     path, root = item.path, item.config.rootpath
-    if _lies_in(path, root):
+    if _is_below(path, root):
         return item.nodeid
     _, separator, test = item.nodeid.partition("::")
     return f"{os.path.relpath(path, root).replace(os.sep, '/')}{separator}{test}"
 
 
 @functools.lru_cache(maxsize=1024)
-def _lies_in(path: Path, root: Path) -> bool:
+def _is_below(path: Path, root: Path) -> bool:
     """Return whether a file lies in a folder; a file has hundreds of tests."""
     return path.is_relative_to(root)
 

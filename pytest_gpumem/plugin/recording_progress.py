@@ -33,10 +33,10 @@ class RecordingProgress:
             number: tests of the session.
         """
         self._done += 1
-        now = self._clock()
+        time = self._clock()
         left = number - self._done
-        if now - self._told < EVERY_S or left <= 0:
+        if time - self._told < EVERY_S or left <= 0:
             return ""
-        self._told = now
-        remaining = duration((now - self._began) / self._done * left)
+        self._told = time
+        remaining = duration((time - self._began) / self._done * left)
         return f"{self._done} of {number} tests done, about {remaining} left"

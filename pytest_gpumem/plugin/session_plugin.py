@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.terminal.styles import Span
+    from pytest_gpumem.report.terminal.styles import Stretch
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -58,7 +58,9 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(self, lines: Sequence[Span], longrepr: object, link: Callable[[str], str]) -> None:
+    def __init__(
+        self, lines: Sequence[Stretch], longrepr: object, link: Callable[[str], str]
+    ) -> None:
         self.lines = lines
         self._link = link
         self.reprcrash = getattr(longrepr, "reprcrash", None)
@@ -265,12 +267,12 @@ class GpuMemPlugin:
         """Write the baselines and the reports; a file that cannot be written fails the session."""
         if self._worker:
             if CHOICE in self.config.stash:  # a marked test ran
-                worker_commits.answer(self.config)
+                worker_commits.answer_commit(self.config)
             return
-        others = self._other_commits = worker_commits.differing(self.config, self._commits)
-        if others:  # the problems of results are known once their texts are read
-            self.results.problems.extend(worker_commits.sentences(others))
-        complete = not (others and self.settings.update_baselines)
+        commits = self._other_commits = worker_commits.differing(self.config, self._commits)
+        if commits:  # the problems of results are known once their texts are read
+            self.results.problems.extend(worker_commits.sentences(commits))
+        complete = not (commits and self.settings.update_baselines)
         if self._ranks is not None:
             shrinkage_fails = self.settings.shrinkage == "fail"
             if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
@@ -299,10 +301,10 @@ class GpuMemPlugin:
         if self.settings.json is None:
             return None
         from pytest_gpumem.plugin import stale_hooks
-        from pytest_gpumem.plugin.suites.origin import origin_of, shard_of
+        from pytest_gpumem.plugin.suites.origin import session_origin, shard_of
 
         shard = shard_of(lambda name: self.config.getoption(name, default=None))
-        origin = origin_of(Path(self.config.rootpath), self.settings, shard)
+        origin = session_origin(Path(self.config.rootpath), self.settings, shard)
         unfinished = ENDS.get(session.exitstatus, "")
         commits = tuple(dict.fromkeys(self._other_commits.values()))
         origin = replace(origin, other_commits=commits)

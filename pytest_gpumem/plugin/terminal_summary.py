@@ -16,7 +16,7 @@ from pytest_gpumem.report.cause_sentences import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
-from pytest_gpumem.report.terminal.styles import Span, encodable_lines, lines_of
+from pytest_gpumem.report.terminal.styles import Stretch, encodable_lines, lines_of
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.report.text import can_encode, printable, wrapped
@@ -62,9 +62,9 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
             named[0].sm_count,
             named[0].context,
         )
-    others = [card.name for card in named[1:]] if expected and expected.kind == "virtual" else []
+    further = [card.name for card in named[1:]] if expected and expected.kind == "virtual" else []
     sentences = (
-        session_text.header(expected, others=others) if expected else [f"{device.kind} device"]
+        session_text.header(expected, cards=further) if expected else [f"{device.kind} device"]
     )
     if settings.all:
         sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
@@ -152,7 +152,7 @@ class Screen(NamedTuple):
 
 def failure_lines(
     results: Sequence[Result], screen: Screen, verbosity: int
-) -> dict[str, list[Span]]:
+) -> dict[str, list[Stretch]]:
     """Return the lines in place of each failed test's report, by its nodeid.
 
     Args:
@@ -183,11 +183,11 @@ def failure_lines(
         for nodeid, members in by_test.items()
     }
     toolchain = {
-        nodeid: [Span(line, "headline") for line in text.splitlines()]
-        for nodeid, text in short_texts(results).items()
+        nodeid: [Stretch(line, "headline") for line in sentence.splitlines()]
+        for nodeid, sentence in short_texts(results).items()
     }
-    rest = [result for result in results if result.nodeid not in toolchain]
-    repeated = repeated_lines(rest, width=width)
+    shown = [result for result in results if result.nodeid not in toolchain]
+    repeated = repeated_lines(shown, width=width)
     return {nodeid: lines for nodeid, lines in (texts | repeated | toolchain).items() if lines}
 
 
@@ -242,12 +242,12 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         lines += _updates(updates, width, ascii_only=ascii_only, brief=verbosity < 0)
     command = session_text.next_command(results, updating=updating, arguments=arguments)
     if verbosity >= 0 and command:
-        words = Span(printable(str(command)), "command")
-        lines.append((Span("gpumem: to record baselines: "), words))
+        words = Stretch(printable(str(command)), "command")
+        lines.append((Stretch("gpumem: to record baselines: "), words))
     for accept in dict.fromkeys(result.verdict.accept for result in results):
         if accept and verbosity >= 0:
             lead = "gpumem: to accept this run's figures on another machine: "
-            lines.append((Span(lead), Span(printable(accept), "command")))
+            lines.append((Stretch(lead), Stretch(printable(accept), "command")))
     return lines
 
 
@@ -274,7 +274,7 @@ def _every_test(
     for block in (table, lines_of(cards_matrix(results, width))):
         lines += [*block, BLANK] if block else []
     number_words = session_text.counts(results)
-    lines += [(Span("gpumem: "), *number_words)] if number_words else []
+    lines += [(Stretch("gpumem: "), *number_words)] if number_words else []
     for paragraph in session_text.comparison_lines(results, width=width):
         lines += lines_of(paragraph)
     for reason, number in Counter(session_results.skipped).items():

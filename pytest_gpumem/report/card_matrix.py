@@ -62,7 +62,7 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
         return ""
     cards, _, cells = matrix
     tables = []
-    for group in _groups(cells, cards, width):
+    for group in _row_groups(cells, cards, width):
         rows_of_group = [[row.get(card, "") for card in group] for row in cells.values()]
         wide = sum(
             2 + max(map(columns, column)) for column in zip(group, *rows_of_group, strict=True)
@@ -95,7 +95,9 @@ def _cell(result: Result) -> str:
     return "?" if left is None else f"{left / GIB:.2f}"
 
 
-def _groups(cells: dict[str, dict[str, str]], cards: Iterable[str], width: int) -> list[list[str]]:
+def _row_groups(
+    cells: dict[str, dict[str, str]], cards: Iterable[str], width: int
+) -> list[list[str]]:
     """Return the cards in groups that fit beside the names."""
     room = width - min(max(map(columns, cells)), MIN_NAME)
     groups: list[list[str]] = [[]]

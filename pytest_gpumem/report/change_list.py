@@ -108,7 +108,8 @@ def _notes(changes: Changes) -> Iterator[str]:
             yield f"{move.key.nodeid} on {move.key.device} cannot be compared: {move.mismatch}"
     if not changes.across:
         yield from (
-            f"{it.sentence} (--across shows these as one change)" for it in changes.common_changes
+            f"{common.sentence} (--across shows these as one change)"
+            for common in changes.common_changes
         )
     told = {(group.old, group.new) for group in changes.common_changes}
     toolchains: dict[tuple[str, str], int] = {}

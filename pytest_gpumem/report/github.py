@@ -46,7 +46,7 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         properties = {"title": f"GPU memory: {result.name}"}
         if result.location is not None:
             path, line = result.location
-            file = _file_name(root / path, workspace)
+            file = _name_of_file(root / path, workspace)
             properties = {"file": file, "line": str(line), **properties}
         yield _command("error", properties, f"{result.verdict.headline} ({result.device_key})")
 
@@ -75,7 +75,7 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
         (first, words), number = members[0], len(members)
         tests = "1 failure" if number == 1 else f"{number} failures"
         properties = {
-            "file": _file_name(file, workspace),
+            "file": _name_of_file(file, workspace),
             "line": str(line),
             "title": f"GPU memory: {tests} by this line",
         }
@@ -117,14 +117,13 @@ def _amount(site: Site) -> str:
     return f"{format_size(site.nbytes)} of {site.category}"
 
 
-def _file_name(file: Path, workspace: Path) -> str:
+def _name_of_file(file: Path, workspace: Path) -> str:
     """Return a file as GitHub names it: from the repository's folder, which a link may lead to."""
     real, repository = Path(os.path.realpath(file)), os.path.realpath(workspace)
     return real.relative_to(repository).as_posix() if real.is_relative_to(repository) else str(real)
 
 
 def _command(name: str, properties: Mapping[str, str], message: str) -> str:
-    """Return a workflow command."""
     # In a property these two end a value or a name.
     encoded = {
         name: _message(value).replace(":", "%3A").replace(",", "%2C")

@@ -19,7 +19,7 @@ from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import PinnedCount  # noqa: TC001
-from pytest_gpumem.notes import Note, NoteKind, paired
+from pytest_gpumem.notes import Note, NoteKind, with_kinds
 from pytest_gpumem.record_forms import Bytes, Forms, Signed
 from pytest_gpumem.report import model
 from pytest_gpumem.report.model import MAX_SHARDS
@@ -121,12 +121,12 @@ class AttributionJson(Strict, frozen=True, rename=_TEXTS):
     @property
     def notes(self) -> tuple[Note, ...]:
         """The notes, each with its kind."""
-        return paired(self.note_texts, self.note_kinds)
+        return with_kinds(self.note_texts, self.note_kinds)
 
     @property
     def hints(self) -> tuple[Note, ...]:
         """The hints, each with its kind."""
-        return paired(self.hint_texts, self.hint_kinds)
+        return with_kinds(self.hint_texts, self.hint_kinds)
 
 
 class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
@@ -159,12 +159,12 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     @property
     def notes(self) -> tuple[Note, ...]:
         """The notes, each with its kind."""
-        return paired(self.note_texts, self.note_kinds)
+        return with_kinds(self.note_texts, self.note_kinds)
 
     @property
     def hints(self) -> tuple[Note, ...]:
         """The hints, each with its kind."""
-        return paired(self.hint_texts, self.hint_kinds)
+        return with_kinds(self.hint_texts, self.hint_kinds)
 
 
 class VerdictJson(
@@ -193,7 +193,7 @@ class VerdictJson(
     @property
     def notes(self) -> tuple[Note, ...]:
         """The notes, each with its kind."""
-        return paired(self.note_texts, self.note_kinds)
+        return with_kinds(self.note_texts, self.note_kinds)
 
     @property
     def advice(self) -> str:

@@ -80,7 +80,7 @@ def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str
     if limit is None or len(document.encode()) <= limit:
         return document
     shorter = (_document(report, when, limits) for limits in _SHORTER)
-    return next((text for text in shorter if len(text.encode()) <= limit), "")
+    return next((rendered for rendered in shorter if len(rendered.encode()) <= limit), "")
 
 
 def _document(report: Report, when: str, limits: _Limits) -> str:
@@ -218,7 +218,6 @@ def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
 
 
 def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
-    """Yield a table for each device."""
     sentences = comparison_sentences(results)
     titles = (
         *("", "test", "verdict", "allocated, MiB", "reserved, MiB", "pinned, MiB"),

@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass
-class Script:
+class AllocatorScript:
     """What one device's allocator was asked for, in its order."""
 
     requests: list[Request] = field(default_factory=list)
@@ -145,7 +145,7 @@ class ScriptReader:
         awaited: Sequence[AllocatorEvent],
         extras: Sequence[ExtraRequests],
         late: Sequence[LateFrees] = (),
-    ) -> Script:
+    ) -> AllocatorScript:
         """Return the script, with the sizes of workspaces, late frees, and extra requests."""
         script = self._plain()
         if awaited:
@@ -154,9 +154,9 @@ class ScriptReader:
             script = _with_workspaces(script, self._by_address, notes)
         for which in late:
             self._keep(script, which)
-        given = {number: time for time, action, number in script.steps if action == "give"}
+        freed_at = {number: time for time, action, number in script.steps if action == "give"}
         for extra in extras:
-            began, ended = self._times_of(extra, given)
+            began, ended = self._times_of(extra, freed_at)
             if began <= ended:
                 script.steps.append((began, "extra", len(script.extras)))
                 script.steps.append((ended, "end extra", len(script.extras)))
@@ -164,7 +164,7 @@ class ScriptReader:
         script.steps.sort(key=lambda step: step[0])
         return script
 
-    def _times_of(self, extra: ExtraRequests, given: dict[int, float]) -> tuple[float, float]:
+    def _times_of(self, extra: ExtraRequests, freed_at: dict[int, float]) -> tuple[float, float]:
         """Return when extra requests are made and given back; ``given`` has the others' ends."""
 
         def end_of(address: int) -> float:
@@ -172,12 +172,12 @@ class ScriptReader:
             at = bisect_right(taken, (extra.time + CLOCKS, inf)) - 1
             if at < 0 or taken[at][0] + CLOCKS < extra.since:
                 return 0
-            return given.get(taken[at][1], inf)
+            return freed_at.get(taken[at][1], inf)
 
         began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
         return began, max([extra.ended, *map(end_of, extra.beside)])
 
-    def _keep(self, script: Script, which: LateFrees) -> None:
+    def _keep(self, script: AllocatorScript, which: LateFrees) -> None:
         """Have blocks kept that were given back between two times."""
         began = bisect_left(self._frees, which.began - CLOCKS, key=lambda free: free.given)
         ended = bisect_right(self._frees, which.ended + CLOCKS, key=lambda free: free.given)
@@ -187,8 +187,8 @@ class ScriptReader:
                 if which.until != inf:
                     script.steps.append((which.until, "give late", free.number))
 
-    def _plain(self) -> Script:
-        script = Script()
+    def _plain(self) -> AllocatorScript:
+        script = AllocatorScript()
         living: dict[int, int] = {}
         spans = list(self._ours)
         for at, event in enumerate(self._events):
@@ -204,7 +204,9 @@ class ScriptReader:
         """Return what has been done by the end of what this package did."""
         return span.end, "release" if span in self._emptied else "settle", 0
 
-    def _read(self, script: Script, living: dict[int, int], at: int, *, is_ours: bool) -> None:
+    def _read(
+        self, script: AllocatorScript, living: dict[int, int], at: int, *, is_ours: bool
+    ) -> None:
         """Put an event into a script; ``living`` has the requests by their addresses."""
         event = self._events[at]
         time, action, address = event["time_us"], event["action"], event.get("addr", 0)
@@ -239,7 +241,7 @@ class ScriptReader:
         elif action == "oom":
             raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
 
-    def _end_pool(self, script: Script, event: dict[str, Any]) -> None:
+    def _end_pool(self, script: AllocatorScript, event: dict[str, Any]) -> None:
         """Put the end of a pool into a script, where memory of one was given back."""
         pool = self._pool_of(event)
         if pool != SHARED and pool not in script.pools[-1:]:
@@ -279,7 +281,9 @@ class ScriptReader:
         }
 
 
-def _give_late(script: Script, frees: Sequence[Free], awaited: Sequence[AllocatorEvent]) -> None:
+def _give_late(
+    script: AllocatorScript, frees: Sequence[Free], awaited: Sequence[AllocatorEvent]
+) -> None:
     """Put the times into a script at which a GPU gives blocks back that other streams use."""
     for free, event in _of_other_streams(frees, awaited):
         if free.number is not None and event.awaited > event.answered:
@@ -357,8 +361,10 @@ def _in_order(
 
 
 def _with_workspaces(
-    script: Script, by_address: dict[int, list[tuple[float, int]]], notes: Sequence[Workspace]
-) -> Script:
+    script: AllocatorScript,
+    by_address: dict[int, list[tuple[float, int]]],
+    notes: Sequence[Workspace],
+) -> AllocatorScript:
     """Return a script with the sizes of its workspaces, and with those that were not asked for."""
     takes = [(time, number) for time, action, number in script.steps if action == "take"]
     times = [time for time, _ in takes]
@@ -369,10 +375,10 @@ def _with_workspaces(
         if note.use == "end":
             ends.append(note.time)
         elif note.address:
-            given = by_address.get(note.address, [])
-            at = bisect_right(given, (note.time + CLOCKS, len(script.requests))) - 1
+            requests = by_address.get(note.address, [])
+            at = bisect_right(requests, (note.time + CLOCKS, len(script.requests))) - 1
             if at >= 0:
-                script.requests[given[at][1]].sizes = Sizes(
+                script.requests[requests[at][1]].sizes = Sizes(
                     note.least, note.usual, note.most, replaceable=note.use == "planned"
                 )
         elif note.usual:
@@ -393,7 +399,7 @@ def _with_workspaces(
 
 
 def _following(
-    script: Script,
+    script: AllocatorScript,
     takes: Sequence[tuple[float, int]],
     times: Sequence[float],
     note: Workspace,
@@ -409,10 +415,10 @@ def _following(
 
 
 def _merged(
-    script: Script, added: Sequence[tuple[float, int, Request, str]], ends: Sequence[float]
-) -> Script:
+    script: AllocatorScript, added: Sequence[tuple[float, int, Request, str]], ends: Sequence[float]
+) -> AllocatorScript:
     """Return a script with requests at their times, each given back as its use has it."""
-    merged = Script(script.requests, late=script.late, pools=script.pools)
+    merged = AllocatorScript(script.requests, late=script.late, pools=script.pools)
     waiting = list(added)
     passing: list[int] = []
     held: list[tuple[int, float]] = []
@@ -425,8 +431,10 @@ def _merged(
             if use == "kept" and block >= 0:
                 tied.setdefault(block, []).append(len(merged.requests))
             elif use == "held":
-                after = bisect_right(ends, asked)
-                held.append((len(merged.requests), ends[after] if after < len(ends) else asked))
+                following = bisect_right(ends, asked)
+                held.append(
+                    (len(merged.requests), ends[following] if following < len(ends) else asked)
+                )
             else:
                 passing.append(len(merged.requests))
                 if use in {"in use", "planned"}:  # the call has ended before the next one

@@ -55,18 +55,18 @@ def with_slope(
     scaling = Scaling.of(points)
     notes = list(measurement.notes)
     if left:
-        text = (
+        sentence = (
             f"{format_size(left)} that runs with other batch sizes left behind are counted "
             "in the figures of smaller sizes: the real growth is larger than shown"
         )
-        notes.append(Note(NoteKind.SLOPE, text))
+        notes.append(Note(NoteKind.SLOPE, sentence))
     if name_lines and not grows_evenly(scaling):
         breakdowns = {size: _breakdown(runner, item, run, size, device) for size in sizes}
         lines = uneven({size: parts for size, parts in breakdowns.items() if parts is not None})
         off = f"{format_size(scaling.residual)} off the line through batch sizes"
         listed = ", ".join(map(str, sizes))
-        text = f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}"
-        notes.append(Note(NoteKind.SLOPE, text))
+        sentence = f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}"
+        notes.append(Note(NoteKind.SLOPE, sentence))
     return replace(measurement, slope=scaling.slope, notes=tuple(notes))
 
 

@@ -30,10 +30,10 @@ def child_notes(run: Run) -> Iterator[Note]:
             reserved.setdefault(device, []).append(peak.reserved)
     shown, excesses, own_peaks = [], [], run.meter.peaks()
     for device, sizes in sorted(reserved.items()):
-        text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
+        sizes_text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
         if len(sizes) > MAX_SHOWN:
-            text = f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
-        shown.append(f"{text} of device {device}")
+            sizes_text = f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
+        shown.append(f"{sizes_text} of device {device}")
         # Each process has a CUDA context of its own.
         room = run.info.total_memory - run.info.context * (1 + len(sizes))
         limit = room if run.limit is None else min(run.limit, room)
@@ -46,19 +46,19 @@ def child_notes(run: Run) -> Iterator[Note]:
             )
     if shown:
         number = sum(bool(child.peaks) for child in run.children)
-        text = (
+        sentence = (
             f"{_counted(number)} reserved {', '.join(shown)}, which no figure of this test includes"
         )
-        yield Note(NoteKind.CHILD_PROCESS, text)
+        yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
     yield from value_notes(run.children, run.root)
     silent = sum(not child.ended for child in run.children)
     if silent:
-        text = (
+        sentence = (
             f"{_counted(silent)} used the GPU and reported no peak: a process reports its "
             "peak at its normal end, and not after a signal or os._exit()"
         )
-        yield Note(NoteKind.CHILD_PROCESS, text)
+        yield Note(NoteKind.CHILD_PROCESS, sentence)
 
 
 def _counted(number: int) -> str:

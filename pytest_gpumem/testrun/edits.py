@@ -110,13 +110,13 @@ class EditFinder:
         names = frozenset(_NAME.findall(code)) - _COMMON
         if growth.together.intersection(places):
             return 6, 0
-        made = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
+        modules = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
         function = edit.path, qualified(file, edit.line)
         head = code.startswith(("import ", "from ", "def ", "class "))
         closeness = (
             (0, sum(growth.lines.get(place, 0) for place in places)),
             (0, len(names & growth.keepers)),
-            (1, max((growth.modules.get(name, 0) for name in made), default=0)),
+            (1, max((growth.modules.get(name, 0) for name in modules), default=0)),
             (2, max((growth.calls.get(place, 0) for place in places), default=0)),
             (3, bool(function[1]) and function in growth.functions),
             (4, not head),
@@ -161,7 +161,7 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     )
     return _Growth(
         lines,
-        _words(keepers),
+        _names_in(keepers),
         modules,
         calls,
         frozenset(functions),
@@ -190,6 +190,6 @@ def _grown_lines(
     return lines
 
 
-def _words(texts: Iterable[str]) -> frozenset[str]:
+def _names_in(texts: Iterable[str]) -> frozenset[str]:
     """Return the names in texts on keepers."""
-    return frozenset(name for text in texts for name in _NAME.findall(text)) - _COMMON
+    return frozenset(name for description in texts for name in _NAME.findall(description)) - _COMMON

@@ -41,8 +41,8 @@ def _would_be_written(entry: BaselineEntry | None, measurement: Measurement) -> 
 
 def ran_again(purpose: str) -> Note:
     """Return the note on a second run of a test, for a purpose."""
-    text = f"the test failed, and ran a second time to find {purpose}"
-    return Note(NoteKind.RUN, text)
+    sentence = f"the test failed, and ran a second time to find {purpose}"
+    return Note(NoteKind.RUN, sentence)
 
 
 def too_much(results: Iterable[Result]) -> bool:
@@ -297,12 +297,12 @@ class Explanations:
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
             peak = format_size(max(peak.allocated for peak in self._peaks[part]))
-            text = f"the breakdown is from a second run, whose peak was {peak} allocated"
-            notes = (*measurement.notes, Note(NoteKind.BREAKDOWN, text))
+            sentence = f"the breakdown is from a second run, whose peak was {peak} allocated"
+            notes = (*measurement.notes, Note(NoteKind.BREAKDOWN, sentence))
             measurement = replace(measurement, notes=notes)
         if self.note:
-            first, *others = attributions
-            attributions = (replace(first, notes=(*first.notes, self.note)), *others)
+            first, *further = attributions
+            attributions = (replace(first, notes=(*first.notes, self.note)), *further)
         return replace(measurement, attributions=attributions)
 
 

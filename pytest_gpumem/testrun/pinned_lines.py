@@ -35,14 +35,14 @@ class PinWatch:
     def watching(self) -> Iterator[None]:
         """Watch this thread, and threads that it starts."""
         self._total = self._pinned()
-        before = sys.getprofile()
+        outer = sys.getprofile()
         threading.setprofile(self._see)
         sys.setprofile(self._see)
         try:
             yield
         finally:
-            sys.setprofile(before)
-            threading.setprofile(before)
+            sys.setprofile(outer)
+            threading.setprofile(outer)
 
     @staticmethod
     def _pinned() -> int:

@@ -1,6 +1,6 @@
 """The way of a marked test that has ended: measured, explained, judged, stage by stage.
 
-Each stage adds to a :class:`Case` what it finds out. :attr:`Pipeline.PASSED` and
+Each stage adds to a :class:`EndedTest` what it finds out. :attr:`Pipeline.PASSED` and
 :attr:`Pipeline.OUT_OF_MEMORY` have the stages in their order; the docstring of a stage says when it
 runs the test's body again (docs/explanation/second-runs.md).
 """
@@ -55,7 +55,7 @@ class WorthlessError(GpuMemError):
 
 
 @dataclass
-class Case:
+class EndedTest:
     """A marked test that has ended, and what is known of it so far."""
 
     item: MarkedItem
@@ -126,7 +126,7 @@ class Pipeline:
             return []
         if error is not None and shortage is None:
             return []
-        case = Case(item, self._runner.ended(), error, shortage, debugging)
+        case = EndedTest(item, self._runner.ended(), error, shortage, debugging)
         for stage in self.PASSED if error is None else self.OUT_OF_MEMORY:
             stage(self, case)
         return case.results
@@ -153,7 +153,7 @@ class Pipeline:
 
     # -- stages of every test --
 
-    def _refuse_worthless(self, case: Case) -> None:
+    def _refuse_worthless(self, case: EndedTest) -> None:
         """Refuse figures that mean nothing; memory may have been refused for the same reason.
 
         Raises:
@@ -163,12 +163,12 @@ class Pipeline:
         if trouble is not None:
             raise WorthlessError(trouble) from case.error
 
-    def _consult_hook(self, case: Case) -> None:
+    def _consult_hook(self, case: EndedTest) -> None:
         """Let a hook put other measurements in the place of these."""
         for part, (spec, measurement) in case.measured.items():
             case.measured[part] = spec, case.item.measured(part, measurement)
 
-    def _judge(self, case: Case) -> None:
+    def _judge(self, case: EndedTest) -> None:
         """Judge by all that is known: again each time more is, as a verdict tells the causes."""
         case.results = [
             self._judging.result(
@@ -183,7 +183,7 @@ class Pipeline:
             for part, (spec, measurement) in case.measured.items()
         ]
 
-    def _follow_up(self, case: Case) -> None:
+    def _follow_up(self, case: EndedTest) -> None:
         """Write the snapshot, add hints at fragmented memory.
 
         On the virtual GPU a test that failed with fragmented memory runs again with expandable
@@ -199,15 +199,15 @@ class Pipeline:
 
     # -- stages of a test that passed --
 
-    def _note_outside(self, case: Case) -> None:
+    def _note_outside(self, case: EndedTest) -> None:
         """Tell where the baseline of a test outside of pytest's root folder is."""
         module = module_of(case.item.nodeid)
         if module.startswith("../") and case.run.spec.baseline:
             path = self._judging.store.path(case.run.info.key, module)
-            text = f"the test is outside pytest's root folder: its baseline is {path}"
-            case.run.notes.append(Note(NoteKind.BASELINE, text))
+            sentence = f"the test is outside pytest's root folder: its baseline is {path}"
+            case.run.notes.append(Note(NoteKind.BASELINE, sentence))
 
-    def _measure(self, case: Case) -> None:
+    def _measure(self, case: EndedTest) -> None:
         run = case.run
         parts = run.part_measurements()
         case.relations = {part: run.relations(part) for part in parts}
@@ -217,7 +217,7 @@ class Pipeline:
             check_unused(run, self._runner.root / module_of(case.item.nodeid))
         case.measured = {"": (run.spec, run.measurement()), **parts}
 
-    def _explain(self, case: Case) -> None:
+    def _explain(self, case: EndedTest) -> None:
         """Tell where the peaks come from, if that is told of every test, or the test runs on."""
         run, spec = case.run, case.run.spec
         leaks.require_steps(run)
@@ -228,12 +228,12 @@ class Pipeline:
         if spec.max_leak_mib is not None:
             self._leak_recording = case.explanations.recording
 
-    def _find_growth(self, case: Case) -> None:
+    def _find_growth(self, case: EndedTest) -> None:
         """Tell which lines allocate the growth from step to step."""
         recording, whole = case.explanations.recording, case.measured[""][1]
         case.update_whole(leaks.with_growth(case.run, whole, recording, self._runner.root))
 
-    def _run_batch_sizes(self, case: Case) -> None:
+    def _run_batch_sizes(self, case: EndedTest) -> None:
         """Run the test with its other batch sizes, where it declares several."""
         if case.run.spec.batch_sizes is None:
             return
@@ -246,10 +246,10 @@ class Pipeline:
         )
         case.update_whole(whole)
 
-    def _find_ranges(self, case: Case) -> None:
+    def _find_ranges(self, case: EndedTest) -> None:
         case.measured = with_ranges(case.run, case.measured, case.explanations.recording)
 
-    def _explain_failure(self, case: Case) -> None:
+    def _explain_failure(self, case: EndedTest) -> None:
         """Tell where the peaks of a failed test come from; one that is not recorded runs again."""
         explanations, explainer = case.explanations, self._explainer
         if explanations.recording is not None and explanations.pending is None:
@@ -266,7 +266,7 @@ class Pipeline:
             case.explanations = explainer.explain_failure(case.item, case.run, case.measured)
         self._judge(case)
 
-    def _find_keepers(self, case: Case) -> None:
+    def _find_keepers(self, case: EndedTest) -> None:
         """Tell what keeps the blocks of a peak that is too high: a failed test runs again.
 
         Unless it has run again for where its peak comes from.
@@ -276,7 +276,7 @@ class Pipeline:
         ):
             self._judge(case)
 
-    def _find_pinned_lines(self, case: Case) -> None:
+    def _find_pinned_lines(self, case: EndedTest) -> None:
         """Tell which lines pin the host memory that is too much: the failed test runs again.
 
         Unless it has run again for another reason, or a second run would leave more.
@@ -298,7 +298,7 @@ class Pipeline:
             case.measured[part] = part_spec, measurement
         self._judge(case)
 
-    def _find_edits(self, case: Case) -> None:
+    def _find_edits(self, case: EndedTest) -> None:
         """Tell which edits since the baseline's commit bear on a growth."""
         for result in case.results:
             scenes = case.explanations.scenes.get(result.part, ())
@@ -308,7 +308,7 @@ class Pipeline:
         if case.edits:
             self._judge(case)
 
-    def _join(self, case: Case) -> None:
+    def _join(self, case: EndedTest) -> None:
         """Put parts beside those whose limits they tell; add the results of searches."""
         case.results = with_others(case.results)
         case.results += [
@@ -322,19 +322,19 @@ class Pipeline:
 
     # -- stages of a test that ran out of memory --
 
-    def _measure_shortage(self, case: Case) -> None:
+    def _measure_shortage(self, case: EndedTest) -> None:
         run, shortage = case.run, case.shortage
         assert shortage is not None  # noqa: S101 - for the type checker
         record = run.out_of_memory(shortage)
         if case.error is not None and case.error is not shortage:
-            text = f"the test turned the out-of-memory error into {shown_error(case.error)}"
-            run.notes.append(Note(NoteKind.RUN, text))
+            sentence = f"the test turned the out-of-memory error into {shown_error(case.error)}"
+            run.notes.append(Note(NoteKind.RUN, sentence))
         part, spec, measurement = run.short_measurement(shortage, record)
         case.measured = {part: (spec, measurement)}
         if run.meter.records:
             case.explanations = self._explainer.explain(run, [part])
 
-    def _run_without_limits(self, case: Case) -> None:
+    def _run_without_limits(self, case: EndedTest) -> None:
         """Run the test again without limits: for how much it needs, and where that comes from.
 
         Smaller batch sizes and variants that are tried for the advice run it further.
@@ -362,11 +362,11 @@ class Pipeline:
             record = replace(record, needed=needed, device_index=peaks.index(needed))
             measurement = replace(measurement, out_of_memory=record)
         elif attempt.left:
-            text = (
+            sentence = (
                 f"{format_size(attempt.left)} that the first run left behind would also "
                 "count in a second run: so the memory that the test needs is unknown"
             )
-            notes = (*measurement.notes, Note(NoteKind.RUN, text))
+            notes = (*measurement.notes, Note(NoteKind.RUN, sentence))
             measurement = replace(measurement, notes=notes)
         if not part and self._explainer.enabled and attempt.ran:
             batch_norm = recording is not None and recording.batch_norm
@@ -376,7 +376,7 @@ class Pipeline:
         case.explanations = explanations
         case.measured[part] = spec, measurement
 
-    PASSED: ClassVar[tuple[Callable[[Pipeline, Case], None], ...]] = (
+    PASSED: ClassVar[tuple[Callable[[Pipeline, EndedTest], None], ...]] = (
         _refuse_worthless,
         _note_outside,
         _measure,
@@ -394,7 +394,7 @@ class Pipeline:
         _follow_up,
     )
     """the stages of a test that passed, in their order"""
-    OUT_OF_MEMORY: ClassVar[tuple[Callable[[Pipeline, Case], None], ...]] = (
+    OUT_OF_MEMORY: ClassVar[tuple[Callable[[Pipeline, EndedTest], None], ...]] = (
         _refuse_worthless,
         _measure_shortage,
         _run_without_limits,

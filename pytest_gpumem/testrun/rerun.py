@@ -218,8 +218,8 @@ class Runner:
             ]
             holders += [nodeid for nodeid, _ in self._leftovers]
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
-            text = f"{format_size(uncounted)} that {names} left behind are not counted"
-            run.notes.append(Note(NoteKind.LEFTOVER, text))
+            sentence = f"{format_size(uncounted)} that {names} left behind are not counted"
+            run.notes.append(Note(NoteKind.LEFTOVER, sentence))
         if run.device.values.has_guessed():
             run.notes += [
                 Note(

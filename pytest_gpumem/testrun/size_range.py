@@ -138,7 +138,7 @@ def _ranged(
     results = {}
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
-        low, high = _each(peaks_of_ends, min), _each(peaks_of_ends, max)
+        low, high = _of_each_device(peaks_of_ends, min), _of_each_device(peaks_of_ends, max)
         if uncertain.margin:
             low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
             cap = run.limit or run.info.total_memory
@@ -160,25 +160,27 @@ def _tell_late(
     """
     late, _ = replay.peaks("most", late=True)
     for part, (spec, measurement) in results.items():
-        figures = _figures(measurement.peaks, _each([measurement.peaks, late[part]], max))
+        figures = _differing_ends(
+            measurement.peaks, _of_each_device([measurement.peaks, late[part]], max)
+        )
         if figures:
             note = Note(NoteKind.STREAMS, f"{figures}: {reason}")
             results[part] = spec, replace(measurement, notes=(*measurement.notes, note))
 
 
-def _figures(least: tuple[Peak, ...], most: tuple[Peak, ...]) -> str:
+def _differing_ends(least: tuple[Peak, ...], largest: tuple[Peak, ...]) -> str:
     """Return the ends of the largest device's figures that differ."""
     figures = []
     for name in ("allocated", "reserved"):
         low, high = (
-            format_size(max(getattr(peak, name) for peak in peaks)) for peaks in (least, most)
+            format_size(max(getattr(peak, name) for peak in peaks)) for peaks in (least, largest)
         )
         if low != high:
             figures.append(f"{name} {low} to {high}")
     return ", ".join(figures)
 
 
-def _each(
+def _of_each_device(
     runs: Iterable[tuple[Peak, ...]], choose: Callable[[Iterable[int]], int]
 ) -> tuple[Peak, ...]:
     """Return for each device the smallest or the largest figures of several runs."""
@@ -206,12 +208,12 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
 
 def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     """Return a measurement with its range, and a note of it unless its ends are the same."""
-    figures = _figures(spanned.least, spanned.most)
+    figures = _differing_ends(spanned.least, spanned.most)
     notes = [note for note in measurement.notes if note.kind not in TOLD]
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if tuple(map(unpinned, measurement.peaks)) == spanned.most:
             judged = "; the test's figures are the largest"
-        text = f"{figures}: {spanned.reason}{judged}"
-        notes.append(Note(NoteKind.WORKSPACES, text))
+        sentence = f"{figures}: {spanned.reason}{judged}"
+        notes.append(Note(NoteKind.WORKSPACES, sentence))
     return replace(measurement, range=spanned, notes=tuple(notes))

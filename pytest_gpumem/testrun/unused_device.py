@@ -80,8 +80,8 @@ def check_unused(run: Run, path: Path) -> None:
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )
-    text = f"{problem}, and no baseline is recorded{cause}"
-    run.notes.append(Note(NoteKind.UNRECORDED, text))
+    sentence = f"{problem}, and no baseline is recorded{cause}"
+    run.notes.append(Note(NoteKind.UNRECORDED, sentence))
 
 
 def unrecorded(result: Result) -> Result:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import ExtraRequests
-    from pytest_gpumem.testrun.allocator_script import Pool, Request, Script, Step
+    from pytest_gpumem.testrun.allocator_script import AllocatorScript, Pool, Request, Step
     from pytest_gpumem.testrun.run import Run
 
 End = Literal["least", "usual", "most"]
@@ -249,7 +249,7 @@ class _Stage:
 
     def serve(
         self,
-        script: Script,
+        script: AllocatorScript,
         steps: Sequence[Step],
         windows: dict[str, list[Span]],
         end: End,
@@ -266,7 +266,9 @@ class _Stage:
                 bounds += [(span.start, 0, part), (span.end, 2, part)]
         at_times = [(time, 1, at) for at, (time, _, _) in enumerate(steps)]
         self._peaks = dict.fromkeys(windows, Peak(0, 0))
-        timeline: list[tuple[float, int, Any]] = sorted([*bounds, *at_times], key=lambda it: it[:2])
+        timeline: list[tuple[float, int, Any]] = sorted(
+            [*bounds, *at_times], key=lambda entry: entry[:2]
+        )
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
@@ -298,13 +300,13 @@ class _Stage:
         not_allocated = self._plugs.sizes[0] + self._waiting_size
         peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
         for part in set(self._open):
-            before = self._peaks[part]
+            old_peaks = self._peaks[part]
             self._peaks[part] = Peak(
-                max(before.allocated, peak.allocated), max(before.reserved, peak.reserved)
+                max(old_peaks.allocated, peak.allocated), max(old_peaks.reserved, peak.reserved)
             )
         VIEW.reset_peaks(self._device)
 
-    def _step(self, script: Script, action: str, number: int, end: End) -> None:
+    def _step(self, script: AllocatorScript, action: str, number: int, end: End) -> None:
         if action == "take":
             self._serve(script.requests[number], number, end)
         elif action == "give":
@@ -405,13 +407,13 @@ class _Stage:
 
     def _take(self, number: int, size: int, request: Request) -> bool:
         """Return whether there was room for a request, with this size."""
-        before = self._allocated() if number in self.streamed else 0
+        old_bytes = self._allocated() if number in self.streamed else 0
         address = self._allocate(size, request.stream, request.pool)
         if address is None:
             return False
         self._living[number] = address
         if number in self.streamed:
-            self._sizes[number] = self._allocated() - before
+            self._sizes[number] = self._allocated() - old_bytes
         return True
 
     def _allocated(self) -> int:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpumem.cli import light
-from pytest_gpumem.cli.light import EXCLUDED_BY_UV, UNUSED, is_unused, normalized
+from pytest_gpumem.cli.light import EXCLUDED_BY_UV, UNUSED, is_left_out, normalized
 
 # As pip's installation report has them.
 PACKAGES = {
@@ -131,7 +131,7 @@ def test_without_pip_it_says_how_uv_does_it(gpumem, monkeypatch):
 
 def test_uv_s_names_are_all_that_this_torch_brings(gpumem):
     installed = {normalized(d.metadata["Name"]) for d in importlib.metadata.distributions()}
-    brought = {name for name in installed if is_unused(name, ())}
+    brought = {name for name in installed if is_left_out(name, ())}
     assert brought - set(EXCLUDED_BY_UV) == set()
     assert all(UNUSED.fullmatch(name) for name in EXCLUDED_BY_UV)
     assert lines_of(gpumem("light", "--excludes")[1]) == list(EXCLUDED_BY_UV)

@@ -35,3 +35,61 @@ def test_no_two_modules_have_one_name():
     names = collections.Counter(path.stem for path in PACKAGE.rglob("*.py"))
     entries = {"__init__", "__main__"}
     assert [name for name, count in names.items() if count > 1 and name not in entries] == []
+
+
+OF_COMMANDS = {"add_arguments", "run", "main"}
+"""functions that each command of gpumem has"""
+
+
+def test_no_two_definitions_have_one_name():
+    names = collections.Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    )
+    assert [name for name, count in names.items() if count > 1 and name not in OF_COMMANDS] == []
+
+
+def words(text):
+    return {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())}
+
+
+SMALL_WORDS = words(
+    "return yield the a an of in to for as is are it that each by what from with on"
+)
+
+
+def says_its_name(function):
+    """Whether a docstring of one line has no word that is not in the function's own head."""
+    text = ast.get_docstring(function)
+    if not text or "\n" in text:
+        return False
+    returned = re.sub(r"([A-Z])", r" \1", ast.unparse(function.returns or ast.Constant("")))
+    head = f"{function.name} {ast.unparse(function.args)} {returned}".replace("_", " ")
+    return words(text) <= words(head) | SMALL_WORDS
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ('def _tables(devices) -> str:\n    """Return the tables of the devices."""', True),
+        ('def _tables(devices) -> str:\n    """Return the tables, the largest first."""', False),
+        ("def _tables(devices) -> str:\n    pass", False),
+    ],
+)
+def test_the_check_knows_a_docstring_that_says_its_name(source, says):
+    (function,) = ast.parse(source).body
+    assert says_its_name(function) is says
+
+
+def test_docstrings_of_private_functions_say_more_than_the_name():
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and re.match("_[^_]", node.name)
+        and says_its_name(node)
+    ]
+    assert found == []

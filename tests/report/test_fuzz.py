@@ -20,7 +20,7 @@ from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.report.terminal import session_text
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 
@@ -43,9 +43,9 @@ def read_or_refused(text):
     assert reread.results == saved.results
     shown = [
         sections(saved.results),
-        text_of([session_text.counts(saved.results)]),
+        plain_text([session_text.counts(saved.results)]),
         printable(str(session_text.next_command(saved.results))),
-        text_of(summary_table(saved.results, 2, 80)),
+        plain_text(summary_table(saved.results, 2, 80)),
         markdown(saved.report),
         page(saved.report),
     ]

@@ -34,7 +34,7 @@ from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import failure_sections
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 
@@ -120,11 +120,11 @@ def of_terminal(results):
     """Yield the terminal's texts, with their styles."""
     for verbosity in (0, 1, 2):
         table = summary_table(results, verbosity, 80)
-        yield text_of(table), [span.style for line in table for span in line]
+        yield plain_text(table), [span.style for line in table for span in line]
     lead = lead_lines(results)
-    yield text_of(lead), [span.style for line in lead for span in line]
-    yield text_of([session_text.counts(results)])
-    yield text_of([session_text.quiet_line(results)])
+    yield plain_text(lead), [span.style for line in lead for span in line]
+    yield plain_text([session_text.counts(results)])
+    yield plain_text([session_text.quiet_line(results)])
     yield str(session_text.next_command([one for one in results if one.verdict.command]))
     yield "\n".join(sorted(short_texts(results)))
     yield "\n".join(sorted(repeated_lines(results)))
@@ -225,9 +225,9 @@ def test_a_warning_that_a_figure_may_be_wrong_is_never_hidden(verbosity):
         result(f"test_{i}", measured(peak(1, 1), notes=notes), known(peak(1, 1)))
         for i, notes in enumerate([*chatter, *warnings])
     ]
-    text = text_of(summary_table(results, 1, 80))
+    text = plain_text(summary_table(results, 1, 80))
     for kind in NoteKind:
         assert (f"note: {kind} of test" in text) is (kind.severity is Severity.FIGURE)
     told = len(re.findall("^note: ", text, re.MULTILINE)) - 1
     assert text.endswith(f"note: and {30 + len(warnings) - told} more notes (-vv lists all)")
-    assert "chatter ^" in text_of(summary_table(results, 2, 80))
+    assert "chatter ^" in plain_text(summary_table(results, 2, 80))

@@ -15,7 +15,7 @@ from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.report.serialize import from_text, to_text
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import peak_cells, summary_table
 from pytest_gpumem.sizes import MIB
 
@@ -51,7 +51,7 @@ class Cells(HTMLParser):
 
 
 def of_terminal():
-    lines = text_of(summary_table(REPORT.results, 1, 1000)).splitlines()
+    lines = plain_text(summary_table(REPORT.results, 1, 1000)).splitlines()
     pattern = re.compile(r" (>?[0-9]+[.][0-9]{2})  +(>?[0-9]+[.][0-9]{2})  ")
     return [match.groups() for line in lines if (match := pattern.search(line))]
 

@@ -28,20 +28,20 @@ class Frame(msgspec.Struct):
     line: Count
 
 
-class Entry(msgspec.Struct):
+class DumpedEvent(msgspec.Struct):
     """Of a block's history, in snapshots of torch up to 2.0."""
 
     frames: list[Frame] | None = None
 
 
-class Block(msgspec.Struct):
+class DumpedBlock(msgspec.Struct):
     """A block of a segment."""
 
     size: Count
     state: str
     address: Count | None = None
     frames: list[Frame] | None = None
-    history: list[Entry] | None = None
+    history: list[DumpedEvent] | None = None
 
 
 class Segment(msgspec.Struct):
@@ -50,7 +50,7 @@ class Segment(msgspec.Struct):
     device: Count
     address: Count
     total_size: Count
-    blocks: list[Block]
+    blocks: list[DumpedBlock]
 
 
 class Event(msgspec.Struct):
@@ -68,7 +68,7 @@ class Event(msgspec.Struct):
             raise ValueError(f"{self.action} without an address")
 
 
-class Settings(msgspec.Struct):
+class DumpSettings(msgspec.Struct):
     """Settings of the allocator."""
 
     roundup_power2_divisions: dict[str, Count] | None = None
@@ -79,7 +79,7 @@ class Snapshot(msgspec.Struct):
 
     segments: list[Segment]
     device_traces: list[list[Event]] | None = None
-    allocator_settings: Settings | None = None
+    allocator_settings: DumpSettings | None = None
 
 
 class SnapshotError(GpuMemError):

@@ -164,7 +164,9 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         problem = "no test of the report has this name"
         raise SpecError(f"-k {arguments.expression}", problem, "gpumem report lists the tests")
     _require_project(merged, tests, top)
-    folders = [_folder(merged, index, top, arguments.baseline_dir) for index in _indexes(merged)]
+    folders = [
+        _baseline_folder(merged, index, top, arguments.baseline_dir) for index in _indexes(merged)
+    ]
     refusals = list(_refusals(tests, folders, arguments.device))
     lines = [
         *(f"{test.nodeid} on {test.device} is not accepted: {reason}" for test, reason in refusals),
@@ -217,23 +219,23 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
         if here and here in {origin.commit, origin.head}:
             continue
         own = origin.head or origin.commit
-        known = checkout is not None and checkout.has(own)
+        in_checkout = checkout is not None and checkout.has(own)
         problem = f"is from commit {own[:12]}" if own else "is from a folder outside git"
         if not here:
             problem += ", but this folder has no commit"
-        elif own and not known:
+        elif own and not in_checkout:
             problem += ", which this repository does not have"
         else:
             problem += f", but {here[:12]} is checked out"
         remedy = "write --any-commit if its figures are also right here"
-        if known:
+        if in_checkout:
             remedy = f"run git switch --detach {own[:12]}, or {remedy}"
         elif own:
             remedy = f"run git fetch if this is the repository that was tested, or {remedy}"
         raise ReportError(name, printable(problem), printable(remedy))
 
 
-def _require_project(merged: Merged, tests: Iterable[_Test], top: Path) -> None:
+def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) -> None:
     """Refuse reports whose test files are not here.
 
     Raises:
@@ -263,7 +265,7 @@ def _indexes(merged: Merged) -> range:
     return range(len(merged.report.origins))
 
 
-def _folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
+def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
     """Return the folder that a report's baselines belong to.
 
     Raises:
@@ -288,7 +290,7 @@ def _folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
 
 
 @dataclass(frozen=True)
-class _Test:
+class _ReportedTest:
     """A test on a device, of one report."""
 
     origin: int
@@ -307,7 +309,9 @@ class _Test:
         ]
 
 
-def _tests(merged: Merged, chosen: Callable[[str], bool] | None, *, every: bool) -> Iterator[_Test]:
+def _tests(
+    merged: Merged, chosen: Callable[[str], bool] | None, *, every: bool
+) -> Iterator[_ReportedTest]:
     """Yield the tests that are to be accepted.
 
     Args:
@@ -328,14 +332,14 @@ def _tests(merged: Merged, chosen: Callable[[str], bool] | None, *, every: bool)
                 result.verdict.kind is not Kind.WITHIN and result.outcome != "xfail"
                 for result in results
             )
-        test = _Test(origin, nodeid, device, tuple(results))
+        test = _ReportedTest(origin, nodeid, device, tuple(results))
         if take and (test.measured or chosen is not None):
             yield test
 
 
 def _refusals(
-    tests: Iterable[_Test], folders: Sequence[Path], devices: Iterable[str]
-) -> Iterator[tuple[_Test, str]]:
+    tests: Iterable[_ReportedTest], folders: Sequence[Path], devices: Iterable[str]
+) -> Iterator[tuple[_ReportedTest, str]]:
     """Yield the tests whose figures are not accepted, and why."""
     declared = {folder: {*device_keys(folder), *devices} for folder in set(folders)}
     recorded = {folder: bool(device_keys(folder)) for folder in declared}
@@ -358,11 +362,11 @@ def _refusals(
         elif device is not None and device.kind == "virtual" and cards and {device.name} != cards:
             yield test, f"it declares card={min(cards)!r}"
         elif recorded[folder] and not cards and test.device not in declared[folder]:
-            known = ", ".join(device_keys(folder))
+            keys = ", ".join(device_keys(folder))
             yield (
                 test,
                 (
-                    f"there are baselines for {known} only: --device={test.device} also "
+                    f"there are baselines for {keys} only: --device={test.device} also "
                     "accepts this device"
                 ),
             )
@@ -401,7 +405,9 @@ def _shortened(lines: Sequence[str]) -> Iterator[str]:
 # -- what is written --
 
 
-def _groups(merged: Merged, tests: Iterable[_Test], folders: Sequence[Path]) -> list[_Accepted]:
+def _groups(
+    merged: Merged, tests: Iterable[_ReportedTest], folders: Sequence[Path]
+) -> list[_Accepted]:
     """Return the new baselines by their folders, as the session itself would have made them."""
     groups: dict[str, _Accepted] = {}
     for test in tests:
@@ -439,13 +445,13 @@ def _write(
     texts = []
     width = shutil.get_terminal_size().columns
     for group in groups:
-        changes = _changes(group, source, _remarks(merged))
+        changes = _changes(group, source, _report_remarks(merged))
         if changes is not None:
             texts.append(table(changes, width))
     if not texts:
-        other = "other " if told else ""
-        text = f"gpumem: nothing to accept: no {other}figure differs from its baseline"
-        return Outcome(text, OK, told)
+        adjective = "other " if told else ""
+        sentence = f"gpumem: nothing to accept: no {adjective}figure differs from its baseline"
+        return Outcome(sentence, OK, told)
     if not sure:
         show(Outcome("\n\n".join(texts), trouble=told))
         texts, told = [], ()
@@ -471,11 +477,11 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
     for baseline in group.baselines:
         place = baseline.device.key, baseline.module, baseline.test
         check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
-        kept = store.parts(*place)
+        old_parts = store.parts(*place)
         if WHOLE_TEST not in baseline.parts:  # the update leaves its other parts as they are
-            kept = {part: entry for part, entry in kept.items() if part in baseline.parts}
-        differs |= store.would_change(kept, baseline.parts)
-        old.update({Key(*place, part): entry for part, entry in kept.items()})
+            old_parts = {part: entry for part, entry in old_parts.items() if part in baseline.parts}
+        differs |= store.would_change(old_parts, baseline.parts)
+        old.update({Key(*place, part): entry for part, entry in old_parts.items()})
         new.update({Key(*place, part): entry for part, entry in baseline.parts.items()})
     if not differs:
         return None
@@ -484,7 +490,7 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
     return Changes(printable(folder), source, entries, remarks)
 
 
-def _remarks(merged: Merged) -> tuple[str, ...]:
+def _report_remarks(merged: Merged) -> tuple[str, ...]:
     """Return what whoever accepts should know."""
     remarks = []
     for name, origin in zip(merged.origin_names, merged.report.origins, strict=True):

@@ -19,7 +19,7 @@ from pytest_gpumem.cli.bisect.candidates import (
     titles_of,
 )
 from pytest_gpumem.cli.bisect.halving import Halving
-from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
+from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
@@ -66,7 +66,7 @@ class Followed(NamedTuple):
         )
 
 
-class Figures(NamedTuple):
+class VersionFigures(NamedTuple):
     """What a report has of each test."""
 
     entries: Mapping[Key, BaselineEntry]
@@ -194,7 +194,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             "a commit was not uploaded to an index",
             "pin the other package: --with NAME==VERSION",
         )
-    question = Question(
+    question = VersionQuestion(
         package,
         tests,
         tuple(arguments.requirements),
@@ -277,14 +277,14 @@ class Bisection:
         self._versions, self._falls = candidates
         self._titles = titles
         self._trials = trials
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, VersionFigures] = {}
 
     def run(self) -> Outcome:
         """Try both ends, then halve what lies between."""
         versions = self._versions
         search = Halving(versions)
         kind = "commits" if self._titles else "releases"
-        _tell(
+        _tell_user(
             f"{len(versions)} {kind} of {self._package} from {self._title(versions[0])} to "
             f"{self._title(versions[-1])}: at most {search.trials_left + 2} to try; reports and "
             f"logs are kept in {self._trials.folder}"
@@ -305,7 +305,7 @@ class Bisection:
                 value = self._value(version, followed)
             except SkippedError as reason:
                 search.skipped.add(index)
-                _tell(f"  {self._title(version)}: skipped, {reason}")
+                _tell_user(f"  {self._title(version)}: skipped, {reason}")
                 continue
             is_bad = value > limit if limit < OUT_OF_MEMORY else value == OUT_OF_MEMORY
             search.note(index, is_bad=is_bad)
@@ -314,8 +314,9 @@ class Bisection:
 
     def _try(self, version: str) -> None:
         if not self._trials.is_known(version):
-            _tell(f"  {self._title(version)}: installing and running its tests")
-        self._figures[version] = Figures(*measured_entries(self._trials.report(version).results))
+            _tell_user(f"  {self._title(version)}: installing and running its tests")
+        results = self._trials.report(version).results
+        self._figures[version] = VersionFigures(*measured_entries(results))
 
     def _try_end(self, version: str) -> None:
         try:
@@ -336,7 +337,7 @@ class Bisection:
 
     def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
         value = _size(self._value(version, followed))
-        _tell(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
+        _tell_user(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
 
     def _nothing_grew(self) -> Outcome:
         first, last = self._versions[0], self._versions[-1]
@@ -360,7 +361,9 @@ class Bisection:
         else:
             lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
         sizes = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
-        change = _growth(low, high).replace("+", "-") if self._falls else _growth(low, high)
+        change = _growth_words(low, high)
+        if self._falls:
+            change = change.replace("+", "-")
         lines.append(f"{followed.name}: {' -> '.join(sizes)}{change}")
         blocks = ["\n".join(lines), self._table(good, bad)]
         blocks += self._next_steps(good, bad, followed)
@@ -371,8 +374,8 @@ class Bisection:
         changes = self._changes(good, bad)
         (change,) = (change for change in changes if change.key == followed.key)
         values = {version: self._value(version, followed) for version in (good, bad)}
-        sizes = [None if it == OUT_OF_MEMORY else int(it) for it in values.values()]
-        before, after = reversed(sizes) if self._falls else sizes
+        sizes = [None if value == OUT_OF_MEMORY else int(value) for value in values.values()]
+        old_size, new_size = reversed(sizes) if self._falls else sizes
         return {
             "found": good if self._falls else bad,
             "before": bad if self._falls else good,
@@ -382,8 +385,8 @@ class Bisection:
             "device": followed.key.device,
             "device_index": followed.device,
             "peak": followed.peak,
-            "bytes_before": before,
-            "bytes_found": after,
+            "bytes_before": old_size,
+            "bytes_found": new_size,
             "cause": change.cause,
         }
 
@@ -395,16 +398,16 @@ class Bisection:
         head = {"package": self._package, "good": ends[0], "bad": ends[1], "skipped": [*untried]}
         write_json(self._arguments.json, {**head, **answer})
 
-    def _next_steps(self, before: str, after: str, followed: Followed) -> list[str]:
+    def _next_steps(self, good: str, bad: str, followed: Followed) -> list[str]:
         first, last = self._versions[0], self._versions[-1]
         steps = []
-        if (before, after) != (first, last):
-            steps.append(f"show it again: {self._command(before, after)}")
-        ends = [self._value(version, followed) for version in (first, before, after, last)]
+        if (good, bad) != (first, last):
+            steps.append(f"show it again: {self._command(good, bad)}")
+        ends = [self._value(version, followed) for version in (first, good, bad, last)]
         allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(ends[0]))
         for low, high, older, newer in (
-            (ends[0], ends[1], first, before),
-            (ends[2], ends[3], after, last),
+            (ends[0], ends[1], first, good),
+            (ends[2], ends[3], bad, last),
         ):
             if high - low > allowance:  # of two that ran out of memory: nan, which is not
                 steps.append(
@@ -423,8 +426,8 @@ class Bisection:
         words += [] if of_releases else ["--git", str(arguments.git)]
         for requirement in arguments.requirements:
             words += ["--with", requirement]
-        for other in arguments.as_of:
-            words += ["--as-of", other]
+        for package in arguments.as_of:
+            words += ["--as-of", package]
         for name in ("light", "pre"):
             words += [f"--{name}"] * getattr(arguments, name)
         if arguments.device != "auto":
@@ -434,14 +437,14 @@ class Bisection:
         behind = arguments.pytest_arguments
         return shlex.join([*words, *(["--", *behind] if behind else [])])
 
-    def _table(self, before: str, after: str) -> str:
-        changes = self._changes(before, after)
-        old_name, new_name = (f"{self._package} {self._title(it)}" for it in (before, after))
+    def _table(self, good: str, bad: str) -> str:
+        changes = self._changes(good, bad)
+        old_name, new_name = (f"{self._package} {self._title(version)}" for version in (good, bad))
         width = shutil.get_terminal_size().columns
         return table(Changes(old_name, new_name, tuple(changes)), width)
 
-    def _changes(self, before: str, after: str) -> list[EntryChange]:
-        old, new = self._figures[before], self._figures[after]
+    def _changes(self, good: str, bad: str) -> list[EntryChange]:
+        old, new = self._figures[good], self._figures[bad]
         return pair_entries(
             old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
         )
@@ -450,7 +453,7 @@ class Bisection:
         return self._titles.get(version, version)
 
 
-def leading_growth(good: Figures, bad: Figures) -> Followed | None:
+def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None:
     """Return the figure that grew most beyond its tolerance; None where none did.
 
     Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all. An
@@ -466,12 +469,12 @@ def leading_growth(good: Figures, bad: Figures) -> Followed | None:
         pairs = zip(older.peaks, newer.peaks, strict=False)
         for device, (old, new) in enumerate(pairs):
             for peak in EVERY_PEAK:
-                before, after = getattr(old, peak), getattr(new, peak)
-                if peak == "pinned" and not before and not same_torch:
+                old_bytes, new_bytes = getattr(old, peak), getattr(new, peak)
+                if peak == "pinned" and not old_bytes and not same_torch:
                     continue
-                if after - before > DEFAULT_TOLERANCES[peak].allowance(before):
+                if new_bytes - old_bytes > DEFAULT_TOLERANCES[peak].allowance(old_bytes):
                     followed = Followed(key, device, peak)
-                    growths.append((peak == "allocated", after - before, followed))
+                    growths.append((peak == "allocated", new_bytes - old_bytes, followed))
     return max(growths)[2] if growths else None
 
 
@@ -479,7 +482,7 @@ def _size(value: float) -> str:
     return "out of memory" if value == OUT_OF_MEMORY else format_size(int(value))
 
 
-def _growth(low: float, high: float) -> str:
+def _growth_words(low: float, high: float) -> str:
     return "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
 
 
@@ -487,7 +490,7 @@ def _more(low: float, high: float) -> str:
     return "the rest" if high == OUT_OF_MEMORY else f"+{format_size(int(high - low))}"
 
 
-def _tell(line: str) -> None:
+def _tell_user(line: str) -> None:
     """Tell of the search as it goes; lines of single versions are indented below the head."""
     head = "" if line.startswith(" ") else "gpumem bisect: "
     print(f"{head}{printable(line)}", file=sys.stderr, flush=True)  # noqa: T201 - as it goes

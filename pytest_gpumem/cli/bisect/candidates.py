@@ -42,26 +42,28 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
     Raises:
         SpecError: a version that is none, or that the index does not have.
     """
-    first, last = sorted(_version(package, text) for text in (good, bad))
+    first, last = sorted(_version(package, name) for name in (good, bad))
     if first == last:
         raise SpecError(
             f"{package} {good} {bad}",
             "these are the same release",
             "name a release with more memory",
         )
-    wanted = prereleases or first.is_prerelease or last.is_prerelease
-    listed = offered_releases(package, prereleases=wanted)
-    versions = {Version(text): text for text in listed}
-    for text in (good, bad):
-        if Version(text) not in versions:
-            newest = ", ".join(str(it) for it in sorted(versions)[-5:])
+    with_prereleases = prereleases or first.is_prerelease or last.is_prerelease
+    listed = offered_releases(package, prereleases=with_prereleases)
+    versions = {Version(name): name for name in listed}
+    for name in (good, bad):
+        if Version(name) not in versions:
+            newest = ", ".join(str(offered) for offered in sorted(versions)[-5:])
             raise SpecError(
-                f"{package} {text}",
+                f"{package} {name}",
                 "the package index has no such release for this Python",
                 f"choose one of its releases, such as {newest or 'pip index versions prints them'}",
             )
     # A build like 2.13.0+cpu, of a further index, is no other release.
-    releases = sorted(it for it in versions if it.local is None or it in {first, last})
+    releases = sorted(
+        offered for offered in versions if offered.local is None or offered in {first, last}
+    )
     between = [versions[version] for version in releases if first <= version <= last]
     return _directed(between, falls=Version(good) != first)
 

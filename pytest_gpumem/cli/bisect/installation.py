@@ -80,12 +80,12 @@ class Environment:
         else:
             self._run([interpreter, "-m", "venv", str(self.folder)])
             install = [str(self.python), "-m", "pip", "install", "--quiet"]
-        wanted = [*completed(requirements)]
+        packages = [*completed(requirements)]
         if self.light:
             pinned = self.folder / "light.txt"
-            pinned.write_text(self._run([*LIGHT, *wanted]), encoding="utf-8")
-            wanted = ["--no-deps", "-r", str(pinned)]
-        self._run([*install, *wanted])
+            pinned.write_text(self._run([*LIGHT, *packages]), encoding="utf-8")
+            packages = ["--no-deps", "-r", str(pinned)]
+        self._run([*install, *packages])
         self._add_own_package()
 
     def remove(self) -> None:
@@ -107,9 +107,9 @@ class Environment:
             )
             log.write(process.stdout + process.stderr)
         if process.returncode:
-            said = process.stderr or process.stdout
-            reason = reason_of(said, process.returncode)
-            unreached = UNREACHED.search(said)
+            output = process.stderr or process.stdout
+            reason = reason_of(output, process.returncode)
+            unreached = UNREACHED.search(output)
             raise UnreachedError(unreached[1] or reason) if unreached else SetupError(reason)
         return process.stdout
 
@@ -122,20 +122,20 @@ class Environment:
         own = distribution(OWN)
         info = site / f"{package.name}-{own.version}.dist-info"
         info.mkdir()
-        for name, text in (
+        for name, content in (
             ("METADATA", own.read_text("METADATA") or own.read_text("PKG-INFO") or ""),
             ("entry_points.txt", own.read_text("entry_points.txt") or ""),
         ):
-            (info / name).write_text(text, encoding="utf-8")
+            (info / name).write_text(content, encoding="utf-8")
 
 
 def completed(requirements: Sequence[str]) -> list[str]:
     """Return requirements with this package's own, and the installed torch where none is named."""
     named = {normalized(match.group()) for match in map(NAME.match, requirements) if match}
-    own = [line for line in own_requirements() if normalized(_name(line)) not in named]
+    own = [line for line in own_requirements() if normalized(_package_name(line)) not in named]
     pinned = []
     for line in own:
-        if _name(line) == "torch":
+        if _package_name(line) == "torch":
             try:
                 release = installed_version("torch").partition("+")[0]
             except PackageNotFoundError:
@@ -147,7 +147,7 @@ def completed(requirements: Sequence[str]) -> list[str]:
     return [*requirements, *pinned]
 
 
-def _name(requirement: str) -> str:
+def _package_name(requirement: str) -> str:
     match = NAME.match(requirement)
     return match.group() if match else ""
 

@@ -34,35 +34,40 @@ TIMEOUT: Final = 60
 """seconds to wait for an answer of the index"""
 
 
-def release_of_the_day(package: str, version: str, other: str) -> str:
+def release_of_the_day(package: str, version: str, neighbour: str) -> str:
     """Return the newest release of another package, at most a day younger than a package's.
 
     Args:
         package: its name on the index.
         version: its release.
-        other: the other package's name.
+        neighbour: the other package's name.
 
     Raises:
         SpecError: the index does not tell when they were uploaded, or had no release of the other.
     """
-    asked = f"--as-of {other}"
+    asked = f"--as-of {neighbour}"
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))
     if uploaded is None:
         raise SpecError(
             f"{asked} {package} {version}",
             "the index does not tell when this release was uploaded",
-            f"leave out this option, and pin a release: --with '{other}==1.0'",
+            f"leave out this option, and pin a release: --with '{neighbour}==1.0'",
         )
-    before = [it for it, when in _upload_times(other, asked).items() if when <= uploaded + LATER]
-    finals = [it for it in before if not it.is_prerelease]
-    if not before:
+    earlier = [
+        release
+        for release, when in _upload_times(neighbour, asked).items()
+        if when <= uploaded + LATER
+    ]
+    finals = [release for release in earlier if not release.is_prerelease]
+    if not earlier:
         raise SpecError(
             asked,
-            f"{other} had no release when {package} {version} was uploaded ({uploaded:%Y-%m-%d})",
+            f"{neighbour} had no release when {package} {version} was uploaded "
+            f"({uploaded:%Y-%m-%d})",
             "leave out this option",
         )
-    return str(max(finals or before))
+    return str(max(finals or earlier))
 
 
 @cache

@@ -37,7 +37,7 @@ class SkippedError(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class VersionQuestion:
     """What is asked of each version."""
 
     package: str
@@ -84,7 +84,9 @@ class Question:
 class Trials:
     """Runs the tests with one version after another; a version's report is kept in a file."""
 
-    def __init__(self, question: Question, folder: Path, *, keep: bool, timeout: float) -> None:
+    def __init__(
+        self, question: VersionQuestion, folder: Path, *, keep: bool, timeout: float
+    ) -> None:
         self._question = question
         self._folder = folder / question.slug
         self._keep = keep
@@ -163,8 +165,8 @@ class Trials:
         """Return what is installed beside a version."""
         package = self._question.package
         days = [
-            f"{other}=={release_of_the_day(package, version, other)}"
-            for other in self._question.as_of
+            f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
+            for neighbour in self._question.as_of
         ]
         return [*days, *self._question.requirements]
 
@@ -222,8 +224,8 @@ class Trials:
 
 def last_error(log: Path, status: int) -> str:
     """Return pytest's last line that tells an error, and the log's name."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    lines = re.findall(r"^(?:E  +|ERROR:? )(.*\S)", text, re.MULTILINE)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    lines = re.findall(r"^(?:E  +|ERROR:? )(.*\S)", output, re.MULTILINE)
     return f"{lines[-1] if lines else f'pytest ended with status {status}'} (see {log})"
 
 

@@ -91,8 +91,8 @@ def _packages(root: Path, torch: str) -> tuple[str, str]:
 def github(root: Path, torch: str) -> list[NewFile]:
     """Return the workflow for GitHub Actions."""
     packages, cache = _packages(root, torch)
-    text = GITHUB.format(packages=packages, cache=cache, run=RUN)
-    return [NewFile(root / ".github" / "workflows" / "gpu-memory.yml", text)]
+    job = GITHUB.format(packages=packages, cache=cache, run=RUN)
+    return [NewFile(root / ".github" / "workflows" / "gpu-memory.yml", job)]
 
 
 def gitlab(root: Path, torch: str) -> list[NewFile]:

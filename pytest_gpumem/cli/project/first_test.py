@@ -90,7 +90,7 @@ def first_test(root: Path, target: str, batch_size: int) -> tuple[NewFile, list[
     lower = name.replace(".", "_").lower()
     if not (inspect.isclass(subject) and issubclass(subject, torch.nn.Module)):
         sized = takes_size(target, subject)
-        text = OF_STEP.format(
+        source = OF_STEP.format(
             module=imported,
             name=name,
             lower=lower,
@@ -98,13 +98,13 @@ def first_test(root: Path, target: str, batch_size: int) -> tuple[NewFile, list[
             fixture="gpu_memory" if sized else "",
             argument="gpu_memory.batch_size" if sized else "",
         )
-        return NewFile(where, text.replace("gpu_memory()", "gpu_memory")), []
+        return NewFile(where, source.replace("gpu_memory()", "gpu_memory")), []
     inputs, loss = _tried(target, subject, torch, batch_size)
-    text = OF_MODEL.format(
+    source = OF_MODEL.format(
         module=imported, name=name, lower=lower, batch_size=batch_size, inputs=inputs, loss=loss
     )
     advice = [ADVICE.format(name=name)] if inputs == UNKNOWN_INPUT else []
-    return NewFile(where, text), advice
+    return NewFile(where, source), advice
 
 
 def _only_model(target: str, module: ModuleType, base: type) -> str:
@@ -140,7 +140,7 @@ def _import_name(root: Path, place: str, module: ModuleType) -> str:
 def _is_installed(root: Path, name: str) -> bool:
     """Return whether a module can be imported from anywhere, and not from this folder alone."""
     top = name.partition(".")[0]
-    before = sys.path[:]
+    old_path = sys.path[:]
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != root]
     loaded = {key: sys.modules.pop(key) for key in (top,) if key in sys.modules}
     try:
@@ -149,7 +149,7 @@ def _is_installed(root: Path, name: str) -> bool:
     except (ImportError, ValueError):
         return False
     finally:
-        sys.path[:] = before
+        sys.path[:] = old_path
         sys.modules.update(loaded)
 
 
@@ -182,12 +182,12 @@ def _inputs(model: Any, torch: Any, batch_size: int) -> Iterator[_Input]:  # noq
         for kind, dimensions in (("Conv1d", 1), ("Conv2d", 2), ("Conv3d", 3)):
             if isinstance(layer, getattr(torch.nn, kind)):
                 for side in SIDES:
-                    yield _random(batch_size, (layer.in_channels, *[side] * dimensions))
+                    yield _random_input(batch_size, (layer.in_channels, *[side] * dimensions))
         if isinstance(layer, torch.nn.Linear):
-            yield _random(batch_size, (layer.in_features,))
-            yield _random(batch_size, (TOKENS, layer.in_features))
+            yield _random_input(batch_size, (layer.in_features,))
+            yield _random_input(batch_size, (TOKENS, layer.in_features))
         if isinstance(layer, torch.nn.LayerNorm):
-            yield _random(batch_size, (TOKENS, *layer.normalized_shape))
+            yield _random_input(batch_size, (TOKENS, *layer.normalized_shape))
         if isinstance(layer, (torch.nn.Embedding, torch.nn.Linear)) or hasattr(
             layer, "in_channels"
         ):
@@ -196,10 +196,10 @@ def _inputs(model: Any, torch: Any, batch_size: int) -> Iterator[_Input]:  # noq
 
 def _tokens(batch_size: int, words: int) -> _Input:
     code = f'torch.randint({words}, (gpu_memory.batch_size, {TOKENS}), device="cuda")'
-    return _Input(code, lambda it: it.randint(words, (batch_size, TOKENS)))
+    return _Input(code, lambda torch: torch.randint(words, (batch_size, TOKENS)))
 
 
-def _random(batch_size: int, sizes: tuple[int, ...]) -> _Input:
+def _random_input(batch_size: int, sizes: tuple[int, ...]) -> _Input:
     shape = ", ".join(map(str, sizes))
     code = f'torch.randn(gpu_memory.batch_size, {shape}, device="cuda")'
     return _Input(code, lambda it: it.randn(batch_size, *sizes))

@@ -42,14 +42,14 @@ def with_card(root: Path, card: str) -> NewFile:
         if (root / name).is_file():
             return _ini_with_card(root / name, card, "pytest")
     toml = root / "pyproject.toml"
-    text = _text(toml)
-    tables = (_parsed(text) or {}).get("tool", {})
+    content = _text(toml)
+    tables = (_parsed(content) or {}).get("tool", {})
     if "pytest" not in tables:
         for name, section in (("tox.ini", "pytest"), ("setup.cfg", "tool:pytest")):
             path = root / name
             if path.is_file() and f"[{section}]" in _text(path):
                 return _ini_with_card(path, card, section)
-    return _toml_with_card(toml, text, card)
+    return _toml_with_card(toml, content, card)
 
 
 def _text(path: Path) -> str:
@@ -57,17 +57,17 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else ""
 
 
-def _parsed(text: str) -> dict[str, Any] | None:
+def _parsed(content: str) -> dict[str, Any] | None:
     """Return what TOML says; None where it is none."""
     try:
-        return tomllib.loads(text.replace("\r\n", "\n"))
+        return tomllib.loads(content.replace("\r\n", "\n"))
     except (tomllib.TOMLDecodeError, UnicodeError, RecursionError):
         return None
 
 
-def _toml_with_card(path: Path, text: str, card: str) -> NewFile:
+def _toml_with_card(path: Path, content: str, card: str) -> NewFile:
     line = f'{OPTION} = "{card}"'
-    old = _parsed(text)
+    old = _parsed(content)
     if old is None:
         return NewFile(path, None, f"this file is not valid TOML; add {line} yourself")
     pytest_table = old.get("tool", {}).get("pytest", {})
@@ -76,8 +76,8 @@ def _toml_with_card(path: Path, text: str, card: str) -> NewFile:
     table = "tool.pytest" if native else "tool.pytest.ini_options"
     settings = pytest_table if native else pytest_table.get("ini_options", {})
     if OPTION in settings:
-        return NewFile(path, text, edited=True)
-    new = _with_line(text, table, line)
+        return NewFile(path, content, edited=True)
+    new = _with_line(content, table, line)
     expected = deepcopy(old)
     tables = expected.setdefault("tool", {}).setdefault("pytest", {})
     (tables if native else tables.setdefault("ini_options", {}))[OPTION] = card
@@ -87,14 +87,14 @@ def _toml_with_card(path: Path, text: str, card: str) -> NewFile:
 
 
 def _ini_with_card(path: Path, card: str, section: str) -> NewFile:
-    text, line = _text(path), f"{OPTION} = {card}"
-    if text.strip() and f"[{section}]" not in text:
+    content, line = _text(path), f"{OPTION} = {card}"
+    if content.strip() and f"[{section}]" not in content:
         return NewFile(
             path, None, f"this file has no section [{section}]; add this section with {line}"
         )
-    if re.search(rf"^{OPTION}\s*[=:]", text, re.MULTILINE):
-        return NewFile(path, text, edited=True)
-    new = _with_line(text, section, line)
+    if re.search(rf"^{OPTION}\s*[=:]", content, re.MULTILINE):
+        return NewFile(path, content, edited=True)
+    new = _with_line(content, section, line)
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read_string(new)
@@ -105,19 +105,19 @@ def _ini_with_card(path: Path, card: str, section: str) -> NewFile:
     return NewFile(path, new, line, edited=True)
 
 
-def _with_line(text: str, table: str, line: str) -> str:
+def _with_line(content: str, table: str, line: str) -> str:
     """Return a file's text with a line more at the beginning of a table, which is made if need be.
 
     Args:
-        text: the file's.
+        content: the file's.
         table: its name, without brackets.
         line: without its end.
     """
-    ending = "\r\n" if "\r\n" in text else "\n"
-    if text and not text.endswith("\n"):
-        text += ending
-    head = re.search(rf"^\[{re.escape(table)}\][ \t]*(?:[#;].*)?\r?\n", text, re.MULTILINE)
+    ending = "\r\n" if "\r\n" in content else "\n"
+    if content and not content.endswith("\n"):
+        content += ending
+    head = re.search(rf"^\[{re.escape(table)}\][ \t]*(?:[#;].*)?\r?\n", content, re.MULTILINE)
     if head is None:
-        gap = ending if text else ""
-        return f"{text}{gap}[{table}]{ending}{line}{ending}"
-    return f"{text[: head.end()]}{line}{ending}{text[head.end() :]}"
+        gap = ending if content else ""
+        return f"{content}{gap}[{table}]{ending}{line}{ending}"
+    return f"{content[: head.end()]}{line}{ending}{content[head.end() :]}"

@@ -99,11 +99,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
             "write a whole number from 1, such as --expect=8",
         )
     with without_collections():  # hundreds of thousands of objects, and no garbage
-        merged = _merged(arguments)
+        merged = _merged_reports(arguments)
         files = _rendered(merged, arguments)
-        text = "" if files or arguments.github else _printed(merged, arguments)
-        summary = _summary(merged) if arguments.github else ""
-        _write(files)
+        printed = "" if files or arguments.github else _terminal_text(merged, arguments)
+        summary = _summary_lines(merged) if arguments.github else ""
+        _write_files(files)
     lines = [f"gpumem: written: {path}" for path in files]
     if arguments.github:
         _add_summary(summary)
@@ -114,10 +114,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         number = len(merged.stale)
         verb = "1 baseline has" if number == 1 else f"{number} baselines have"
         trouble.append(f"gpumem: {verb} no test: gpumem prune lists them")
-    return Outcome(text or "\n".join(lines), FOUND if failed else OK, tuple(trouble))
+    return Outcome(printed or "\n".join(lines), FOUND if failed else OK, tuple(trouble))
 
 
-def _merged(arguments: argparse.Namespace) -> Merged:
+def _merged_reports(arguments: argparse.Namespace) -> Merged:
     """Return the reports as one; a single one as it is."""
     reports = [(name, read_report(name)) for name in arguments.reports]
     accept = ""
@@ -135,14 +135,13 @@ def _when(merged: Merged) -> str:
     return f"{merged.created.replace('T', ' ').removesuffix('Z')} UTC"
 
 
-def _printed(merged: Merged, arguments: argparse.Namespace) -> str:
-    """Return what is printed."""
+def _terminal_text(merged: Merged, arguments: argparse.Namespace) -> str:
     if arguments.format in FORMATS:
         return FORMATS[arguments.format](merged.report.results).rstrip("\n")
-    return _markdown(merged, arguments.limit).rstrip("\n")
+    return _markdown_within(merged, arguments.limit).rstrip("\n")
 
 
-def _markdown(merged: Merged, limit: int | None) -> str:
+def _markdown_within(merged: Merged, limit: int | None) -> str:
     """Return the Markdown, of at most ``limit`` bytes.
 
     Raises:
@@ -167,7 +166,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
     elif arguments.json is not None:
         files[arguments.json] = json_lines(merged.report, created=merged.created)
     if arguments.markdown is not None:
-        files[arguments.markdown] = [_markdown(merged, arguments.limit)]
+        files[arguments.markdown] = [_markdown_within(merged, arguments.limit)]
     if arguments.html is not None:
         try:
             from pytest_gpumem.report.page.html import page
@@ -183,7 +182,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
     return files
 
 
-def _write(files: Mapping[str, Iterable[str]]) -> None:
+def _write_files(files: Mapping[str, Iterable[str]]) -> None:
     """Write files: all of them, or none where one cannot be made.
 
     Raises:
@@ -205,7 +204,7 @@ def _write(files: Mapping[str, Iterable[str]]) -> None:
             content.discard()
 
 
-def _summary(merged: Merged) -> str:
+def _summary_lines(merged: Merged) -> str:
     """Return the Markdown for the summary of GitHub's step.
 
     Raises:

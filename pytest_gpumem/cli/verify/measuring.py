@@ -38,8 +38,8 @@ def main() -> None:
             with measure() as block:
                 step()
         except Exception as error:  # noqa: BLE001 - of a step: it is told, the others go on
-            text = next(iter(str(error).splitlines()), "")
-            document["steps"][name] = {"error": f"{type(error).__name__}: {text}"[:300]}
+            problem = next(iter(str(error).splitlines()), "")
+            document["steps"][name] = {"error": f"{type(error).__name__}: {problem}"[:300]}
         else:
             measured = block.measurement
             document["steps"][name] = {

@@ -115,7 +115,7 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
         DeviceError: it ended without them.
     """
     command = [sys.executable, *CHILD, str(out), *arguments]
-    given = "gpumem verify"
+    subject = "gpumem verify"
     # What Inductor compiles for the first time, it tries; what an earlier process compiled, it
     # does not. Both processes are to do the same.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(out.with_suffix(".inductor"))}
@@ -124,11 +124,13 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
         status = done.returncode
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            given, f"its process ran longer than {TIMEOUT} s", "read the last lines that it printed"
+            subject,
+            f"its process ran longer than {TIMEOUT} s",
+            "read the last lines that it printed",
         ) from None
     if status or not out.exists():
         raise DeviceError(
-            given,
+            subject,
             f"its process ended with status {status} (see above)",
             "this command needs a GPU that torch sees, and pytest-gpumem's native library",
         )
@@ -176,12 +178,12 @@ def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
     table = tabulate(cells, titles, disable_numparse=True, colalign=align if cells else None)
     provenance = measured.get("provenance", {})
     device = measured["device"]["device_name"]
-    made = ", ".join(
+    versions = ", ".join(
         f"{name} {provenance[key]}"
         for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"))
         if provenance.get(key)
     )
-    head = f"{device} ({made}) and its prediction as {card}"
+    head = f"{device} ({versions}) and its prediction as {card}"
     failed = [f"failed: {row.error}" for row in rows if row.error]
     verdicts = [verdict(ran, figure) for figure in ("allocated", "reserved")] if ran else []
     return printable_lines([head, "", table, "", *failed, *verdicts])

@@ -24,7 +24,7 @@ _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 
 
-def answer(module: ModuleType) -> None:
+def answer_as_virtual(module: ModuleType) -> None:
     """Put the virtual GPU's functions in the place of the copy's.
 
     Those that the virtual GPU does not have stay the copy's, which are refused by name. So do all
@@ -58,8 +58,8 @@ def _capsule_like(capsule: object, pointer: ctypes.c_void_p) -> object:
 
 # The copy's modules of cuda.bindings 13.5, with one or many default streams; those of 13.0 to 13.2.
 HOOKS: Final = {
-    "cuda.bindings._internal.runtime": answer,
-    "cuda.bindings._internal.runtime_ptds": answer,
-    "cuda.bindings._bindings.cyruntime": answer,
-    "cuda.bindings._bindings.cyruntime_ptds": answer,
+    "cuda.bindings._internal.runtime": answer_as_virtual,
+    "cuda.bindings._internal.runtime_ptds": answer_as_virtual,
+    "cuda.bindings._bindings.cyruntime": answer_as_virtual,
+    "cuda.bindings._bindings.cyruntime_ptds": answer_as_virtual,
 }

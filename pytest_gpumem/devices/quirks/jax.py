@@ -17,7 +17,7 @@ REFUSAL: Final = (
 )
 
 
-def refuse(plugin: ModuleType) -> None:
+def refuse_devices(plugin: ModuleType) -> None:
     """Have JAX log the refusal, and go on with its other devices, as where a plugin is broken.
 
     Args:
@@ -30,4 +30,4 @@ def refuse(plugin: ModuleType) -> None:
     plugin.initialize = initialize  # type: ignore[attr-defined]
 
 
-HOOKS: Final = {"jax_plugins.xla_cuda12": refuse, "jax_plugins.xla_cuda13": refuse}
+HOOKS: Final = {"jax_plugins.xla_cuda12": refuse_devices, "jax_plugins.xla_cuda13": refuse_devices}

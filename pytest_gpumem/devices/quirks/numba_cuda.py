@@ -18,7 +18,7 @@ REFUSAL: Final = (
 )
 
 
-def refuse(module: ModuleType) -> None:
+def refuse_driver(module: ModuleType) -> None:
     """Have ``numba.cuda.is_available()`` return False, and each use raise CudaSupportError.
 
     Args:
@@ -29,4 +29,4 @@ def refuse(module: ModuleType) -> None:
         driver.is_initialized, driver.initialization_error = True, REFUSAL
 
 
-HOOKS: Final = {"numba.cuda.cudadrv.driver": refuse}
+HOOKS: Final = {"numba.cuda.cudadrv.driver": refuse_driver}

@@ -113,7 +113,10 @@ def mig_instances(visible: str | None) -> list[str]:
         nvml.nvmlInit()
         try:
             handles = _all_instances(nvml) if entries is None else _by_name(nvml, entries)
-            named = [(nvml.nvmlDeviceGetName(it), nvml.nvmlDeviceGetUUID(it)) for it in handles]
+            named = [
+                (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle))
+                for handle in handles
+            ]
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError:

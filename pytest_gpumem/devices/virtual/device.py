@@ -521,12 +521,12 @@ class VirtualDevice:
         ]
         managed = self._library.managed().peak_bytes
         if managed:
-            text = (
+            sentence = (
                 f"{format_size(managed)} of managed memory (cudaMallocManaged), outside "
                 "PyTorch's allocator, are not in the peaks: a full GPU moves this memory "
                 "to the host"
             )
-            notes.append(Note(NoteKind.OUTSIDE, text))
+            notes.append(Note(NoteKind.OUTSIDE, sentence))
         return notes
 
     def watch(self, devices: range) -> AccountWatch:

@@ -77,12 +77,12 @@ def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
     Raises:
         OSError: one of torch's libraries cannot be read.
     """
-    wanted: set[str] = set()
+    names: set[str] = set()
     for pattern in LIBRARIES:
         for path in sorted(folder.glob(pattern)):
-            wanted.update(wanted_functions(path))
+            names.update(wanted_functions(path))
     return LinkedFunctions(
-        len(wanted), tuple(sorted(name for name in wanted if not hasattr(library, name)))
+        len(names), tuple(sorted(name for name in names if not hasattr(library, name)))
     )
 
 
@@ -108,6 +108,6 @@ def wanted_functions(path: Path) -> Iterator[str]:
             "<IBBHQQ", raw[start : start + size]
         ):
             if section == 0 and info >> 4 and name:  # undefined, and not local
-                text = raw[names + name : raw.find(b"\0", names + name)]
-                if NVIDIAS.match(text):
-                    yield text.decode()
+                symbol = raw[names + name : raw.find(b"\0", names + name)]
+                if NVIDIAS.match(symbol):
+                    yield symbol.decode()

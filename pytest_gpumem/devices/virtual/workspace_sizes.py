@@ -160,5 +160,7 @@ class VirtualWorkspaces:
 
     def _estimates(self) -> list[Estimate]:
         """Return the libraries that were asked for sizes which their makers do not document."""
-        questions, before = self._library.guesses(), self._questions_before
-        return [ESTIMATES[name] for name in questions if questions[name] > before.get(name, 0)]
+        questions, old_questions = self._library.guesses(), self._questions_before
+        return [
+            ESTIMATES[name] for name in questions if questions[name] > old_questions.get(name, 0)
+        ]

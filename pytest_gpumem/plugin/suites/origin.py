@@ -48,7 +48,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
     return None
 
 
-def origin_of(root: Path, settings: Settings, shard: Shard | None) -> Origin:
+def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
     """Return what a report says of where its session ran, without its collection.
 
     Args:

@@ -26,10 +26,10 @@ def ask(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
     node.workerinput[ELSEWHERE] = bool(spec.chdir or not spec.popen)
 
 
-def answer(config: pytest.Config) -> None:
+def answer_commit(config: pytest.Config) -> None:
     """Send the commit of this worker's root folder, where it was asked for."""
     if config.workerinput.get(ELSEWHERE):  # type: ignore[attr-defined]
-        config.workeroutput[COMMIT] = _commit(config)  # type: ignore[attr-defined]
+        config.workeroutput[COMMIT] = _head_commit(config)  # type: ignore[attr-defined]
 
 
 def differing(config: pytest.Config, commits: Mapping[str, str]) -> dict[str, str]:
@@ -39,21 +39,21 @@ def differing(config: pytest.Config, commits: Mapping[str, str]) -> dict[str, st
         config: the controller's.
         commits: by worker; "" of one that is in no repository, about which nothing is known.
     """
-    known = {worker: commit for worker, commit in commits.items() if commit}
-    here = _commit(config) if known else ""
-    return {worker: commit for worker, commit in known.items() if here and commit != here}
+    commits_known = {worker: commit for worker, commit in commits.items() if commit}
+    here = _head_commit(config) if commits_known else ""
+    return {worker: commit for worker, commit in commits_known.items() if here and commit != here}
 
 
-def sentences(others: Mapping[str, str]) -> list[str]:
+def sentences(commits: Mapping[str, str]) -> list[str]:
     """Return sentences about workers that had another commit: no baseline is written from them."""
     return [
         f"worker {worker} tested commit {commit[:12]}, which is not checked out here: its figures "
         "are no baselines of this commit"
-        for worker, commit in others.items()
+        for worker, commit in commits.items()
     ]
 
 
-def _commit(config: pytest.Config) -> str:
+def _head_commit(config: pytest.Config) -> str:
     from pytest_gpumem.baselines.checkout import checkout_of
 
     checkout = checkout_of(Path(config.rootpath))

@@ -166,7 +166,7 @@ class OwnEntry(NamedTuple):
         return [printable(self.outcome.nodeid), "", *([None] * (len(COLUMNS) - 1)), self.rank]
 
 
-class Entry(NamedTuple):
+class PageEntry(NamedTuple):
     """A result with its place in the page."""
 
     anchor: str
@@ -413,7 +413,10 @@ def _remarks(report: Report) -> list[str]:
     """Return the sentences about the session, its baselines among them."""
     results = report.results
     sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
-    remarks = [*report.remarks, *(f"baselines on {key}: {it}" for key, it in sentences.items())]
+    remarks = [
+        *report.remarks,
+        *(f"baselines on {key}: {sentence}" for key, sentence in sentences.items()),
+    ]
     if report.updates is None:
         return remarks
     numbers, *errors = update_summary(report.updates, brief=True, width=10_000).splitlines()
@@ -431,9 +434,9 @@ def digest_of(*names: str) -> str:
     return hashlib.sha256(joined).hexdigest()[:12]
 
 
-def _all_entries(report: Report) -> list[Entry | OwnEntry]:
+def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
     """Return the rows of the table in their order: results, and tests that got no verdict."""
-    entries: list[Entry | OwnEntry] = [*_ranked_entries(report.results)]
+    entries: list[PageEntry | OwnEntry] = [*_ranked_entries(report.results)]
     kinds = len(Kind)
     ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
     taken: Counter[str] = Counter()
@@ -449,7 +452,7 @@ def _all_entries(report: Report) -> list[Entry | OwnEntry]:
     return entries
 
 
-def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
+def _ranked_entries(results: Sequence[Result]) -> list[PageEntry]:
     """Return the results in the order of the table, each with an id of its own."""
     times_used: dict[str, int] = {}
     ranked = []
@@ -457,7 +460,7 @@ def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
         name = anchor(result)
         times = times_used[name] = times_used.get(name, 0) + 1
         name = name if times == 1 else f"{name}-{times}"
-        ranked.append(Entry(name, result, urgency(result)))
+        ranked.append(PageEntry(name, result, urgency(result)))
     ranked.sort(key=lambda entry: entry.rank)
     drawn = explained = by_module = 0
     entries = {}
@@ -544,7 +547,7 @@ def _modules(report: Report) -> list[str]:
     return list(dict.fromkeys([*modules, *(outcome.module for outcome in report.own_outcomes)]))
 
 
-def _row(entry: Entry | OwnEntry, report: Report) -> str:
+def _row(entry: PageEntry | OwnEntry, report: Report) -> str:
     """Return an entry's row of the table."""
     if isinstance(entry, OwnEntry):
         return row_html(entry, name_html(entry.outcome))
@@ -552,11 +555,11 @@ def _row(entry: Entry | OwnEntry, report: Report) -> str:
     return row_html(entry, name_html(entry.result), history)
 
 
-def _section(entry: Entry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
+def _section(entry: PageEntry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
     """Return an entry's section, its source lines as links where an editor is named."""
     own = isinstance(entry, OwnEntry)
     section = str(parts.own_section(entry) if own else parts.section(entry))
-    return with_links(section, report.editor, report.root)
+    return linked_section(section, report.editor, report.root)
 
 
 def _packed_sections(sections: Iterable[tuple[str, str]]) -> tuple[list[str], dict[str, int]]:
@@ -587,11 +590,11 @@ def _packed_list(values: Iterable[object]) -> str:
     """Return values as :func:`_packed` returns a list of them, of which one at a time is kept."""
     packer = zlib.compressobj(6)
     packed = []
-    before = b"["
+    separator = b"["
     for value in values:
         plain = json.dumps(value, separators=(",", ":")).encode()
-        packed.append(packer.compress(before + plain))
-        before = b","
+        packed.append(packer.compress(separator + plain))
+        separator = b","
     packed.append(packer.compress(b"]" if packed else b"[]"))
     packed.append(packer.flush())
     return base64.b64encode(b"".join(packed)).decode()
@@ -648,10 +651,10 @@ def _printed(value: object) -> object:
 
 def name_html(test: Result | OwnOutcome) -> str:
     """Return the name of a test or a part as markup: its file, the rest, the part."""
-    rest = test.nodeid[len(test.module) :]
-    words = [f'<span class="module">{escape(printable(test.module + rest[:2]))}</span>']
-    if rest:
-        words.append(f'<wbr><span class="test">{escape(printable(rest[2:]))}</span>')
+    name = test.nodeid[len(test.module) :]
+    words = [f'<span class="module">{escape(printable(test.module + name[:2]))}</span>']
+    if name:
+        words.append(f'<wbr><span class="test">{escape(printable(name[2:]))}</span>')
     if test.part:
         words.append(f' <span class="part">({escape(printable(test.part))})</span>')
     return "".join(words)
@@ -723,7 +726,7 @@ def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]])
     return levels if levels[-1:] == [measured] or not levels else [*levels, measured]
 
 
-def row_html(entry: Entry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
+def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
     """Return a result's row of the table: of ten thousand rows a template is slow.
 
     Args:
@@ -740,11 +743,11 @@ def row_html(entry: Entry | OwnEntry, name: str, history: Sequence[int] = ()) ->
         kind = f" {title}" if title in {"batch", "pinned", "change", "budget"} else ""
         label = f' data-label="{title}"' if cell else ""
         inner = str(text)
-        if title == "change" and isinstance(entry, Entry):
+        if title == "change" and isinstance(entry, PageEntry):
             way = {"+": " up", "-": " down"}.get(cell[:1], "") if entry.beyond else ""
             spark = sparkline(history, entry.limit)
             inner = f'{spark}<span class="move{way}">{text}</span>'
-        elif title == "budget" and isinstance(entry, Entry):
+        elif title == "budget" and isinstance(entry, PageEntry):
             inner = f"{text}{_meter(cell)}"
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
     words = printable(entry.why)
@@ -772,7 +775,7 @@ def _meter(cell: str) -> str:
     )
 
 
-def with_links(section: str, editor: str, root: str) -> str:
+def linked_section(section: str, editor: str, root: str) -> str:
     """Return a section whose source lines are links that open the reader's editor.
 
     Args:

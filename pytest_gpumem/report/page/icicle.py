@@ -147,6 +147,5 @@ def _cell_words(cell: _Cell) -> str:
 
 
 def _label(cell: _Cell) -> str:
-    """Return the words in a cell."""
     change = f" {signed_size(cell.difference)}" if cell.difference else ""
     return f"{printable(cell.name)}{change}"

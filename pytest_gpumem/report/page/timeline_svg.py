@@ -151,7 +151,7 @@ def draw(
         f'<text class="caption" x="{LEFT + SPAN / 2:g}" y="{HEIGHT - 6}">'
         "allocations and frees, in their order</text>"
     )
-    label = describe(timeline)
+    label = timeline_text(timeline)
     if ghost:
         share = 100 * ghost.index(max(ghost)) / len(ghost)
         label += f" The baseline had at most {format_size(max(ghost))}, after {share:.0f} %."
@@ -190,7 +190,7 @@ class _Scale(NamedTuple):
         return f"{''.join(corners)}H{len(levels)}"
 
 
-def describe(timeline: Timeline) -> str:
+def timeline_text(timeline: Timeline) -> str:
     """Return a timeline in words: the peak, its categories, and its phase."""
     sums = category_sums(timeline, timeline.peak)
     phase = phase_at(timeline.phases, timeline.peak)

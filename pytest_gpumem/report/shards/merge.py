@@ -87,10 +87,10 @@ def merge(
         ]
     report = Report(
         tuple(results),
-        _updates(saved.report.updates for _, saved in reports),
+        _merged_updates(saved.report.updates for _, saved in reports),
         _devices(reports),
-        _options(reports),
-        tuple(_remarks(reports, missing, stale)),
+        _common_options(reports),
+        tuple(_merged_remarks(reports, missing, stale)),
         origins=tuple(origins),
         own_outcomes=tuple(
             dict.fromkeys(each for _, saved in reports for each in saved.report.own_outcomes)
@@ -125,7 +125,7 @@ def _each_once(reports: Sequence[tuple[str, SavedReport]]) -> list[tuple[str, Sa
     """Leave out copies: of two reports without results nobody knows whether they are some."""
     once: list[tuple[str, SavedReport]] = []
     for name, saved in reports:
-        if not any(name == other or (saved.results and saved == same) for other, same in once):
+        if not any(name == shard or (saved.results and saved == same) for shard, same in once):
             once.append((name, saved))
     return once
 
@@ -167,7 +167,7 @@ def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result
     Raises:
         ReportError: its figures differ.
     """
-    if _figures(first) != _figures(second):
+    if _figures_of(first) != _figures_of(second):
         device = printable(first.device_key)
         raise ReportError(
             f"{first_name} and {name}",
@@ -183,7 +183,7 @@ def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result
     return second if telling(second) > telling(first) else first
 
 
-def _figures(result: Result) -> tuple[object, ...]:
+def _figures_of(result: Result) -> tuple[object, ...]:
     measurement = result.measurement
     if measurement is None:
         return result.verdict.kind, None
@@ -237,7 +237,7 @@ def _devices(reports: Sequence[tuple[str, SavedReport]]) -> str:
     return "; ".join(dict.fromkeys(filter(None, sentences)))
 
 
-def _options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
+def _common_options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
     """Return the options of all reports; of one that differs, each of its values."""
     options: dict[str, list[str]] = {}
     for _, saved in reports:
@@ -246,7 +246,7 @@ def _options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(values)) for name, values in options.items()}
 
 
-def _remarks(
+def _merged_remarks(
     reports: Sequence[tuple[str, SavedReport]], missing: str, stale: Sequence[Key]
 ) -> list[str]:
     remarks = []
@@ -269,7 +269,7 @@ def _remarks(
     return list(dict.fromkeys(remarks))
 
 
-def _updates(all_updates: Iterable[UpdateSummary | None]) -> UpdateSummary | None:
+def _merged_updates(all_updates: Iterable[UpdateSummary | None]) -> UpdateSummary | None:
     updates = [each for each in all_updates if each is not None]
     if not updates:
         return None

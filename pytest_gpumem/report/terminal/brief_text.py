@@ -10,8 +10,8 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.notes import NoteKind, ranked
 from pytest_gpumem.report.cause_sentences import shared_causes
-from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_lines
-from pytest_gpumem.report.terminal.styles import Span
+from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_table
+from pytest_gpumem.report.terminal.styles import Stretch
 from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def brief_failures(
     width: int = 80,
     ascii_only: bool = False,
     whole_code: bool = False,
-) -> list[Span]:
+) -> list[Stretch]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed.
 
     Args:
@@ -44,7 +44,7 @@ def brief_failures(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[Span] = []
+    lines: list[Stretch] = []
     for index, result in enumerate(failed):
         # A command that accepts the whole test accepts its parts: it stands below the last.
         command = result.verdict.command
@@ -57,11 +57,11 @@ def brief_failures(
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
-def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: bool) -> list[Span]:
+def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: bool) -> list[Stretch]:
     verdict = result.verdict
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
-    causes = cause_lines(result, width, whole_code=whole_code)
+    causes = cause_table(result, width, whole_code=whole_code)
     ending = list(_next_lines(result, width)) if next_step else []
     hints = [
         hint
@@ -90,7 +90,7 @@ def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: boo
     if left_out:
         shown.append(f"({' and '.join(left_out)} with -v)")
     body = (*(line.text for line in causes), *shown)
-    return [*(Span(line, "headline") for line in head), *map(Span, body), *ending]
+    return [*(Stretch(line, "headline") for line in head), *map(Stretch, body), *ending]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
@@ -101,7 +101,7 @@ def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
     ]
 
 
-def _next_lines(result: Result, width: int) -> Iterator[Span]:
+def _next_lines(result: Result, width: int) -> Iterator[Stretch]:
     """Yield the step's circumstances, and the remedy."""
     verdict = result.verdict
     circumstances = [
@@ -111,31 +111,31 @@ def _next_lines(result: Result, width: int) -> Iterator[Span]:
         f"on {result.device_key}",
     ]
     step = wrapped("step: ", ", ".join(filter(None, circumstances)), width)
-    yield from map(Span, step.splitlines())
+    yield from map(Stretch, step.splitlines())
     if result.snapshot:
-        yield Span(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
+        yield Stretch(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     yield from remedy_lines(verdict, width)
 
 
-def remedy_lines(verdict: Verdict, width: int) -> Iterator[Span]:
+def remedy_lines(verdict: Verdict, width: int) -> Iterator[Stretch]:
     """Yield the next thing to do, and its command on a line of its own."""
     if verdict.advice:
-        yield from map(Span, wrapped("next: ", verdict.advice, width).splitlines())
+        yield from map(Stretch, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:
-        yield Span(f"    {printable(str(verdict.command))}", "command")
+        yield Stretch(f"    {printable(str(verdict.command))}", "command")
     if verdict.accept:
-        yield Span(ACCEPT)
-        yield Span(f"    {printable(verdict.accept)}", "command")
+        yield Stretch(ACCEPT)
+        yield Stretch(f"    {printable(verdict.accept)}", "command")
 
 
-def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Span]]:
+def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Stretch]]:
     """Return a line for each test that fails of the same cause as an earlier one, by nodeid."""
-    lines: dict[str, list[Span]] = {}
+    lines: dict[str, list[Stretch]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results
         for result in later:
             sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.place}"
             lines[result.nodeid] = [
-                Span(line, "headline") for line in wrapped("", sentence, width).splitlines()
+                Stretch(line, "headline") for line in wrapped("", sentence, width).splitlines()
             ]
     return lines

@@ -51,7 +51,7 @@ class _AmountRow(NamedTuple):
     """what keeps its blocks, a clause each; there may be other clauses as well"""
 
 
-def cause_lines(
+def cause_table(
     result: Result, width: int, *, whole_code: bool = False, max_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
     """Return the source lines that grew, or that hold most where a limit was met.

@@ -16,8 +16,8 @@ from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.terminal.brief_text import remedy_lines, told_notes
-from pytest_gpumem.report.terminal.cause_text import cause_lines
-from pytest_gpumem.report.terminal.styles import Span
+from pytest_gpumem.report.terminal.cause_text import cause_table
+from pytest_gpumem.report.terminal.styles import Stretch
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -52,7 +52,7 @@ def failure_sections(
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
     ascii_only: bool = False,
-) -> list[Span]:
+) -> list[Stretch]:
     """Return the lines of one test's failures, those of its parts first: they tell where.
 
     A command that is the next step of several results, and their snapshot, stand in the last.
@@ -68,7 +68,7 @@ def failure_sections(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[Span] = []
+    lines: list[Stretch] = []
     for index, result in enumerate(failed):
         command = result.verdict.command
         repeated = command and any(
@@ -79,7 +79,7 @@ def failure_sections(
             verdict = replace(verdict, command=None, advice="", accept="")
         snapshot = "" if failed[index + 1 :] else result.snapshot
         shown = replace(result, verdict=verdict, snapshot=snapshot)
-        lines += [Span("")] if lines else []
+        lines += [Stretch("")] if lines else []
         lines += failure_section(
             shown, width=width, ascii_only=ascii_only, max_rows=max_rows, whole_code=whole_code
         )
@@ -93,7 +93,7 @@ def failure_section(
     ascii_only: bool = False,
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
-) -> list[Span]:
+) -> list[Stretch]:
     """Return the section of one failure: its cause, its figures, the next step."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
@@ -115,7 +115,7 @@ def failure_section(
     if result.snapshot:
         sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     # As in brief: what is added stands below.
-    causes = cause_lines(result, width, whole_code=whole_code, max_reasons=MAX_REASONS_IN_FULL)
+    causes = cause_table(result, width, whole_code=whole_code, max_reasons=MAX_REASONS_IN_FULL)
     blocks = [
         "\n".join(line.text for line in causes),
         facts if oom else "",
@@ -128,9 +128,9 @@ def failure_section(
     if remedy and not sentences:
         body.append("")
     lines = [
-        *(Span(line, "headline") for line in wrapped("", verdict.headline, width).splitlines()),
-        *([] if causes else [Span("")]),
-        *map(Span, body),
+        *(Stretch(line, "headline") for line in wrapped("", verdict.headline, width).splitlines()),
+        *([] if causes else [Stretch("")]),
+        *map(Stretch, body),
         *remedy,
     ]
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
@@ -189,7 +189,7 @@ def rows_table(
     title: str,
     rows: Sequence[BreakdownRow],
     width: int,
-    most: int | None,
+    max_rows: int | None,
     sides: tuple[str, str] = ("baseline", "now"),
 ) -> str:
     """Return rows of categories or source lines as a table, the first ``most`` of them.
@@ -198,10 +198,10 @@ def rows_table(
         title: of the first column.
         rows: the rows.
         width: columns of the terminal.
-        most: rows to show; None: all.
+        max_rows: rows to show; None: all.
         sides: the titles of what is compared.
     """
-    shown = rows[:most]
+    shown = rows[:max_rows]
     if not shown:
         return ""
     compared = any(row.baseline is not None for row in shown)
@@ -238,8 +238,12 @@ def _with_subjects(
     room = max(width - sizes - 2 - max(map(columns, subjects)), MIN_SITE)
     return [
         # Without its folders, and if need be without its beginning.
-        [shortened(name if columns(name) <= room else name.rpartition("/")[2], room), *cells, it]
-        for (name, *cells), it in zip(table, subjects, strict=True)
+        [
+            shortened(name if columns(name) <= room else name.rpartition("/")[2], room),
+            *cells,
+            subject,
+        ]
+        for (name, *cells), subject in zip(table, subjects, strict=True)
     ]
 
 

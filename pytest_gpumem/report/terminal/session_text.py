@@ -15,7 +15,7 @@ from pytest_gpumem.judge.result import count_kinds
 from pytest_gpumem.judge.verdict import DECLINED, MISSING, Kind
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.terminal.styles import Span
+from pytest_gpumem.report.terminal.styles import Stretch
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -38,7 +38,7 @@ def header(
     driver: str = "",
     reason: str = "",
     fails: bool = False,
-    others: Sequence[str] = (),
+    cards: Sequence[str] = (),
 ) -> list[str]:
     """Return the sentences for the head of the session.
 
@@ -47,7 +47,7 @@ def header(
         driver: the NVIDIA driver's version, of a real GPU.
         reason: why marked tests have no device.
         fails: whether they fail then, as in CI.
-        others: of the virtual GPU, the other cards that tests name.
+        cards: of the virtual GPU, the other cards that tests name.
     """
     if device is None:
         outcome = "fail, because CI is set" if fails else "are skipped"
@@ -56,13 +56,13 @@ def header(
     figures = f"{format_size(device.total_memory)}, capability {major}.{minor}"
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
     if device.kind == "virtual":
-        besides = f"; other tests name {', '.join(others)}" if others else ""
+        besides = f"; other tests name {', '.join(cards)}" if cards else ""
         predicted = "memory is predicted; kernels do not run"
         return [f"virtual GPU {description}{besides}", predicted]
     return [f"{description}, driver {printable(driver)}" if driver else description]
 
 
-def counts(results: Sequence[Result]) -> list[Span]:
+def counts(results: Sequence[Result]) -> list[Stretch]:
     """Return the number of results of each kind, in words; none without results."""
     recorded = sum(result.verdict.recorded for result in results)
     expected = count_kinds(result for result in results if result.expected)
@@ -70,17 +70,17 @@ def counts(results: Sequence[Result]) -> list[Span]:
     for kind, number in count_kinds(results).items():
         if kind is Kind.NO_BASELINE:
             missing = number - recorded
-            parts += [Span(f"{missing} without baseline", kind.tone)] if missing else []
-            parts += [Span(f"{recorded} recorded", "good")] if recorded else []
+            parts += [Stretch(f"{missing} without baseline", kind.tone)] if missing else []
+            parts += [Stretch(f"{recorded} recorded", "good")] if recorded else []
         else:
             as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
-            parts.append(Span(f"{number} {kind.word}{as_expected}", kind.tone))
-    return [span for part in parts for span in (Span(", "), part)][1:]
+            parts.append(Stretch(f"{number} {kind.word}{as_expected}", kind.tone))
+    return [span for part in parts for span in (Stretch(", "), part)][1:]
 
 
 def quiet_line(
     results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0
-) -> list[Span]:
+) -> list[Stretch]:
     """Return one line on the tests that failed, and on those that no baseline held; "" if none.
 
     Recorded ones are held from now on.
@@ -97,23 +97,23 @@ def quiet_line(
         and not (result.verdict.failed or result.verdict.is_written)
     )
     missing = reasons.pop(MISSING, 0)
-    others = sum(reasons.values())
+    uncompared = sum(reasons.values())
     parts = [f"{missing} without baseline"] * bool(missing)
-    parts += [f"{others} with an unusable baseline"] * bool(others)
+    parts += [f"{uncompared} with an unusable baseline"] * bool(uncompared)
     parts += [f"{skipped_tests} skipped"] * bool(skipped_tests)
     files = "1 file" if skipped_files == 1 else f"{skipped_files} files"
     parts += [f"{files} skipped"] * bool(skipped_files)
     failed = [result for result in results if result.verdict.failed and not result.expected]
     if not failed and not parts:
         return []
-    separator = [Span("; ")] if failed and parts else []
-    unheld = [Span(f"not compared: {', '.join(parts)}")] if parts else []
+    separator = [Stretch("; ")] if failed and parts else []
+    unheld = [Stretch(f"not compared: {', '.join(parts)}")] if parts else []
     return [
-        Span("gpumem: "),
+        Stretch("gpumem: "),
         *counts(failed),
         *separator,
         *unheld,
-        Span(" (run without -q for the reasons)"),
+        Stretch(" (run without -q for the reasons)"),
     ]
 
 

@@ -19,14 +19,14 @@ Style = Literal["headline", "command", "bad", "good", "open", ""]
 """a :data:`~pytest_gpumem.judge.verdict.Tone` is one of them"""
 
 
-class Span(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of a line."""
 
     text: str
     style: Style = ""
 
 
-Line = tuple[Span, ...]
+Line = tuple[Stretch, ...]
 """a line of the terminal"""
 
 
@@ -39,10 +39,10 @@ def tone(result: Result) -> Style:
 
 def lines_of(text: str, style: Style = "") -> list[Line]:
     """Return the lines of a text in one style; of "" none."""
-    return [(Span(line, style),) for line in text.splitlines()]
+    return [(Stretch(line, style),) for line in text.splitlines()]
 
 
-def text_of(lines: Iterable[Line]) -> str:
+def plain_text(lines: Iterable[Line]) -> str:
     """Return lines without their styles."""
     return "\n".join("".join(span.text for span in line) for line in lines)
 
@@ -52,6 +52,6 @@ def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
     if not ascii_only:
         return list(lines)
     return [
-        tuple(Span(encodable(text, ascii_only=True), style) for text, style in line)
+        tuple(Stretch(encodable(text, ascii_only=True), style) for text, style in line)
         for line in lines
     ]

@@ -13,7 +13,7 @@ from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
 from pytest_gpumem.report.cause_sentences import row_cause
-from pytest_gpumem.report.terminal.styles import Line, Span, encodable_lines, lines_of, tone
+from pytest_gpumem.report.terminal.styles import Line, Stretch, encodable_lines, lines_of, tone
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -166,12 +166,12 @@ def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[
     """Return such a table with the styles of verdicts."""
     head, *drawn = _drawn_rows(titles, rows, width)
     lines = lines_of(head)
-    for row, text in zip(rows, drawn, strict=True):
+    for row, drawn_row in zip(rows, drawn, strict=True):
         if row.result is None:
-            lines += lines_of(text)
+            lines += lines_of(drawn_row)
         else:
-            start = len(text) - len(row.cells[-1])
-            lines.append((Span(text[:start]), Span(text[start:], tone(row.result))))
+            start = len(drawn_row) - len(row.cells[-1])
+            lines.append((Stretch(drawn_row[:start]), Stretch(drawn_row[start:], tone(row.result))))
     return lines
 
 
@@ -198,8 +198,8 @@ def _drawn_rows(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> 
 
 def _whole_line(row: TableRow, width: int) -> str:
     """Return a line across all columns: the head of a group; or a cause, which is never cut."""
-    (text,) = row.cells
-    return wrapped(_CAUSE_INDENT, text, width) if row.is_cause else shortened(text, width)
+    (cell,) = row.cells
+    return wrapped(_CAUSE_INDENT, cell, width) if row.is_cause else shortened(cell, width)
 
 
 def _summary_row(result: Result) -> tuple[str, ...]:
@@ -325,8 +325,8 @@ def _counted_lines(
         warnings = [
             group for group in first_of_kind.values() if group[0].severity <= Severity.FIGURE
         ]
-        others = [group for group in groups if group not in warnings]
-        chosen = [*warnings, *others[: max(0, MAX_NOTES - len(warnings))]]
+        further = [group for group in groups if group not in warnings]
+        chosen = [*warnings, *further[: max(0, MAX_NOTES - len(warnings))]]
         shown = [group for group in groups if group in chosen]
     for first, *like_it in shown:
         tests = tests_text(counter[first])
@@ -336,5 +336,5 @@ def _counted_lines(
         yield wrapped(f"{label}: ", f"{first.text} ({tests})", width)
     hidden = sum(map(len, groups)) - sum(map(len, shown))
     if hidden:
-        more = f"1 more {label}" if hidden == 1 else f"{hidden} more {label}s"
-        yield f"{label}: and {more} (-vv lists all)"
+        ending = f"1 more {label}" if hidden == 1 else f"{hidden} more {label}s"
+        yield f"{label}: and {ending} (-vv lists all)"

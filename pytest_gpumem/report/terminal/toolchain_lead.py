@@ -11,7 +11,7 @@ from pytest_gpumem.judge.toolchain_change import (
     moved_categories,
 )
 from pytest_gpumem.judge.verdict import Kind, UpdateCommand
-from pytest_gpumem.report.terminal.styles import Span, encodable_lines, lines_of
+from pytest_gpumem.report.terminal.styles import Stretch, encodable_lines, lines_of
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def lead_lines(
         for result in results
         if result.verdict.kind is Kind.REGRESSED and result.verdict.failed
     }
-    moved = _names(groups)
+    moved = _moved_names(groups)
     alone = len(regressed - moved)
     if regressed & moved and alone:
         sentences.append(f"{alone} more regressed for another reason: begin with these")
@@ -90,13 +90,13 @@ def lead_lines(
     paragraphs = [wrapped("gpumem: ", sentence, width) for sentence in sentences]
     lines = [line for paragraph in paragraphs for line in lines_of(paragraph)]
     if command:
-        lines.append((Span("    "), Span(printable(str(command)), "command")))
+        lines.append((Stretch("    "), Stretch(printable(str(command)), "command")))
     return encodable_lines(lines, ascii_only=ascii_only)
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:
     """Return a line in place of the section of each test that failed only by moving so."""
-    moved = _names(moved_together(results))
+    moved = _moved_names(moved_together(results))
     lines: dict[str, str] = {}
     failed_alone = set()
     for result in results:
@@ -109,6 +109,6 @@ def short_texts(results: Sequence[Result]) -> dict[str, str]:
     return {nodeid: line for nodeid, line in lines.items() if nodeid not in failed_alone}
 
 
-def _names(groups: Iterable[CommonChange]) -> set[str]:
+def _moved_names(groups: Iterable[CommonChange]) -> set[str]:
     shifts = (shift for group in groups for shift in group.changes)
     return {f"{shift.nodeid} ({shift.part})" if shift.part else shift.nodeid for shift in shifts}

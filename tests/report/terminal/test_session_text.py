@@ -43,7 +43,7 @@ from pytest_gpumem.judge.verdict import Kind, Lookup, UpdateCommand
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import session_text, update_text
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import MIB
@@ -158,7 +158,7 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
     for text in (
         section(nasty),
         section(oom),
-        text_of(summary_table([nasty], 2, 200)),
+        plain_text(summary_table([nasty], 2, 200)),
         printable(next_text([nasty])),
         update_text.update_summary(
             UpdateSummary(created=(entry,), errors=(BaselineError(NASTY, "b", "c"),))
@@ -176,7 +176,7 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
 
 def test_counts_name_each_kind_in_one_line():
     spans = session_text.counts([WITHIN] * 12 + [GROWN, NEW, NEW])
-    assert text_of([spans]) == "12 ok, 1 regressed, 2 without baseline"
+    assert plain_text([spans]) == "12 ok, 1 regressed, 2 without baseline"
     assert session_text.counts([]) == []
     assert Report((GROWN, WITHIN)).counts == {Kind.WITHIN: 1, Kind.REGRESSED: 1}
 

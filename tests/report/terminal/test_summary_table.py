@@ -28,14 +28,14 @@ from helpers.terminal_results import (
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.report.terminal import session_text
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 
 
 def table_text(*arguments, **options):
     """The table without its styles."""
-    return text_of(summary_table(*arguments, **options))
+    return plain_text(summary_table(*arguments, **options))
 
 
 @pytest.mark.parametrize(("verbosity", "name"), [(0, "default"), (2, "vv")])
@@ -79,7 +79,7 @@ def test_what_failed_as_its_xfail_says_is_told_apart():
     expected = replace(TOO_LARGE, expected=True)
     assert "out of memory (xfail)" in table_text([expected], 0, 80)
     spans = session_text.counts([TOO_LARGE, expected, WITHIN])
-    assert text_of([spans]) == "1 ok, 2 out of memory (1 as expected)"
+    assert plain_text([spans]) == "1 ok, 2 out of memory (1 as expected)"
 
 
 @pytest.mark.parametrize("width", [80, 90, 120, 200])

@@ -8,7 +8,7 @@ from helpers.terminal_results import BEFORE, MODULE, known, measured, peak, resu
 
 from pytest_gpumem.judge.verdict import Kind, Policy
 from pytest_gpumem.measurement import Attribution, Breakdown
-from pytest_gpumem.report.terminal.styles import text_of
+from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, moved_together, short_texts
 from pytest_gpumem.sizes import MIB
 
@@ -24,7 +24,7 @@ FIVE = [moved(f"test_{i}", 28) for i in range(5)]
 
 
 def test_the_lead_is_wrapped_and_ends_in_what_to_do():
-    *first, last, command = text_of(lead_lines(FIVE)).splitlines()
+    *first, last, command = plain_text(lead_lines(FIVE)).splitlines()
     assert first == [
         "gpumem: torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2: 5 tests moved by +28.00 MiB",
         "        allocated",
@@ -35,7 +35,7 @@ def test_the_lead_is_wrapped_and_ends_in_what_to_do():
     )
     arguments = ["tests of " + "x" * 90]
     command = lead_lines(FIVE, arguments=arguments)[-1:]  # never wrapped
-    assert text_of(command) == f"    pytest '{arguments[0]}' --gpumem-update-baselines"
+    assert plain_text(command) == f"    pytest '{arguments[0]}' --gpumem-update-baselines"
 
 
 def test_the_workspace_is_named_where_breakdowns_tell_it():
@@ -55,11 +55,11 @@ def test_the_workspace_is_named_where_breakdowns_tell_it():
 
 def test_no_update_is_proposed_while_another_test_regressed_by_itself():
     alone = moved("test_alone", 500)
-    assert text_of(lead_lines([*FIVE, alone])[-1:]) == (
+    assert plain_text(lead_lines([*FIVE, alone])[-1:]) == (
         "gpumem: 1 more regressed for another reason: begin with these"
     )
     other = moved("test_other", 500, provenance=FIVE[0].measurement.provenance)
-    assert "for another reason" in text_of(lead_lines([*FIVE, other])[-1:])
+    assert "for another reason" in plain_text(lead_lines([*FIVE, other])[-1:])
 
 
 def test_nothing_leads_where_nothing_moved_together():
@@ -80,7 +80,7 @@ def test_what_is_held_to_another_device_is_no_change_of_toolchain():
 def test_what_passed_with_a_note_is_led_with_and_needs_no_command():
     passed = [moved(f"test_{i}", 28, policy=Policy(provenance="note")) for i in range(5)]
     assert {it.verdict.kind for it in passed} == {Kind.INCOMPARABLE}
-    assert len(text_of(lead_lines(passed)).split("gpumem: ")) == 2
+    assert len(plain_text(lead_lines(passed)).split("gpumem: ")) == 2
 
 
 def test_a_section_is_shortened_only_where_that_is_all_that_failed():

@@ -390,7 +390,7 @@ class CodeThatRuns:
         elif is_device:
             values.forget(tensor)
 
-    def _copied_input(self, place: int) -> Result | None:
+    def _copied_input(self, place: int) -> GraphResult | None:
         """Return the value of an input, of which the code has returned a copy."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
@@ -399,7 +399,7 @@ class CodeThatRuns:
             return None
         if not mode.are_readable([tensor]) or not mode.make_known(tensor):
             return None
-        return Result(over_device_memory(tensor), mode.values.are_assumed([tensor]))
+        return GraphResult(over_device_memory(tensor), mode.values.are_assumed([tensor]))
 
     def _shows_input(self, place: int, real: Tensor) -> bool:
         """Return whether a result is a view of an input that the code does not change."""
