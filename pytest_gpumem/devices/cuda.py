@@ -217,12 +217,7 @@ class CudaDevice:
         if instance:  # the only one that CUDA shows; its UUID may be that of the whole GPU
             return {instance: self.first}
         numbers = range(self.first, self.first + self._count)
-        gpus = {number: torch.cuda.get_device_properties(number) for number in numbers}
-        # Before 2.5 torch gives no UUID: GPUs of one name are one in the ledger then.
-        return {
-            str(getattr(gpu, "uuid", None) or getattr(gpu, "name", "gpu")): number
-            for number, gpu in gpus.items()
-        }
+        return {str(torch.cuda.get_device_properties(number).uuid): number for number in numbers}
 
 
 class SharedTurn(Turn):
