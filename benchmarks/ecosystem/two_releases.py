@@ -9,19 +9,18 @@ library's maintainers would before a release. benchmarks/results/two_releases.tx
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.ecosystem.upstream import MARKING, OFFLINE
+from benchmarks.ecosystem.upstream import run_tests
 from benchmarks.harness import line, publish
 
 HANGS_S = 3000
+FAILED = {"failure", "error"}
 
 
 class Suite(NamedTuple):
@@ -76,55 +75,32 @@ def unpacked(name: str, repository: Path, tag: str, folder: Path) -> None:
     (info / "METADATA").write_text(metadata, encoding="utf-8")
 
 
-def tests(suite: Suite, checkout: Path, *options: str) -> tuple[dict[str, str], str]:
-    """Run tests of a suite; return what came of each, with its first line, and the output."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "mark_all_tests.py").write_text(MARKING, encoding="utf-8")
-        cases = Path(folder, "cases.xml")
-        command = [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
-            *(*suite.paths, *suite.select, f"--junitxml={cases}", *options),
-        ]
-        paths = [folder, str(checkout / "src"), str(checkout), os.environ.get("PYTHONPATH", "")]
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            env={**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=False,
-        )
-        outcomes = {}
-        for case in ET.parse(cases).getroot().iter("testcase") if cases.exists() else ():  # noqa: S314 - pytest's own
-            end = next((it for it in case if it.tag in {"failure", "error", "skipped"}), None)
-            said = (end.get("message") or "").strip().splitlines() if end is not None else []
-            name = f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}"
-            outcomes[name] = "passed" if end is None else f"{end.tag}: {said[0] if said else ''}"
-    return outcomes, done.stdout + done.stderr
-
-
 def outcome(suite: Suite, checkout: Path, report: Path) -> list[str]:
     """Run a suite; write its peaks to ``report``, and return lines on what came of the tests."""
-    outcomes, output = tests(
-        suite,
+    own = (*suite.paths, *suite.select)
+    cases, output = run_tests(
         checkout,
-        *("-p", "mark_all_tests", "--gpumem-visible=session", "--gpumem-device=virtual"),
+        *(*own, "-p", "mark_all_tests", "--gpumem-visible=session", "--gpumem-device=virtual"),
         *("--gpumem-values=full", f"--gpumem-json={report}"),
+        limit_s=HANGS_S,
     )
-    if not outcomes:
+    if not cases:
         return ["no tests", *(f"    | {it}" for it in output.splitlines()[-15:])]
-    counts = Counter(it.partition(":")[0] for it in outcomes.values())
-    failed = {name: it for name, it in outcomes.items() if it.startswith(("failure", "error"))}
-    others = []
+    counts = Counter(case.tag for case in cases)
+    failed = [case for case in cases if case.tag in FAILED]
+    fail_alone = set()
     if failed:
-        names = " or ".join({name.partition(".")[2].partition("[")[0] for name in failed})
-        without, _ = tests(suite, checkout, "-k", names, "-p", "no:gpumem")
-    for name, it in failed.items():
-        too = without.get(name, "").startswith(("failure", "error"))
-        end = "; it fails without this package too" if too else ""
-        others.append(f"    {name}: {it}{end}")
-    return [", ".join(f"{number} {word}" for word, number in counts.most_common()), *others]
+        names = " or ".join({case.name.partition(".")[2].partition("[")[0] for case in failed})
+        without, _ = run_tests(checkout, *own, "-k", names, "-p", "no:gpumem", limit_s=HANGS_S)
+        fail_alone = {case.name for case in without if case.tag in FAILED}
+    return [
+        ", ".join(f"{number} {tag}" for tag, number in counts.most_common()),
+        *(
+            f"    {case.name}: {case.tag}: {case.message}"
+            f"{'; it fails without this package too' if case.name in fail_alone else ''}"
+            for case in failed
+        ),
+    ]
 
 
 def compared(old: Path, new: Path) -> list[str]:

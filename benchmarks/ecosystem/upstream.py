@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu_memory(baseline=False))
 """
 """a plugin that does what a line in the suite's conftest.py would"""
+ENDS = {"failure", "error", "skipped"}
+"""what a test ends with that has not passed, in pytest's report"""
 
 
 class Suite(NamedTuple):
@@ -103,51 +105,69 @@ def main() -> int:
     return 0
 
 
-def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
-    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
+class Case(NamedTuple):
+    """A test that ran."""
+
+    name: str
+    """with its class: "Class.test" """
+    tag: str
+    """passed, failure, error or skipped"""
+    message: str
+    """the first line of what it ended with"""
+
+
+def run_tests(checkout: Path, *words: str, limit_s: float = HANGS_S) -> tuple[list[Case], str]:
+    """Run pytest in a checkout, with words of a command line; return its tests and its output.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mark_all_tests.py").write_text(MARKING, encoding="utf-8")
         report = Path(folder, "report.xml")
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
-            *("-p", "mark_all_tests", suite.path, "-k", suite.select, f"--junitxml={report}"),
-            *(f"--gpumem-visible=session:{suite.gpus}", "--gpumem-attribution=off", *options),
+            *(f"--junitxml={report}", *words),
         ]
-        paths = [
-            folder,
-            str(checkout / "src"),
-            str(checkout),
-            os.environ.get("PYTHONPATH", ""),
-        ]
-        environment = {**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        try:
-            done = subprocess.run(
-                command,
-                cwd=checkout,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=HANGS_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return [f"{suite.path} {suite.select}: not done after {HANGS_S} s"]
-        cases = ET.parse(report).getroot().iter("testcase") if report.exists() else ()  # noqa: S314 - pytest's own
-        counts, failed = Counter[str](), []
-        for case in cases:
-            outcome = next(
-                (child for child in case if child.tag in {"failure", "error", "skipped"}), None
-            )
-            tag = "passed" if outcome is None else outcome.tag.replace("failure", "failed")
-            counts[tag] += 1
-            if outcome is not None:
-                message = (outcome.get("message") or "").strip().splitlines()
-                failed.append(f"  {tag}: {case.get('name')}: {message[0] if message else ''}")
-    words = ", ".join(f"{number} {tag}" for tag, number in counts.most_common()) or "no tests ran"
-    lines = [f"{name(suite, checkout)}, {suite.path} {suite.select}".rstrip() + f": {words}"]
+        paths = [folder, str(checkout / "src"), str(checkout), os.environ.get("PYTHONPATH", "")]
+        done = subprocess.run(
+            command,
+            cwd=checkout,
+            env={**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        cases = []
+        for case in ET.parse(report).getroot().iter("testcase") if report.exists() else ():  # noqa: S314 - pytest's own
+            end = next((child for child in case if child.tag in ENDS), None)
+            message = (end.get("message") or "").strip().splitlines() if end is not None else []
+            name = f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}"
+            tag = "passed" if end is None else end.tag
+            cases.append(Case(name, tag, message[0] if message else ""))
+    return cases, done.stdout + done.stderr
+
+
+def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
+    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
+    words = ["-p", "mark_all_tests", suite.path, "-k", suite.select]
+    words += [f"--gpumem-visible=session:{suite.gpus}", "--gpumem-attribution=off", *options]
+    try:
+        cases, output = run_tests(checkout, *words)
+    except subprocess.TimeoutExpired:
+        return [f"{suite.path} {suite.select}: not done after {HANGS_S} s"]
+    cases = [case._replace(tag=case.tag.replace("failure", "failed")) for case in cases]
+    counts = Counter(case.tag for case in cases)
+    sums = ", ".join(f"{number} {tag}" for tag, number in counts.most_common()) or "no tests ran"
+    lines = [f"{name(suite, checkout)}, {suite.path} {suite.select}".rstrip() + f": {sums}"]
     if not counts:
-        lines += [f"  | {line}" for line in (done.stdout + done.stderr).splitlines()[-15:]]
-    return [*lines, *failed]
+        lines += [f"  | {line}" for line in output.splitlines()[-15:]]
+    failed = [case for case in cases if case.tag != "passed"]
+    return [
+        *lines,
+        *(f"  {case.tag}: {case.name.partition('.')[2]}: {case.message}" for case in failed),
+    ]
 
 
 def name(suite: Suite, checkout: Path) -> str:
