@@ -208,7 +208,9 @@ def refused(pool, device=None):
     raise RuntimeError("torch.cuda.MemPool doesn't currently support expandable_segments.")
     yield
 
-torch.cuda.use_mem_pool = refused
+@pytest.fixture(autouse=True)
+def no_pools(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", refused)
 
 @pytest.mark.gpu_memory
 def test_it():
