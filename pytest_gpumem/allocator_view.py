@@ -626,7 +626,7 @@ class _NamesButInductor(set[str]):
 
 @functools.cache
 def _without_traces() -> dict[str, Any]:
-    """Return what leaves the events out of a snapshot, if this version of torch can do so."""
+    """Return the option that leaves the events out of a snapshot, if this torch has it."""
     import torch
 
     takes = inspect.signature(torch.cuda.memory_snapshot).parameters

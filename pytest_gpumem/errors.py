@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class ExceptionInfo(Protocol):
-        """What pytest knows of an exception."""
+        """pytest's record of an exception."""
 
         def errisinstance(self, exc: type[BaseException]) -> bool:
             """Return whether it is of this class."""

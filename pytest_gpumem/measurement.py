@@ -98,7 +98,7 @@ class OutOfMemory:
     device_index: int = 0
     """which of the test's devices ran out"""
     needed: Peak | None = None
-    """the peak of a second run without the limit; None if there was no such run"""
+    """the peak of a second run without the limit; None without such a run"""
     path: str = ""
     """the file of that line; "" where it is unknown, and of a report of an older version"""
     line: int = 0
@@ -215,7 +215,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """What keeps blocks of a source line alive at a peak, where the baseline's had fewer blocks."""
+    """An object that keeps blocks of a line alive at a peak; the baseline had fewer blocks."""
 
     path: str
     line: int
@@ -272,7 +272,7 @@ class Attribution(Hinted):
     hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
-    """what keeps the blocks that the baseline's peak did not have, from a second run"""
+    """the keepers of the blocks that the baseline's peak did not have, from a second run"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the memory reserved, in their order"""
 

@@ -30,7 +30,7 @@ class Severity(IntEnum):
 
 
 class NoteKind(str, Enum):
-    """What a note is about, and how much it matters; JSON has the names of kinds."""
+    """The subject of a note, and how much it matters; JSON has the names of kinds."""
 
     severity: Severity
 
@@ -42,7 +42,7 @@ class NoteKind(str, Enum):
         return kind
 
     HOLDER = "holder", Severity.CAUSE
-    """what holds memory that a test left behind"""
+    """the holders of memory that a test left behind"""
     PINNED = "pinned", Severity.CAUSE
     """which lines pinned host memory that is too much"""
     LIMIT = "limit", Severity.CAUSE
@@ -136,7 +136,7 @@ def notes_of(kind: NoteKind, sentences: Iterable[str]) -> tuple[Note, ...]:
 
 
 def ranked(notes: Iterable[Note]) -> list[Note]:
-    """Return notes in the order in which reports show them: what matters most first."""
+    """Return notes in the order in which reports show them: the most important first."""
     return sorted(notes, key=lambda note: note.severity)
 
 

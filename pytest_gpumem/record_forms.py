@@ -19,7 +19,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
 """a number that may be below zero"""
 FILE_NAMES: Final = {"nbytes": "bytes"}
-"""the names of fields in files, where they are others"""
+"""the names of fields in files, where they differ"""
 
 
 class Forms:
@@ -54,7 +54,7 @@ class Forms:
             optional: fields that a file may lack: it has the record's default then.
             without: fields that are not in files.
             more: fields that only files have, which come before the record's, with their types.
-            types_of: the types of fields that are others in files.
+            types_of: the types of fields that differ in files.
             name: the form's, where the record has another one.
         """
         base = base or self._base

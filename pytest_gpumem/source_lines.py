@@ -31,7 +31,7 @@ _CACHE_TAG: Final = "CACHEDIR.TAG"
 _HANDED_ON: Final = re.compile(r"[(,]\s*\*")
 """an argument like *args: lines without one need not be parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
-"""packages whose lines tell a user nothing about the user's own code"""
+"""packages with lines that tell a user nothing about the user's own code"""
 
 
 class Line(NamedTuple):

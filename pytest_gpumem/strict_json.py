@@ -63,7 +63,7 @@ def _unique(pairs: list[tuple[str, Any]], texts: dict[str, str]) -> dict[str, An
     """Return an object's fields, with equal texts of a file as one: a suite's results share many.
 
     Raises:
-        ValueError: a name is there twice.
+        ValueError: a name stands twice.
     """
     fields = {
         name: texts.setdefault(value, value) if type(value) is str else value

@@ -91,7 +91,7 @@ def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN40
 
 
 class Saved(NamedTuple):
-    """What a node has saved, as a ``SavedTensor`` of torch 2.10 tells it."""
+    """A saved tensor of a node, as a ``SavedTensor`` of torch 2.10 tells it."""
 
     data: object
     """the tensor, or what a hook has packed"""
@@ -137,7 +137,7 @@ class _Hooks:
         return unpack_or_tell
 
     def saved_by(self, node: Any, name: str) -> list[Saved]:  # noqa: ANN401 - one of autograd's many types
-        """Return what a node has saved under a name."""
+        """Return the tensors that a node has saved under a name."""
         if not self._is_installed:
             return []
         told: list[Saved] = []

@@ -39,7 +39,7 @@ MAX_DEPTH: Final = 4
 
 
 class Observer:
-    """Notes in a recording what PyTorch's functions do."""
+    """Notes the calls of PyTorch's functions in a recording."""
 
     def __init__(
         self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
@@ -60,7 +60,7 @@ class Observer:
         self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
         """of each module that was seen, by its id: its path"""
         self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
-        """of each module that was called outside of others"""
+        """of each module that no other module called"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._initial_parameters: set[int] = set()
         """ids of the parameters with memory that the call of the outermost module began with"""

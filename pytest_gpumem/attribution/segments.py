@@ -40,7 +40,7 @@ def segment_requests(
     Args:
         device: its history.
         indices: the events of the time that was measured.
-        foreign: bytes that others had reserved.
+        foreign: bytes that were reserved before the test.
         place_of: gives a block's file, line, function and code.
     """
     events = device.recording.events[device.index]

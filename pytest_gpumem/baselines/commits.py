@@ -173,7 +173,7 @@ class _Content(msgspec.Struct):
 
     @property
     def head(self) -> tuple[int, bytes, str, bytes]:
-        """What bears on the figures of all tests."""
+        """The settings that bear on the figures of all tests."""
         return self.format, bytes(self.device), self.module, bytes(self.provenance)
 
 

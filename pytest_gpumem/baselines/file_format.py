@@ -127,7 +127,7 @@ class _Entry(_Strict):
     peak_pinned: Bytes = 0
     peak_host: Bytes = 0
     reads_values: bool | Literal["full"] = False
-    """of files that older versions wrote, which ran some tests again for values; read by nobody"""
+    """of files of older versions, which ran some tests again for values; not read any more"""
 
 
 class _File(_Strict):

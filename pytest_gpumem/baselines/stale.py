@@ -81,7 +81,7 @@ def find_stale(
 
 
 class _Module(Enum):
-    """What a session knows of the tests of a file."""
+    """A session's knowledge of the tests of a file."""
 
     GONE = "the file is gone"
     KNOWN = "all were collected"

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Write the files; say what was written, and what to do next.
+    """Write the files; return their names, and the next step.
 
     Raises:
         SpecError: an argument that cannot be used; nothing was written.
@@ -128,7 +128,7 @@ def _put(file: NewFile, root: Path, *, replace: bool) -> tuple[str, bool]:
 
 
 def _agreed(question: str) -> bool:
-    """Ask the user; without a terminal nobody can agree."""
+    """Ask the user; without a terminal the answer is no."""
     if not sys.stdin.isatty():
         return False
     sys.stderr.write(f"{question} [y/N] ")

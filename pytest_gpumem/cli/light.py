@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def own_requirements(extras: Sequence[str] = ()) -> list[str]:
-    """Return what this package requires, with some of its extras, from its own metadata.
+    """Return this package's requirements, with some of its extras, from its own metadata.
 
     Raises:
         SpecError: this is not installed as a package.

@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
 
 def show(outcome: Outcome) -> None:
-    """Print what a subcommand has to say, in the characters that the terminal has."""
+    """Print a subcommand's outcome, in the characters that the terminal has."""
     for line in outcome.trouble:
         print(printable(line), file=sys.stderr, flush=True)
     if not outcome.text:

@@ -86,7 +86,7 @@ class Collected(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _collect(arguments: Sequence[str]) -> Collected:
-    """Have pytest collect all tests; return what the plugin in its session wrote.
+    """Have pytest collect all tests; return the answer of the plugin in its session.
 
     Raises:
         BaselineError: it could not, or was not asked to collect all.

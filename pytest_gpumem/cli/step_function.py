@@ -65,7 +65,7 @@ def find_name(target: str, module: Any, name: str) -> Callable[..., object]:  # 
 
 
 def _names_of(module: Any) -> str:  # noqa: ANN401 - a module
-    """Return what to name instead: the functions and classes that a module defines itself."""
+    """Return the names to write instead: the functions and classes that a module defines."""
     own = [
         name
         for name, value in vars(module).items()

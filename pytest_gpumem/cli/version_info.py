@@ -189,7 +189,7 @@ def describe_virtual(facts: dict[str, Any]) -> str:
 
 
 def describe_linked(count: int, missing: Sequence[str]) -> str:
-    """Return what was compared of the functions of CUDA that torch links.
+    """Return the comparison of the functions of CUDA that torch links.
 
     Args:
         count: how many there are; 0: none were compared.

@@ -157,7 +157,7 @@ class WorkspaceSizes(Protocol):
         """Return the allocator's events, in the order of its questions; None: they are too many."""
 
     def extra_requests(self) -> list[ExtraRequests] | None:
-        """Return what a GPU may request besides; None: it is too much."""
+        """Return the requests that a GPU may make besides; None: too many."""
 
     def late_frees(self) -> list[LateFrees]:
         """Return the blocks that a GPU may give back later, but those of other streams."""

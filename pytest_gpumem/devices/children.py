@@ -123,7 +123,7 @@ class ChildWatch:
         return children
 
     def _leave_as_a_fork(self) -> None:
-        """Remove the folder of a forked process, unless others use it.
+        """Remove the folder of a forked process, unless another process uses it.
 
         Such a process (pytest-forked's) may end without Python's exit functions.
         """

@@ -170,7 +170,7 @@ class ObjectMessages:
 
 
 def carry_objects(distributed: Any) -> None:  # noqa: ANN401 - a module
-    """Carry objects between this process's rank and others."""
+    """Carry objects between this process's rank and the other ranks."""
     c10d = getattr(distributed, "distributed_c10d", None)
     if c10d is not None and hasattr(c10d, "recv_object_list"):
         ObjectMessages(c10d).install(distributed)

@@ -177,7 +177,7 @@ class Prober:
 
 
 def _left(probes: int | None, seconds: float) -> str:
-    """Return what is left of a search in words; "" where that is not known, or nothing."""
+    """Return the rest of a search in words; "" where it is not known, or nothing."""
     if not probes:
         return ""
     return f"; about {probes} more, {duration(probes * seconds)}"

@@ -250,7 +250,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A part of a peak's growth: the source line that allocates it, and what keeps it alive."""
+    """A part of a peak's growth: the source line that allocates it, and its keepers."""
 
     nbytes: int
     """bytes above the baseline's"""
@@ -260,7 +260,7 @@ class Cause:
     baseline_blocks: int | None = None
     """the number of its blocks at the baseline's peak; None where that is not known"""
     keepers: tuple[Keeper, ...] = ()
-    """what keeps blocks that the baseline had not, the largest first"""
+    """the keepers of blocks that the baseline had not, the largest first"""
     reasons: tuple[str, ...] = ()
     """clauses on why it grew: "kept by local variable best (train.py:11), step 1" """
     old_code: str = ""
@@ -336,7 +336,7 @@ class Verdict(Noted):
 
     @property
     def recorded(self) -> bool:
-        """Whether there was no baseline, and this run writes it."""
+        """Whether the test had no baseline, and this run writes it."""
         return self.kind is Kind.NO_BASELINE and self.is_written
 
     @property
@@ -346,7 +346,7 @@ class Verdict(Noted):
 
     @property
     def command_text(self) -> str:
-        """The command, quoted for a shell; "" where there is none."""
+        """The command, quoted for a shell; "" without one."""
         return str(self.command) if self.command else ""
 
     @property

@@ -48,7 +48,7 @@ class Published(NamedTuple):
 
 
 class Circumstances(NamedTuple):
-    """What a report says of its session besides the results."""
+    """Facts of a session for its report, besides the results."""
 
     header: Sequence[str]
     """the sentences that the session began with; none where no test was marked"""
@@ -117,7 +117,7 @@ def publish(
 
 
 def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
-    """Yield the lines by which GitHub Actions annotates what failed; none elsewhere.
+    """Yield the lines by which GitHub Actions annotates failures; none elsewhere.
 
     Args:
         session_results: the results.
@@ -170,7 +170,7 @@ def _write_report(title: str, path: Path, render: Callable[[], str]) -> Publishe
 
 
 def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[Published]:
-    """Add the report to the summary of GitHub's step, shortened to what GitHub still takes.
+    """Add the report to the summary of GitHub's step, shortened to the size that GitHub takes.
 
     No option asks for it, so that an error is shown and fails nothing.
     """

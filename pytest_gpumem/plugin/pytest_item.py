@@ -335,7 +335,7 @@ class PytestItem:
             getattr(self.item, "funcargs", {}).clear()
 
     def error_text(self, error: BaseException) -> Any:  # noqa: ANN401 - a report's longrepr
-        """Return what pytest would show of an error of the test's tear-down."""
+        """Return pytest's own text of an error of the test's tear-down."""
 
         def reraise() -> None:
             __tracebackhide__ = True

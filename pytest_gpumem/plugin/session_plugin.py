@@ -78,7 +78,7 @@ def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
 
 
 def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
-    """Return what the session's text is laid out for."""
+    """Return the terminal that the session's text is laid out for."""
     from pytest_gpumem.plugin.terminal_summary import Screen
 
     writer = terminalreporter._tw
@@ -238,7 +238,7 @@ class GpuMemPlugin:
                 self.results.add_own(report.when or "", outcome)
 
     def pytest_runtest_logfinish(self) -> None:
-        """Tell a user who waits for a long recording how far it is."""
+        """Show the progress of a long recording."""
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if not self.settings.update_baselines or self._worker or terminal is None:
             return

@@ -52,7 +52,7 @@ _OK: Final = pytest.ExitCode.OK
 
 
 class _Known(TypedDict):
-    """What a session knows of baselines, as :class:`~pytest_gpumem.report.model.Origin` has it."""
+    """A session's knowledge of baselines, as :class:`~pytest_gpumem.report.model.Origin` has it."""
 
     collected: tuple[str, ...]
     unseen: tuple[Key, ...]
@@ -60,7 +60,7 @@ class _Known(TypedDict):
 
 
 class _Answer(NamedTuple):
-    """What a worker of pytest-xdist says of its collection."""
+    """The answer of a worker of pytest-xdist on its collection."""
 
     stale: list[Key] | None
     """None where it did not collect all"""

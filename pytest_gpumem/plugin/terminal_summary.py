@@ -141,7 +141,7 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
 
 
 class Screen(NamedTuple):
-    """What a text is laid out for."""
+    """The terminal that a text is laid out for."""
 
     width: int
     """columns of the terminal"""
@@ -252,7 +252,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
 
 
 def _updates(updates: UpdateSummary, width: int, *, ascii_only: bool, brief: bool) -> list[Line]:
-    """Return the outcome of writing baselines, and what to do with the files."""
+    """Return the outcome of writing baselines, and the next step with the files."""
     account = update_text.update_summary(updates, width=width, ascii_only=ascii_only, brief=brief)
     lines = lines_of(f"gpumem: baselines: {account}")
     written = [os.path.relpath(file) for file in updates.files]

@@ -134,7 +134,7 @@ def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
     """Return failures of one line in groups that have the same keepers.
 
     Of many tests alike keepers are looked for in the first ones alone: those without any are in
-    the only group that there is.
+    the only group.
     """
     groups: dict[frozenset[str], list[Result]] = {}
     for result in results:

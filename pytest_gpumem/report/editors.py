@@ -18,7 +18,7 @@ EDITORS: Final = {
 
 
 def editor_address(editor: str, name: str, line: int, root: str) -> str:
-    """Return the address that opens a source line; "" where the file is not there.
+    """Return the address that opens a source line; "" where the file does not exist.
 
     Args:
         editor: the address, with {path} and {line}.

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator was asked for in a run, read from its history.
+"""The requests of a run to PyTorch's allocator, read from its history.
 
 Some of it a GPU decides: the sizes of workspaces, where a library names none, how long other
 streams use tensors, and whether kernels are timed. The requests have the ends of these ranges.
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass
 class AllocatorScript:
-    """What one device's allocator was asked for, in its order."""
+    """The requests to one device's allocator, in their order."""
 
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -71,7 +71,7 @@ class AllocatorScript:
     late: dict[int, float] = field(default_factory=dict)
     """requests that a GPU may give back late, as another stream uses them: when at the latest"""
     kept: set[int] = field(default_factory=set)
-    """others that it may give back late"""
+    """the other requests that it may give back late"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
 
@@ -201,7 +201,7 @@ class ScriptReader:
         return script
 
     def _end_of(self, span: Span) -> Step:
-        """Return what has been done by the end of what this package did."""
+        """Return the steps by the end of this package's own work."""
         return span.end, "release" if span in self._emptied else "settle", 0
 
     def _read(

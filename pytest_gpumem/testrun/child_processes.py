@@ -32,7 +32,9 @@ def child_notes(run: Run) -> Iterator[Note]:
     for device, sizes in sorted(reserved.items()):
         sizes_text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
         if len(sizes) > MAX_SHOWN:
-            sizes_text = f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
+            sizes_text = (
+                f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
+            )
         shown.append(f"{sizes_text} of device {device}")
         # Each process has a CUDA context of its own.
         room = run.info.total_memory - run.info.context * (1 + len(sizes))

@@ -47,12 +47,12 @@ Place = tuple[str, int]
 
 
 class _Growth(NamedTuple):
-    """What is known of where memory grew."""
+    """The places where memory grew."""
 
     lines: Mapping[Place, int]
     """lines that allocate more, with bytes"""
     keepers: frozenset[str]
-    """words of what keeps the memory"""
+    """words in the names of the memory's keepers"""
     modules: Mapping[str, int]
     """names of modules on the paths of those with the memory, with bytes"""
     calls: Mapping[Place, int]
@@ -126,7 +126,7 @@ class EditFinder:
 
 
 def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
-    """Return what is known of where memory grew: its lines, and the stacks of their blocks."""
+    """Return the places where memory grew: lines, and the stacks of their blocks."""
     assert result.measurement is not None  # noqa: S101 - for the type checker
     causes = result.verdict.causes
     lines = _grown_lines(

@@ -276,7 +276,7 @@ class Explanations:
             self._obstacle = "this recording does not show where the peak comes from"
 
     def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
-        """Add what keeps blocks alive at the peak of one of a part's devices."""
+        """Add the keepers of blocks at the peak of one of a part's devices."""
         attributions = list(self._attributions.get(part, ()))
         if len(attributions) <= device:
             return

@@ -38,7 +38,7 @@ class KeeperFinder:
     def search(
         self, spec: MemorySpec, results: Sequence[Result], explanations: Explanations
     ) -> PlannedSearch | None:
-        """Return the search for what keeps the blocks of a peak that is too high, if there is one.
+        """Return the search for the keepers of a peak that is too high; None without one.
 
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
         the largest source lines. After out of memory the peak is that of the run that failed.
@@ -91,7 +91,7 @@ class KeeperFinder:
         results: Sequence[Result],
         explanations: Explanations,
     ) -> bool:
-        """Run a failed test once more for what keeps its blocks; return whether that was found."""
+        """Run a failed test once more to find the keepers of its blocks; return whether it did."""
         planned = self.search(spec, results, explanations)
         if planned is None:
             return False

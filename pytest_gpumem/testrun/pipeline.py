@@ -56,7 +56,7 @@ class WorthlessError(GpuMemError):
 
 @dataclass
 class EndedTest:
-    """A marked test that has ended, and what is known of it so far."""
+    """A marked test that has ended, and the findings on it so far."""
 
     item: MarkedItem
     run: Run

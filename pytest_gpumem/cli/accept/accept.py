@@ -122,7 +122,7 @@ class _Accepted:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Write the baselines, after showing what changes and asking.
+    """Show the changes, ask, and write the baselines.
 
     Raises:
         GpuMemError: an argument, a report or a baseline cannot be understood, or a report is not of
@@ -469,7 +469,7 @@ def _write(
 
 
 def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes | None:
-    """Return what the figures change in a folder; None where they change nothing."""
+    """Return the changes of a folder by the figures; None where nothing changes."""
     store = group.store
     old: dict[Key, BaselineEntry] = {}
     new: dict[Key, BaselineEntry] = {}
@@ -491,7 +491,7 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
 
 
 def _report_remarks(merged: Merged) -> tuple[str, ...]:
-    """Return what whoever accepts should know."""
+    """Return the remarks of the reports that bear on accepting them."""
     remarks = []
     for name, origin in zip(merged.origin_names, merged.report.origins, strict=True):
         if origin.modified:

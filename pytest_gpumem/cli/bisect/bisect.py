@@ -67,13 +67,13 @@ class Followed(NamedTuple):
 
 
 class VersionFigures(NamedTuple):
-    """What a report has of each test."""
+    """A report's figures of each test."""
 
     entries: Mapping[Key, BaselineEntry]
     out_of_memory: frozenset[Key]
 
     def value(self, followed: Followed) -> float | None:
-        """Return a figure in bytes; infinite if it ran out of memory, None if it is not there."""
+        """Return a figure in bytes; infinite if it ran out of memory, None if it is missing."""
         if followed.key in self.out_of_memory:
             return OUT_OF_MEMORY
         entry = self.entries.get(followed.key)
@@ -224,7 +224,7 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     """Return the package or repository, the two ends, and the tests.
 
     Raises:
-        SpecError: there are too few.
+        SpecError: these are too few.
     """
     words = [*arguments.words, *arguments.pytest_arguments]
     if arguments.git is not None:
@@ -245,10 +245,10 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
 
 
 def check_tests(arguments: argparse.Namespace) -> None:
-    """Check that the named tests' files are there, before anything is installed.
+    """Check that the named tests' files exist, before anything is installed.
 
     Raises:
-        SpecError: one is not there.
+        SpecError: a file is missing.
     """
     if "--pyargs" in arguments.pytest_arguments:
         return

@@ -38,7 +38,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class VersionQuestion:
-    """What is asked of each version."""
+    """The question to each version."""
 
     package: str
     """its name on the index, or the folder of its repository"""
@@ -111,7 +111,7 @@ class Trials:
         return self._path(version, "json").exists() or self._path(version, "skipped").exists()
 
     def report(self, version: str) -> SavedReport:
-        """Return the report of a version; run the tests with it if there is none.
+        """Return the report of a version; run the tests with it if it has none.
 
         Raises:
             SkippedError: the version cannot be installed, or its tests do not run.
@@ -162,7 +162,7 @@ class Trials:
                 self._remove_source(source)
 
     def _beside(self, version: str) -> list[str]:
-        """Return what is installed beside a version."""
+        """Return the requirements that are installed beside a version."""
         package = self._question.package
         days = [
             f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
@@ -171,7 +171,7 @@ class Trials:
         return [*days, *self._question.requirements]
 
     def _requirement(self, version: str, source: Path) -> str:
-        """Return what pip installs: a release, or the folder of a commit that is checked out."""
+        """Return pip's requirement: a release, or the folder of a commit that is checked out."""
         repository = self._question.repository
         if repository is None:
             return f"{self._question.package}=={version}"

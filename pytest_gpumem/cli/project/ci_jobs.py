@@ -73,7 +73,7 @@ def ci_of(root: Path) -> str:
 
 
 def _packages(root: Path, torch: str) -> tuple[str, str]:
-    """Return what pip is to install, and the file whose change makes that anew.
+    """Return pip's requirements, and the file by which a cache of them is named.
 
     A baseline belongs to one version of torch: so torch is pinned.
     """

@@ -202,7 +202,7 @@ def _tokens(batch_size: int, words: int) -> _Input:
 def _random_input(batch_size: int, sizes: tuple[int, ...]) -> _Input:
     shape = ", ".join(map(str, sizes))
     code = f'torch.randn(gpu_memory.batch_size, {shape}, device="cuda")'
-    return _Input(code, lambda it: it.randn(batch_size, *sizes))
+    return _Input(code, lambda torch: torch.randn(batch_size, *sizes))
 
 
 def _loss_of(output: Any, torch: Any) -> str:  # noqa: ANN401 - of the model

@@ -53,12 +53,12 @@ def with_card(root: Path, card: str) -> NewFile:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; "" of one that is not there."""
+    """Return a file's text; "" if the file does not exist."""
     return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else ""
 
 
 def _parsed(content: str) -> dict[str, Any] | None:
-    """Return what TOML says; None where it is none."""
+    """Return the tables of a TOML file; None where it is none."""
     try:
         return tomllib.loads(content.replace("\r\n", "\n"))
     except (tomllib.TOMLDecodeError, UnicodeError, RecursionError):

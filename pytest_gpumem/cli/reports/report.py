@@ -237,7 +237,7 @@ def _add_summary(summary: str) -> None:
 
 
 def _annotations(merged: Merged) -> Iterator[str]:
-    """Yield the lines by which GitHub Actions annotates what failed."""
+    """Yield the lines by which GitHub Actions annotates failures."""
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
     origins = merged.report.origins
     root = workspace / origins[0].root if origins else workspace

@@ -1,4 +1,4 @@
-"""What single libraries need of us: a module for each of them.
+"""Special treatment of single libraries: a module for each of them.
 
 A module with ``HOOKS`` has a row in :data:`HOOKED`: each of its functions is called, on the virtual
 GPU, with a module of the library once that is imported. Others are asked where the matter comes up.

@@ -19,7 +19,7 @@ FIRST_CUDA: Final = 13
 """the oldest CUDA for which this is done: CUDA 12's headers rename functions in C, such as
 cudaGetDeviceProperties, so that a name is another function's in the library"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
-"""functions that answer PyTorch in another way than all others"""
+"""functions whose answers to PyTorch differ from those to all other callers"""
 _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 

@@ -1,4 +1,4 @@
-"""What a GPU may request of PyTorch's allocator besides, or give back later, where time decides.
+"""Requests to PyTorch's allocator that a GPU may make besides, or free later, where time decides.
 
 A run on the virtual GPU makes none of these requests. They are at the upper end of its range: the
 replay of its requests makes them (:mod:`pytest_gpumem.testrun.workspace_replay`).

@@ -44,7 +44,7 @@ class LinkedFunctions(NamedTuple):
     missing: tuple[str, ...]
 
     def sentence(self, version: str) -> str:
-        """Return what to tell of the missing ones; "" where there are none.
+        """Return a sentence on the missing ones; "" where there are none.
 
         Args:
             version: torch's.
@@ -87,7 +87,7 @@ def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
 
 
 def wanted_functions(path: Path) -> Iterator[str]:
-    """Yield the functions of NVIDIA's that a 64-bit little-endian library wants of others.
+    """Yield NVIDIA's functions that a 64-bit little-endian library imports.
 
     Undefined symbols stand before the first one that the table of hashes knows, so that the
     hundreds of thousands that torch defines are not looked at.

@@ -59,7 +59,7 @@ _FUNCTIONS: Final = (
 
 
 class Ways(enum.IntFlag):
-    """What the native library is told of an operator."""
+    """A description of an operator for the native library."""
 
     SHORT = 1
     """some of its calls take the short way"""

@@ -110,7 +110,7 @@ class _Guesses:
 
 
 class _Here(threading.local):
-    """What this thread reads values for."""
+    """The purpose for which this thread reads values."""
 
     purpose = ""
     """"number": a tensor's method returns it; "shown": text is made of it; "kept": as a tensor"""

@@ -52,7 +52,7 @@ class VirtualValues:
 
     @property
     def counted(self) -> tuple[Readbacks, ValueMode | None]:
-        """What counts the unknown and the assumed values, and what computes the others."""
+        """The counters of unknown and assumed values, and the mode that computes all other ones."""
         return self._readbacks, self._mode
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Estimate(NamedTuple):
-    """What is told of a library that was asked for a size which its maker does not document."""
+    """The note on a library's sizes that its maker does not document, and their range."""
 
     note: str
     range: str = ""

@@ -49,7 +49,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
 
 
 def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
-    """Return what a report says of where its session ran, without its collection.
+    """Return where a session ran, for its report, without its collection.
 
     Args:
         root: pytest's root folder.

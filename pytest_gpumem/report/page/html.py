@@ -137,7 +137,7 @@ class OwnEntry(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What its row says below its name."""
+        """The line below its name in its row."""
         return self.outcome.message
 
     @property

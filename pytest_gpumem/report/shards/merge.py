@@ -122,7 +122,7 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
 
 
 def _each_once(reports: Sequence[tuple[str, SavedReport]]) -> list[tuple[str, SavedReport]]:
-    """Leave out copies: of two reports without results nobody knows whether they are some."""
+    """Leave out copies; two reports without results may be different reports, and both stay."""
     once: list[tuple[str, SavedReport]] = []
     for name, saved in reports:
         if not any(name == shard or (saved.results and saved == same) for shard, same in once):

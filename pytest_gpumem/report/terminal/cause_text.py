@@ -48,7 +48,7 @@ class _AmountRow(NamedTuple):
     reasons: Sequence[str]
     """clauses that stand below"""
     keepers: Sequence[Keeper]
-    """what keeps its blocks, a clause each; there may be other clauses as well"""
+    """the keepers of its blocks, a clause each; it may have other clauses as well"""
 
 
 def cause_table(

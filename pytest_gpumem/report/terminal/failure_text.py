@@ -192,14 +192,14 @@ def rows_table(
     max_rows: int | None,
     sides: tuple[str, str] = ("baseline", "now"),
 ) -> str:
-    """Return rows of categories or source lines as a table, the first ``most`` of them.
+    """Return rows of categories or source lines as a table, the first ``max_rows`` of them.
 
     Args:
         title: of the first column.
         rows: the rows.
         width: columns of the terminal.
         max_rows: rows to show; None: all.
-        sides: the titles of what is compared.
+        sides: the titles of the two columns.
     """
     shown = rows[:max_rows]
     if not shown:

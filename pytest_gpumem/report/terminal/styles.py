@@ -1,4 +1,4 @@
-"""Text in stretches, each with the name of its style: a renderer knows what it writes.
+"""Text in stretches, each with the name of its style.
 
 The text is the same without styles: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
 terminal has colours.

@@ -306,7 +306,7 @@ def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
 def _counted_lines(
     label: str, notes: Iterable[Note], width: int, *, every_note: bool
 ) -> Iterator[str]:
-    """Yield notes or hints, each once with its number of tests: what matters most first.
+    """Yield notes or hints, each once with its number of tests: the most important first.
 
     Of those that differ in sizes alone, the one that most tests have stands for all. Of many,
     each kind that says that a figure may be wrong has one, and the others the rest of

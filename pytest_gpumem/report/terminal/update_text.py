@@ -48,7 +48,7 @@ def update_summary(
 
 
 def files_to_commit(files: Sequence[str]) -> str:
-    """Return what to do with the files that were written, by their paths; "" where none was."""
+    """Return the next step with the files that were written, by their paths; "" without any."""
     if len(files) <= 1:
         return f"commit {printable(files[0])}" if files else ""
     return f"commit the {len(files)} files that were written in {printable(commonpath(files))}"

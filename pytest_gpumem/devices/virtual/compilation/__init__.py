@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Compilation:
-    """What is compiled, and which compiled code runs."""
+    """The code that is compiled, and the compiled code that runs."""
 
     def __init__(
         self, computing: Callable[[], AbstractContextManager[None]], extras: ExtraLog

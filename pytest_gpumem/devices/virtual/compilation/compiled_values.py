@@ -36,7 +36,7 @@ def keep_graphs(module: ModuleType) -> None:
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
-    """Return what computes values; None: nothing does."""
+    """Return the mode that computes values; None: there is none."""
     interception = sys.modules.get(INTERCEPTION)
     return interception.Interception.mode if interception is not None else None
 

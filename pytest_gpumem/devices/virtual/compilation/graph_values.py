@@ -357,7 +357,7 @@ class CodeThatRuns:
     # -- once the code has run --
 
     def write(self, result: Any) -> None:  # noqa: ANN401 - of the code
-        """Write the values of what the code has returned and changed; others are unknown."""
+        """Write the values of returned and changed tensors; all other values are unknown."""
         with (
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableTorchDispatch(),
@@ -471,7 +471,7 @@ class _Computation:
         return value
 
     def _note_read(self, node: Node, reads: list[Read]) -> None:
-        """Note what a node will have the code read back from the device."""
+        """Note the values that the code will read back from the device for a node."""
         recorded = node.node
         if node.traits is not None:
             tensors = (recorded.args, recorded.kwargs)
@@ -643,7 +643,7 @@ def _laid_out(value: Any, form: Any) -> Any:  # noqa: ANN401 - of a node, and it
 
 
 def _copied(target: Tensor, source: Any) -> Any:  # noqa: ANN401 - a tensor, or UNKNOWN
-    """Return what a copy writes, as its target has it."""
+    """Return the values that a copy writes, in its target's form."""
     if not isinstance(source, Tensor):
         return UNKNOWN
     return source.to(target.dtype).expand(target.shape)

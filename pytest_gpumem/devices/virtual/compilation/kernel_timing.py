@@ -187,7 +187,7 @@ def timed(called: Sequence[int], buffer: int) -> list[int]:
 
 
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments
-    """Return the bytes of each copy that Inductor makes of what a kernel writes.
+    """Return the bytes of each copy that Inductor makes of a kernel's outputs.
 
     Where memory matters (in inference and in a backward pass), it makes none that would raise the
     peak of the process, and copies to the host instead.
@@ -222,7 +222,7 @@ def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: AN
 
 
 def tritons_key(tuner: Any, args: Any, kwargs: Any) -> Hashable:  # noqa: ANN401 - an Autotuner, its kernel's arguments
-    """Return by what Triton keeps a kernel's choice: as Autotuner.run has it."""
+    """Return the key of a kernel's choice in Triton's cache: as Autotuner.run has it."""
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     mine = {name: value for name, value in named.items() if name in tuner.arg_names}
     values: Iterator[Any] = (mine[name] for name in tuner.keys if name in mine)

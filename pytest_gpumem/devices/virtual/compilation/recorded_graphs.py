@@ -37,7 +37,7 @@ class Ref(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What a tensor is like that a node returns."""
+    """The form of a tensor that a node returns."""
 
     shape: tuple[int, ...]
     dtype: Any
