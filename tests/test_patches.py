@@ -4,8 +4,11 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from helpers.paths import ROOT
 
 from pytest_gpumem.patches import patch, replace
+
+PACKAGE = ROOT / "pytest_gpumem"
 
 
 class Base:
@@ -64,3 +67,12 @@ def test_a_function_that_is_replaced_keeps_its_name():
 @pytest.mark.parametrize("owner", [None, SimpleNamespace(), SimpleNamespace(read=3), Child])
 def test_what_this_version_of_torch_has_not_is_not_replaced(owner):
     replace(owner, "read", pytest.fail)
+
+
+def test_no_other_module_takes_a_patch_back_by_hand():
+    by_hand = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "callback(setattr" in path.read_text("utf-8") and path.stem != "patches"
+    ]
+    assert by_hand == []

@@ -2,18 +2,31 @@
 
 import ast
 import collections
+import functools
 import re
 
 import pytest
 from helpers.paths import ROOT
 
-PACKAGE = ROOT / "pytest_gpumem"
+PACKAGE, BENCHMARKS = ROOT / "pytest_gpumem", ROOT / "benchmarks"
 LIMIT = re.compile(r"_?(MOST|LEAST|FEWEST|LONGEST|SHORTEST|LARGEST|SMALLEST|DEEPEST|HIGHEST)(_|$)")
 """words of constants in whose place stand MAX and MIN, as in torch and pytest"""
 
 
-def modules():
-    return [path for folder in (PACKAGE, ROOT / "benchmarks") for path in folder.rglob("*.py")]
+@functools.cache
+def trees(folder):
+    """The syntax trees of a folder's modules, by their paths from the project's folder."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8"))
+        for path in folder.rglob("*.py")
+    }
+
+
+def nodes(node_type, *folders):
+    """Yield the path of each node of a type, and the node."""
+    for folder in folders:
+        for path, tree in trees(folder).items():
+            yield from ((path, node) for node in ast.walk(tree) if isinstance(node, node_type))
 
 
 @pytest.mark.parametrize("word", ["MOST", "_LONGEST_NAME", "LEAST_ADDRESS"])
@@ -23,32 +36,42 @@ def test_the_check_knows_a_limit(word):
 
 def test_limits_are_named_max_and_min():
     named = [
-        f"{path.relative_to(ROOT)}: {node.id}"
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and LIMIT.match(node.id)
+        f"{path}: {node.id}"
+        for path, node in nodes(ast.Name, PACKAGE, BENCHMARKS)
+        if isinstance(node.ctx, ast.Store) and LIMIT.match(node.id)
     ]
     assert named == []
 
 
+def test_no_name_stands_for_anything():
+    """A loop variable is a row, a peak, a result (CONTRIBUTING.md)."""
+    stored = [(path, node.arg) for path, node in nodes(ast.arg, PACKAGE)]
+    stored += [
+        (path, node.id)
+        for path, node in nodes(ast.Name, PACKAGE)
+        if isinstance(node.ctx, ast.Store)
+    ]
+    assert [row for row in stored if row[1] in {"it", "one", "said", "now", "wanted"}] == []
+
+
 def test_no_two_modules_have_one_name():
-    names = collections.Counter(path.stem for path in PACKAGE.rglob("*.py"))
+    stems = collections.Counter(path.stem for path in PACKAGE.rglob("*.py"))
     entries = {"__init__", "__main__"}
-    assert [name for name, count in names.items() if count > 1 and name not in entries] == []
+    assert [stem for stem, count in stems.items() if count > 1 and stem not in entries] == []
 
 
 OF_COMMANDS = {"add_arguments", "run", "main"}
 """functions that each command of gpumem has"""
 
 
-def test_no_two_definitions_have_one_name():
-    names = collections.Counter(
+def test_no_two_public_definitions_have_one_name():
+    defined = collections.Counter(
         node.name
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        for tree in trees(PACKAGE).values()
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
     )
-    assert [name for name, count in names.items() if count > 1 and name not in OF_COMMANDS] == []
+    assert [name for name, count in defined.items() if count > 1 and name not in OF_COMMANDS] == []
 
 
 def words(text):
@@ -85,11 +108,8 @@ def test_the_check_knows_a_docstring_that_says_its_name(source, says):
 
 def test_docstrings_of_private_functions_say_more_than_the_name():
     found = [
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef)
-        and re.match("_[^_]", node.name)
-        and says_its_name(node)
+        f"{path}: {node.name}"
+        for path, node in nodes(ast.FunctionDef, PACKAGE, BENCHMARKS)
+        if re.match("_[^_]", node.name) and says_its_name(node)
     ]
     assert found == []
