@@ -40,21 +40,27 @@ def brief_failures(
         ascii_only: use no other characters.
         whole_code: whether source lines are shown whole, however long.
     """
+    lines: list[Stretch] = []
+    for result, repeated in failures_in_order(results):
+        lines += _brief_lines(result, width, next_step=not repeated, whole_code=whole_code)
+    return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
+
+
+def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]]:
+    """Yield one test's failures, its parts' first, and whether a later one has the same command.
+
+    A command that accepts the whole test accepts its parts, and the snapshot is of the whole test:
+    the last result alone keeps it.
+    """
     failed = sorted(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[Stretch] = []
     for index, result in enumerate(failed):
-        # A command that accepts the whole test accepts its parts: it stands below the last.
+        later = failed[index + 1 :]
         command = result.verdict.command
-        repeated = any(command == later.verdict.command for later in failed[index + 1 :])
-        # So does the snapshot, which is of the whole test.
-        last = index == len(failed) - 1
-        shown = result if last else replace(result, snapshot="")
-        next_step = not (command and repeated)
-        lines += _brief_lines(shown, width, next_step=next_step, whole_code=whole_code)
-    return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
+        repeated = bool(command) and any(command == each.verdict.command for each in later)
+        yield replace(result, snapshot="") if later else result, repeated
 
 
 def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: bool) -> list[Stretch]:

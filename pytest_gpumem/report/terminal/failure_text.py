@@ -15,7 +15,7 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.report.terminal.brief_text import remedy_lines, told_notes
+from pytest_gpumem.report.terminal.brief_text import failures_in_order, remedy_lines, told_notes
 from pytest_gpumem.report.terminal.cause_text import cause_table
 from pytest_gpumem.report.terminal.styles import Stretch
 from pytest_gpumem.report.text import (
@@ -64,21 +64,12 @@ def failure_sections(
         whole_code: whether source lines are shown whole, however long.
         ascii_only: use no other characters.
     """
-    failed = sorted(
-        (result for result in results if result.verdict.failed),
-        key=lambda result: not result.part,
-    )
     lines: list[Stretch] = []
-    for index, result in enumerate(failed):
-        command = result.verdict.command
-        repeated = command and any(
-            command == later.verdict.command for later in failed[index + 1 :]
-        )
-        verdict = result.verdict
+    for result, repeated in failures_in_order(results):
+        shown = result
         if repeated:
-            verdict = replace(verdict, command=None, advice="", accept="")
-        snapshot = "" if failed[index + 1 :] else result.snapshot
-        shown = replace(result, verdict=verdict, snapshot=snapshot)
+            verdict = replace(result.verdict, command=None, advice="", accept="")
+            shown = replace(result, verdict=verdict)
         lines += [Stretch("")] if lines else []
         lines += failure_section(
             shown, width=width, ascii_only=ascii_only, max_rows=max_rows, whole_code=whole_code
