@@ -299,7 +299,8 @@ def _of_other_streams(
     before anything else gets into the history. So the order of both and their times tell the
     blocks.
     """
-    candidates = sorted((free for free in frees if free.waited is not False), key=_place)
+    candidates = [free for free in frees if free.waited is not False]
+    candidates.sort(key=lambda free: free.place)
     pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
     if pairs is not None:
         return pairs
@@ -308,10 +309,6 @@ def _of_other_streams(
     drops = [free.dropped for free in apart]
     places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
     return [(apart[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
-
-
-def _place(free: Free) -> int:
-    return free.place
 
 
 class _Way(NamedTuple):

@@ -226,12 +226,9 @@ class _Stage:
         self._open: list[str] = []
         """the parts that run"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
-        self._cap(run.limit)
-
-    def _cap(self, limit: int | None) -> None:
-        held = self._base.reserved - self._initial.reserved
-        total = self._run.device.cap_total(self._device)
-        set_cap(self._device, None if limit is None else limit + held, total, held)
+        held = self._base.reserved - initial.reserved
+        limit = None if run.limit is None else run.limit + held
+        set_cap(self._device, limit, run.device.cap_total(self._device), held)
 
     def end(self) -> None:
         """Give all back."""

@@ -165,7 +165,8 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         raise SpecError(f"-k {arguments.expression}", problem, "gpumem report lists the tests")
     _require_project(merged, tests, top)
     folders = [
-        _baseline_folder(merged, index, top, arguments.baseline_dir) for index in _indexes(merged)
+        _baseline_folder(merged, index, top, arguments.baseline_dir)
+        for index in range(len(merged.report.origins))
     ]
     refusals = list(_refusals(tests, folders, arguments.device))
     lines = [
@@ -259,10 +260,6 @@ def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) 
                 f"is from another project: there is no file {name} here",
                 "run gpumem accept in the repository that was tested",
             )
-
-
-def _indexes(merged: Merged) -> range:
-    return range(len(merged.report.origins))
 
 
 def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:

@@ -379,6 +379,8 @@ def page(report: Report, *, when: str = "") -> str:
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
+    modules = [result.module for result in report.results]
+    modules += [outcome.module for outcome in report.own_outcomes]
     return (
         _template_environment()
         .get_template("page.html.j2")
@@ -393,7 +395,7 @@ def page(report: Report, *, when: str = "") -> str:
             devices=len({result.device_key for result in report.results}),
             batches=any(result.batch_size is not None for result in report.results),
             pins=any(map(pinned_cell, report.results)),
-            modules=_modules(report),
+            modules=list(dict.fromkeys(modules)),
             matrix=card_matrix(report.results),
             max_rows=MAX_ROWS,
             rows=_markup("".join(rows)),
@@ -539,12 +541,6 @@ class _Count(NamedTuple):
     """the verdict, as the table has it"""
     number: int
     tone: str
-
-
-def _modules(report: Report) -> list[str]:
-    """Return the files of the tests, each once."""
-    modules = [result.module for result in report.results]
-    return list(dict.fromkeys([*modules, *(outcome.module for outcome in report.own_outcomes)]))
 
 
 def _row(entry: PageEntry | OwnEntry, report: Report) -> str:

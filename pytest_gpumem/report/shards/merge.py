@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.store import UpdateSummary
 from pytest_gpumem.errors import ReportError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.json_report import SavedReport
     from pytest_gpumem.report.model import Origin
 
-_T = TypeVar("_T")
 _GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files")
 _DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
 """options by which the shards of one device are told from those of another"""
@@ -273,9 +272,8 @@ def _merged_updates(all_updates: Iterable[UpdateSummary | None]) -> UpdateSummar
     updates = [each for each in all_updates if each is not None]
     if not updates:
         return None
-    fields = {name: _chained(getattr(each, name) for each in updates) for name in _GROUPS}
+    fields = {
+        name: tuple(entry for update in updates for entry in getattr(update, name))
+        for name in _GROUPS
+    }
     return UpdateSummary(**fields)
-
-
-def _chained(groups: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
-    return tuple(element for group in groups for element in group)
