@@ -1,5 +1,6 @@
 /* Drives the native library from many threads, linked with its sources, under a sanitizer
  * (tests/devices/virtual/native/test_sanitizers.py). Ends with 0 and "clean" where every account is back at zero. */
+#define _GNU_SOURCE
 #include "base/base.h"
 
 #include <pthread.h>
@@ -147,6 +148,10 @@ static void queued(void *device) {
 
 static void count(void *calls) { ++*(int *)calls; }
 
+/* No thread may ask for a device's end while another captures there; and beside a capture that is not relaxed (2), none
+ * may call cudaMalloc. */
+static pthread_rwlock_t capturing = PTHREAD_RWLOCK_INITIALIZER;
+
 static void managed(void) {
     for (int round = 0; round < 200; round++) {
         void *memory, *stream, *graph, *executable, *object;
@@ -155,8 +160,10 @@ static void managed(void) {
         memset(memory, 7, 10000);
         CHECK(cudaMemAdvise(memory, 10000, 1, 1) == 0);
         CHECK(cudaFree(memory) == 0);
-        CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+        pthread_rwlock_rdlock(&capturing);
+        CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 2) == 0);
         CHECK(cudaStreamEndCapture(stream, &graph) == 0);
+        pthread_rwlock_unlock(&capturing);
         CHECK(cudaUserObjectCreate(&object, &calls, count, 1, 1) == 0);
         CHECK(cudaGraphRetainUserObject(graph, object, 1, 1) == 0);
         CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0 && cudaGraphDestroy(graph) == 0 && calls == 0);
@@ -168,8 +175,10 @@ static void captures(void) {
     for (int round = 0; round < 100; round++) {
         void *stream, *other, *event, *graph, *executable;
         CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0 && cudaEventCreate(&event) == 0);
-        CHECK(cudaStreamBeginCapture(stream, 0) == 0 && cudaEventRecord(event, stream) == 0);
+        pthread_rwlock_rdlock(&capturing);
+        CHECK(cudaStreamBeginCapture(stream, 2) == 0 && cudaEventRecord(event, stream) == 0);
         CHECK(cudaStreamWaitEvent(other, event, 0) == 0 && cudaStreamEndCapture(stream, &graph) == 0);
+        pthread_rwlock_unlock(&capturing);
         CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0 && cudaGraphLaunch(executable, stream) == 0);
         CHECK(cudaGraphDestroy(graph) == 0 && cudaGraphExecDestroy(executable) == 0);
         CHECK(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
@@ -183,7 +192,9 @@ static void waits(void) {
         CHECK(cudaEventRecord(event, stream) == 0 && cudaStreamWaitEvent(other, event, 0) == 0);
         CHECK(cudaEventQuery(event) == 0 && cudaStreamSynchronize(other) == 0);
         CHECK(cudaEventRecord(event, other) == 0 && cudaEventSynchronize(event) == 0);
+        pthread_rwlock_wrlock(&capturing);
         CHECK(cudaEventRecord(event, NULL) == 0 && cudaDeviceSynchronize() == 0);
+        pthread_rwlock_unlock(&capturing);
         CHECK(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
     }
 }
