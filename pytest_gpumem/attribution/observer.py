@@ -264,12 +264,11 @@ class Observer:
         if tree is None:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
-        parameters = tree.parameters()
+        parameters, buffers = tree.tensors()
         self._initial_parameters = {
             id(parameter) for parameter in parameters.tensors if type(parameter) is not self._lazy
         }
         self._see_parameters(parameters.tensors, parameters.names)
-        buffers = tree.buffers()
         self._sweep("buffers", buffers.tensors, buffers.names)
 
     def _see_parameter(self, parameter: Tensor, name: str) -> None:
@@ -466,23 +465,15 @@ class _Tree:
             if (module := reference()) is not None and (module._parameters or module._buffers)
         ]
 
-    def parameters(self) -> _Named:
-        """Return the parameters that the modules have now."""
-        named = _Named()
-        for reference, names, _ in self._keys:
+    def tensors(self) -> tuple[_Named, _Named]:
+        """Return the parameters and the buffers that the modules have now."""
+        parameters, buffers = _Named(), _Named()
+        for reference, parameter_names, buffer_names in self._keys:
             module = reference()
             if module is not None:
-                named.add(module._parameters, names)
-        return named
-
-    def buffers(self) -> _Named:
-        """Return the buffers that the modules have now."""
-        named = _Named()
-        for reference, _, names in self._keys:
-            module = reference()
-            if module is not None:
-                named.add(module._buffers, names)
-        return named
+                parameters.add(module._parameters, parameter_names)
+                buffers.add(module._buffers, buffer_names)
+        return parameters, buffers
 
 
 def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | None:

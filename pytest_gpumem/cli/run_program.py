@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 HELP: Final = "run a program on a virtual GPU (or on a real GPU) and print its peaks"
 DESCRIPTION: Final = f"{HELP[0].upper()}{HELP[1:]}."
-"""128 and the number of SIGINT, as shells have it"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

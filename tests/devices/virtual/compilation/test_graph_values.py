@@ -267,6 +267,19 @@ def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers
     assert graphs == [12.0] * 4
 
 
+DESCENT = """
+def losses_of(net, function, batch):
+    losses = []
+    for _ in range(2):
+        loss = function(batch)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= parameter.grad
+        losses.append(loss.item())
+    return losses
+"""
+
 ATTENTION = """
 def attended(x):
     query = x.view(2, -1, 4, 16).transpose(1, 2)
@@ -282,15 +295,7 @@ def train(device, dynamic=None):
         return layer(attended(layer(batch)).transpose(1, 2).view(2, 8, 64)).square().mean()
 
     function = step if device == "cpu" else torch.compile(step, dynamic=dynamic)
-    losses = []
-    for _ in range(2):
-        loss = function(batch)
-        loss.backward()
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter -= parameter.grad
-        losses.append(loss.item())
-    return losses
+    return losses_of(layer, function, batch)
 
 
 def by_strides(dynamic):
@@ -310,7 +315,7 @@ def test_what_attention_returns_lies_as_on_a_gpu(tmp_path):
     by_strides = [run("full", by_strides, dynamic) for dynamic in (False, True)]
     tell([train("cpu"), losses, by_strides])
     """
-    program = HEAD + ATTENTION + dedent(code)
+    program = HEAD + DESCENT + ATTENTION + dedent(code)
     answers = json.loads(child(program, warm=True, **folders(tmp_path)))
     expected, losses, (by_strides, by_unknown_strides) = answers
     for answer in (*losses, by_strides):
@@ -328,22 +333,14 @@ def train(device):
     net = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(device)
     batch = torch.linspace(-1, 1, 2 * 128 * 8 * 8).reshape(2, 128, 8, 8).to(device)
     function = net if device == "cpu" else torch.compile(net)
-    losses = []
-    for _ in range(2):
-        loss = function(batch).square().mean()
-        loss.backward()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter -= parameter.grad
-        losses.append(loss.item())
-    return losses
+    return losses_of(net, lambda batch: function(batch).square().mean(), batch)
 """
 
 
 def test_weights_that_inductor_lays_out_anew_are_known_in_the_backward_pass(tmp_path):
     need_triton()
     code = 'tell([train("cpu"), run("full", train, "cuda")])'
-    program = HEAD + CONVOLUTIONS + code
+    program = HEAD + DESCENT + CONVOLUTIONS + code
     expected, answer = json.loads(child(program, warm=True, **folders(tmp_path)))
     assert answer["notes"] == []
     assert answer["result"] == pytest.approx(expected, rel=1e-4)
