@@ -161,9 +161,10 @@ def main() -> None:
         parts["a measurement adds"] = parts["measured"] - parts["ten steps alone"]
         for name, seconds in parts.items():
             times.setdefault(name, []).append(1000 * seconds)
+    where = f"{'the virtual ' if options.virtual else ''}{torch.cuda.get_device_name(0)}"
     rows = [[name, f"{statistics.median(ms):.1f}", f"{min(ms):.1f}"] for name, ms in times.items()]
     text = [
-        f"{STEPS} steps of ResNet-50, batch 32, on {torch.cuda.get_device_name(0)}, ms",
+        f"{STEPS} steps of ResNet-50, batch 32, on {where}, ms",
         line(),
         "",
         table(rows, ["", "median", "least"], "lr"),
