@@ -317,12 +317,50 @@ def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
-def _sequences(starts_q: Tensor | None, starts_k: Tensor | None) -> list[tuple[slice, slice]]:
-    """Return the rows of each sequence's queries and keys."""
+class Piece(NamedTuple):
+    """The rows of one of several sequences that lie one after the other."""
+
+    queries: slice
+    keys: slice
+
+
+def _pieces(starts_q: Tensor | None, starts_k: Tensor | None) -> list[Piece]:
+    """Return the rows of each sequence; none where all tensors are batches."""
     if starts_q is None or starts_k is None:
         return []
     pairs = zip(pairwise(starts_q.tolist()), pairwise(starts_k.tolist()), strict=True)
-    return [(slice(*queries), slice(*keys)) for queries, keys in pairs]
+    return [Piece(slice(*queries), slice(*keys)) for queries, keys in pairs]
+
+
+def _piecewise(
+    pieces: Sequence[Piece], query: Tensor, key: Tensor, value: Tensor, options: Options
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the output, and each sequence's logarithms, of rows before heads."""
+    output, logarithms = torch.empty_like(query), []
+    for queries, keys in pieces:
+        heads = query[queries], key[keys], value[keys]
+        result, logarithm = attention(*(part.transpose(0, 1) for part in heads), None, options)
+        output[queries] = result.transpose(0, 1)
+        logarithms.append(logarithm)
+    return output, logarithms
+
+
+def _piecewise_backward(
+    pieces: Sequence[Piece],
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, of rows before heads."""
+    by_query, by_key, by_value = map(torch.empty_like, (query, key, value))
+    for queries, keys in pieces:
+        parts = gradient[queries], query[queries], key[keys], value[keys]
+        heads = (part.transpose(0, 1) for part in parts)
+        gradients = (part.transpose(0, 1) for part in attention_backward(*heads, None, options)[:3])
+        by_query[queries], by_key[keys], by_value[keys] = gradients
+    return by_query, by_key, by_value
 
 
 def flash_forward(
@@ -349,22 +387,14 @@ def flash_forward(
     window = (window_size_left, window_size_right)
     options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, None, window)
     rest = (*_random_state(options), query.new_empty(0))
-    pieces = _sequences(starts_q, starts_k)
+    pieces = _pieces(starts_q, starts_k)
     if not pieces:
         output, logarithm = attention(*_heads_first(query, key, value), None, options)
         return output.transpose(1, 2), logarithm, *rest
-    output = torch.empty_like(query)
+    output, several = _piecewise(pieces, query, key, value, options)
     logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
-    for rows, columns in pieces:
-        result, logarithm = attention(
-            query[rows].transpose(0, 1),
-            key[columns].transpose(0, 1),
-            value[columns].transpose(0, 1),
-            None,
-            options,
-        )
-        output[rows] = result.transpose(0, 1)
-        logarithms[:, rows] = logarithm
+    for piece, logarithm in zip(pieces, several, strict=True):
+        logarithms[:, piece.queries] = logarithm
     return output, logarithms, *rest
 
 
@@ -391,25 +421,12 @@ def flash_backward(
     """Return the gradients of query, key and value."""
     window = (window_size_left, window_size_right)
     options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, seed, window)
-    pieces = _sequences(starts_q, starts_k)
-    if not pieces:
-        heads = _heads_first(query, key, value)
-        grads = attention_backward(gradient.transpose(1, 2), *heads, None, options)
-        return _heads_first(*grads[:3])
-    results = tuple(map(torch.empty_like, (query, key, value)))
-    for rows, columns in pieces:
-        places = (rows, columns, columns)
-        grads = attention_backward(
-            gradient[rows].transpose(0, 1),
-            query[rows].transpose(0, 1),
-            key[columns].transpose(0, 1),
-            value[columns].transpose(0, 1),
-            None,
-            options,
-        )
-        for result, place, part in zip(results, places, grads, strict=False):
-            result[place] = part.transpose(0, 1)
-    return results
+    pieces = _pieces(starts_q, starts_k)
+    if pieces:
+        return _piecewise_backward(pieces, gradient, query, key, value, options)
+    heads = _heads_first(query, key, value)
+    grads = attention_backward(gradient.transpose(1, 2), *heads, None, options)
+    return _heads_first(*grads[:3])
 
 
 def efficient_forward(
@@ -429,20 +446,27 @@ def efficient_forward(
     seqlen_k: Tensor | None = None,
     window_size: int | None = None,
 ) -> tuple[object, ...]:
-    """Return the results of ``_efficient_attention_forward``, of sequences of one length."""
-    if (
-        seqlen_k is not None
-        or window_size is not None
-        or starts_q is not None
-        or starts_k is not None
-    ):
-        message = "sequences of many lengths and windows have no equivalent"
+    """Return the results of ``_efficient_attention_forward``.
+
+    Several sequences, which have no bias, are one batch: the first size is 1 then.
+    """
+    if seqlen_k is not None or window_size is not None:
+        message = "seqlen_k and windows have no equivalent"
         raise NotImplementedError(message)
     options = _options(query, scale, ALIGNED[mask_type], dropout)
-    output, logarithm = attention(*_heads_first(query, key, value), bias, options)
+    pieces = _pieces(starts_q, starts_k)
+    if pieces:
+        output, several = _piecewise(pieces, query[0], key[0], value[0], options)
+        output = output[None]
+        logarithm = torch.full((len(several), query.shape[2], max_q or 0), math.inf)
+        for place, part in enumerate(several):
+            logarithm[place, :, : part.shape[-1]] = part
+    else:
+        output, logarithm = attention(*_heads_first(query, key, value), bias, options)
+        output = output.transpose(1, 2)
     seeds = torch.tensor(options.seed), torch.tensor(0)
     kept = _padded(logarithm) if compute_log_sumexp else logarithm[..., :0]
-    return output.transpose(1, 2), kept, *seeds, max_q, max_k
+    return output, kept, *seeds, max_q, max_k
 
 
 def efficient_backward(
@@ -453,7 +477,7 @@ def efficient_backward(
     bias: Tensor | None,
     _output: Tensor,
     starts_q: Tensor | None,
-    _starts_k: Tensor | None,
+    starts_k: Tensor | None,
     _max_q: int,
     _max_k: int,
     _logarithm: Tensor,
@@ -468,10 +492,15 @@ def efficient_backward(
     **_unread: object,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    if window_size is not None or starts_q is not None:
-        message = "sequences of many lengths and windows have no equivalent"
+    if window_size is not None:
+        message = "windows have no equivalent"
         raise NotImplementedError(message)
     options = _options(query, scale, ALIGNED[mask_type], dropout, seed)
+    pieces = _pieces(starts_q, starts_k)
+    if pieces:
+        parts = gradient[0], query[0], key[0], value[0]
+        results = _piecewise_backward(pieces, *parts, options)
+        return *(result[None] for result in results), None
     *grads, by_scores = attention_backward(
         gradient.transpose(1, 2), *_heads_first(query, key, value), bias, options
     )

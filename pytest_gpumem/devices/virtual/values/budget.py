@@ -6,6 +6,7 @@ import functools
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import LIMITS
@@ -141,8 +142,9 @@ def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) ->
     which Python's collector counts each time.
     """
     of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
-    if of_shapes is None:
-        flops: int = formula(*call.args, **call.kwargs, out_val=result)
+    if of_shapes is None:  # attention's would read the lengths of sequences back from the device
+        kwargs = {name: _on_meta(value) for name, value in call.kwargs.items()}
+        flops: int = formula(*map(_on_meta, call.args), **kwargs, out_val=result)
         return flops
     named = (*((name, _shape(value)) for name, value in call.kwargs.items()),)
     return _of_shapes(of_shapes, _shape((*call.args,)), named, _shape(result))
@@ -161,6 +163,13 @@ def _of_shapes(
     at each call, and Python's collector would run by them.
     """
     return formula(*shapes, out_shape=result, **dict(named))
+
+
+def _on_meta(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
+    """Return a tensor without memory for a tensor; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument

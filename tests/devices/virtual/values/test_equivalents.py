@@ -1,6 +1,7 @@
 """Equivalents of CUDA's own operators: results and gradients are the CPU's; a page lists all."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -88,6 +89,40 @@ def attended(backend, dtype=torch.bfloat16, heads=3, **options):
         given = {**options, **({} if mask is None else {"attn_mask": mask.to(device)})}
         with sdpa_kernel(backend if device == "cuda" else SDPBackend.MATH):
             output = functional.scaled_dot_product_attention(query, key, key.square(), **given)
+        output.float().square().sum().backward()
+        return [output, query.grad, key.grad]
+
+    return run
+
+
+STARTS = [0, 5, 6, 12]
+"""rows of three sequences that lie one after the other"""
+
+
+def of_many_lengths(backend, dtype, **options):
+    """Output and gradients of attention within sequences of many lengths."""
+
+    def run(device):
+        query, key = (numbers(12, 3, 16 * at, dtype=dtype)[..., :16] for at in (1, 2))
+        query, key = (part.to(device).requires_grad_() for part in (query, key))
+        if device == "cuda":
+            starts = torch.tensor(STARTS, device=device)
+            heads = [
+                torch.nested.nested_tensor_from_jagged(part, starts).transpose(1, 2)
+                for part in (query, key, key.square())
+            ]
+            with sdpa_kernel(backend):
+                nested = functional.scaled_dot_product_attention(*heads, **options)
+            output = nested.transpose(1, 2).values()
+        else:
+            parts = [
+                functional.scaled_dot_product_attention(
+                    *(part[first:last].transpose(0, 1) for part in (query, key, key.square())),
+                    **options,
+                ).transpose(0, 1)
+                for first, last in pairwise(STARTS)
+            ]
+            output = torch.cat(parts)
         output.float().square().sum().backward()
         return [output, query.grad, key.grad]
 
@@ -235,6 +270,8 @@ USES = {
     "efficient": attended(EFFICIENT, torch.float32),
     "efficient, causal": attended(EFFICIENT, torch.float32, is_causal=True),
     "efficient, mask": attended(EFFICIENT, attn_mask=SEEN),
+    "flash, many lengths": of_many_lengths(FLASH, torch.bfloat16, is_causal=True),
+    "efficient, many lengths": of_many_lengths(EFFICIENT, torch.float32),
     "cuDNN": attended(CUDNN, is_causal=True),
     "cuDNN, mask": attended(CUDNN, attn_mask=SEEN),
     "LSTMCell": cells(torch.nn.LSTMCell),
@@ -290,3 +327,16 @@ def test_attentions_dropout_has_one_mask_forwards_and_backwards():
     rows = output.detach().float().cpu()[0, 0, :, 0]  # what is left of each row's weights
     assert rows.std() > 0.1
     assert value.grad.float().sum().item() == pytest.approx(rows.sum().item() * 16, rel=0.05)
+
+
+def test_what_attention_would_cost_reads_no_lengths_from_the_device(mode):
+    known = torch.arange(5, device="cuda")
+    heads = numbers(12, 3, 16, dtype=torch.bfloat16).to("cuda")
+    starts = torch.tensor(STARTS, device="cuda", dtype=torch.int32)
+    allocations = torch.cuda.memory_stats()["allocation.all.allocated"]
+    rest = (starts, starts, 6, 6, 0.0, False, False)
+    output, *others = torch.ops.aten._flash_attention_forward(heads, heads, heads, *rest)
+    made = {part.untyped_storage().data_ptr() for part in (output, *others) if part.numel()}
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - allocations == len(made)
+    assert mode.values.is_known(known)
+    assert mode.values.is_known(output)
