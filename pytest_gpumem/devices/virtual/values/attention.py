@@ -312,9 +312,11 @@ def sdpa_cudnn_backward(
 # -- the operators below: rows before heads, and sequences of many lengths in a row --
 
 
-def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of a batch with rows and heads exchanged."""
-    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+def _rows_and_heads_exchanged(
+    query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors with the one order from tensors with the other, of a batch or without."""
+    return query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
 
 
 class Piece(NamedTuple):
@@ -338,8 +340,8 @@ def _piecewise(
     """Return the output, and each sequence's logarithms, of rows before heads."""
     output, logarithms = torch.empty_like(query), []
     for queries, keys in pieces:
-        heads = query[queries], key[keys], value[keys]
-        result, logarithm = attention(*(part.transpose(0, 1) for part in heads), None, options)
+        heads = _rows_and_heads_exchanged(query[queries], key[keys], value[keys])
+        result, logarithm = attention(*heads, None, options)
         output[queries] = result.transpose(0, 1)
         logarithms.append(logarithm)
     return output, logarithms
@@ -356,10 +358,10 @@ def _piecewise_backward(
     """Return the gradients of query, key and value, of rows before heads."""
     by_query, by_key, by_value = map(torch.empty_like, (query, key, value))
     for queries, keys in pieces:
-        parts = gradient[queries], query[queries], key[keys], value[keys]
-        heads = (part.transpose(0, 1) for part in parts)
-        gradients = (part.transpose(0, 1) for part in attention_backward(*heads, None, options)[:3])
-        by_query[queries], by_key[keys], by_value[keys] = gradients
+        incoming = gradient[queries].transpose(0, 1)
+        heads = _rows_and_heads_exchanged(query[queries], key[keys], value[keys])
+        parts = attention_backward(incoming, *heads, None, options)[:3]
+        by_query[queries], by_key[keys], by_value[keys] = _rows_and_heads_exchanged(*parts)
     return by_query, by_key, by_value
 
 
@@ -389,7 +391,7 @@ def flash_forward(
     rest = (*_random_state(options), query.new_empty(0))
     pieces = _pieces(starts_q, starts_k)
     if not pieces:
-        output, logarithm = attention(*_heads_first(query, key, value), None, options)
+        output, logarithm = attention(*_rows_and_heads_exchanged(query, key, value), None, options)
         return output.transpose(1, 2), logarithm, *rest
     output, several = _piecewise(pieces, query, key, value, options)
     logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
@@ -424,9 +426,9 @@ def flash_backward(
     pieces = _pieces(starts_q, starts_k)
     if pieces:
         return _piecewise_backward(pieces, gradient, query, key, value, options)
-    heads = _heads_first(query, key, value)
+    heads = _rows_and_heads_exchanged(query, key, value)
     grads = attention_backward(gradient.transpose(1, 2), *heads, None, options)
-    return _heads_first(*grads[:3])
+    return _rows_and_heads_exchanged(*grads[:3])
 
 
 def efficient_forward(
@@ -462,7 +464,7 @@ def efficient_forward(
         for place, part in enumerate(several):
             logarithm[place, :, : part.shape[-1]] = part
     else:
-        output, logarithm = attention(*_heads_first(query, key, value), bias, options)
+        output, logarithm = attention(*_rows_and_heads_exchanged(query, key, value), bias, options)
         output = output.transpose(1, 2)
     seeds = torch.tensor(options.seed), torch.tensor(0)
     kept = _padded(logarithm) if compute_log_sumexp else logarithm[..., :0]
@@ -502,7 +504,7 @@ def efficient_backward(
         results = _piecewise_backward(pieces, *parts, options)
         return *(result[None] for result in results), None
     *grads, by_scores = attention_backward(
-        gradient.transpose(1, 2), *_heads_first(query, key, value), bias, options
+        gradient.transpose(1, 2), *_rows_and_heads_exchanged(query, key, value), bias, options
     )
     by_bias = _reduced(by_scores, bias) if bias is not None and bias_requires_grad else None
-    return *_heads_first(*grads), by_bias
+    return *_rows_and_heads_exchanged(*grads), by_bias
