@@ -347,6 +347,14 @@ def _piecewise(
     return output, logarithms
 
 
+def _by_rows(pieces: Sequence[Piece], several: Sequence[Tensor], query: Tensor) -> Tensor:
+    """Return each sequence's logarithms in its rows, of heads before rows."""
+    logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
+    for piece, logarithm in zip(pieces, several, strict=True):
+        logarithms[:, piece.queries] = logarithm
+    return logarithms
+
+
 def _piecewise_backward(
     pieces: Sequence[Piece],
     gradient: Tensor,
@@ -394,10 +402,7 @@ def flash_forward(
         output, logarithm = attention(*_rows_and_heads_exchanged(query, key, value), None, options)
         return output.transpose(1, 2), logarithm, *rest
     output, several = _piecewise(pieces, query, key, value, options)
-    logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
-    for piece, logarithm in zip(pieces, several, strict=True):
-        logarithms[:, piece.queries] = logarithm
-    return output, logarithms, *rest
+    return output, _by_rows(pieces, several, query), *rest
 
 
 def flash_backward(
@@ -508,3 +513,66 @@ def efficient_backward(
     )
     by_bias = _reduced(by_scores, bias) if bias is not None and bias_requires_grad else None
     return *_rows_and_heads_exchanged(*grads), by_bias
+
+
+def cudnn_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    _debug: bool = False,
+    *,
+    scale: float | None = None,
+    **unknown: object,
+) -> tuple[object, ...]:
+    """Return the results of ``_cudnn_attention_forward``, but for paged keys."""
+    if any(unknown.get(name) is not None for name in ("seqused_k", "block_table")):
+        message = "seqused_k and block_table have no equivalent"
+        raise NotImplementedError(message)
+    pieces = _pieces(starts_q, starts_k)
+    if not pieces:
+        heads = query, key, value
+        return sdpa_cudnn(*heads, bias, compute_log_sumexp, dropout, causal, scale=scale)
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
+    output, several = _piecewise(pieces, query, key, value, options)
+    seeds = torch.tensor(options.seed), torch.tensor(0)
+    logarithms = _by_rows(pieces, several, query)
+    return output, logarithms, starts_q, starts_k, max_q, max_k, *seeds, None
+
+
+def cudnn_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logarithm: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    pieces = _pieces(starts_q, starts_k)
+    if not pieces:
+        return sdpa_cudnn_backward(
+            *(gradient, query, key, value, output, logarithm, seed, offset, bias),
+            *(starts_q, starts_k, max_q, max_k, dropout, causal),
+            scale=scale,
+        )
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
+    return _piecewise_backward(pieces, gradient, query, key, value, options)

@@ -420,6 +420,8 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
 """a function of the operator's arguments as CPU tensors: it returns the CUDA operator's results"""
 
 NEWER: Final[dict[str, Callable[..., Any]]] = {
+    "_cudnn_attention_forward.default": attention.cudnn_forward,
+    "_cudnn_attention_backward.default": attention.cudnn_backward,
     "_fused_rms_norm.default": normalization.rms_norm,
     "_fused_rms_norm_backward.default": normalization.rms_norm_backward,
     "mm.dtype": matrix_products.product,

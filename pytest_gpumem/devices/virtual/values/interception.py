@@ -84,6 +84,7 @@ class Opened:
     def __init__(self, mode: Computer, call: OperatorCall, outer: Opened | None) -> None:
         self._mode = mode
         self._outer = outer
+        self._in_python = call.traits.in_python
         self._writes = mode.thread_writes()
         self._arguments = [*extents_of(call.inputs())]
         self._targets = [*extents_of(call.written())]
@@ -108,7 +109,7 @@ class Opened:
                 self._mode.forget(start, end - start)
             self._written.clear()
             self._writes = self._mode.thread_writes()
-        for start, end in extents_of(inputs):
+        for start, end in () if self._in_python else extents_of(inputs):
             if not self._tells(start, end):
                 self._mode.forget(start, end - start)
 

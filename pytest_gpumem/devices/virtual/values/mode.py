@@ -69,6 +69,8 @@ MAX_NAMED: Final = 3
 MAX_FLOATS: Final = 1 << 16
 """elements of the largest tensor of floating-point numbers that is assumed: losses, norms, the
 router of a layer are no larger; weights and activations are"""
+RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
+"""operators that return arguments as they are, which their schema does not say"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
 """errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
 
@@ -139,7 +141,7 @@ class ValueMode:
         self.thread_writes = library.thread_writes
         self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
-        self.layouts = Layouts(self.values, self.are_readable, self._compute_deferred)
+        self.layouts = Layouts(self.values, self.are_readable, self._compute_opened)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -265,6 +267,13 @@ class ValueMode:
     def make_known(self, tensor: Tensor) -> bool:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
+
+    def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
+        if call.traits.in_python and not self.budget.affords(
+            call, call.inputs(), call.written(), None
+        ):
+            return None
+        return self._compute_deferred(call, args, kwargs)
 
     def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
         with OneThread(self.full):
@@ -521,7 +530,7 @@ class ValueMode:
         on_device = [tensor for tensor in (*outputs, *written) if tensor.is_cuda]
         if plan is None and not on_device:
             return
-        addresses = {tensor.data_ptr() for tensor in written}
+        addresses = {tensor.data_ptr() for tensor in written} | _returned_arguments(call)
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if traits.allocates:
             plan = None
@@ -621,6 +630,11 @@ class ValueMode:
         if self.full or call.name in ASSUMED or traits.allocates or traits.copies:
             return False
         tensors = [*(result or ()), *(call.written() if traits.written else ())]
+        returned = _returned_arguments(call)
+        if returned:
+            tensors = [
+                tensor for tensor in tensors_in(tensors) if tensor.data_ptr() not in returned
+            ]
         ranges = ranges_of(tensors, self.budget.largest)
         if ranges:
             self._forget_ranges(*ranges)
@@ -696,6 +710,13 @@ class ValueMode:
             yield
         finally:
             torch.default_generator.set_state(state)
+
+
+def _returned_arguments(call: OperatorCall) -> set[int]:
+    """Return the addresses of the arguments that an operator returns as they are."""
+    if call.name not in RETURNS_ARGUMENTS:
+        return set()
+    return {tensor.data_ptr() for tensor in call.inputs()}
 
 
 def _names(all_names: set[str]) -> str:

@@ -139,7 +139,7 @@ SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
 """how operators begin that factorise matrices"""
 OPENED: Final = {
     *("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
-    "nested_from_padded",
+    "_nested_from_padded",
 }
 """operators that make sparse and nested tensors of plain ones, by operators inside of them"""
 UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
@@ -171,6 +171,8 @@ class Traits(NamedTuple):
     """PyTorch takes numbers in their place"""
     opened: bool
     """the operators inside of it are seen, whatever its arguments are"""
+    in_python: bool
+    """it is opened as a function of Python's: what operators inside read is no memory of its own"""
     may_open: bool
     """they are where an argument is sparse or nested"""
     carried: bool
@@ -267,6 +269,18 @@ class OperatorCall:
         )
 
 
+def is_in_python(op: OpOverload) -> bool:
+    """Return whether a program's function of Python's is an operator's kernel on a GPU.
+
+    Such are those of ``torch.library.custom_op`` and ``torch.library.Library.impl``.
+    """
+    if op.namespace in {"aten", "prims", *COLLECTIVES}:
+        return False
+    registered: set[str] = getattr(torch.library, "_impls", set())
+    name = op.name().replace("::", "/")
+    return any(f"{name}/{key}" in registered for key in ("CUDA", "CompositeExplicitAutograd"))
+
+
 @functools.cache
 def traits_of(op: OpOverload) -> Traits:
     """Return an operator's traits."""
@@ -303,7 +317,8 @@ def traits_of(op: OpOverload) -> Traits:
             if str(argument.type) == "Tensor"
         ),
         takes_numbers=torch._C._should_allow_numbers_as_tensors(name),
-        opened=name in OPENED,
+        opened=name in OPENED or is_in_python(op),
+        in_python=is_in_python(op),
         may_open=not name.startswith(UNOPENED),
         carried=name in CARRIED,
         host=EQUIVALENTS.get(op, op._op),

@@ -129,6 +129,19 @@ def of_many_lengths(backend, dtype, **options):
     return run
 
 
+def varying(device):
+    """Output and gradients of ``varlen_attn``, by cuDNN or flash attention."""
+    module = pytest.importorskip("torch.nn.attention.varlen")
+    query, key = (numbers(12, 3, 16 * at, dtype=torch.bfloat16)[..., :16] for at in (1, 2))
+    query, key = (part.to(device).requires_grad_() for part in (query, key))
+    if device == "cpu":
+        return of_many_lengths(FLASH, torch.bfloat16)(device)
+    starts = torch.tensor(STARTS, device=device, dtype=torch.int32)
+    output = module.varlen_attn(query, key, key.square(), starts, starts, 6, 6)
+    output.float().square().sum().backward()
+    return [output, query.grad, key.grad]
+
+
 def cells(cell):
     def run(device):
         torch.manual_seed(SEED)
@@ -272,6 +285,7 @@ USES = {
     "efficient, mask": attended(EFFICIENT, attn_mask=SEEN),
     "flash, many lengths": of_many_lengths(FLASH, torch.bfloat16, is_causal=True),
     "efficient, many lengths": of_many_lengths(EFFICIENT, torch.float32),
+    "varlen_attn": varying,
     "cuDNN": attended(CUDNN, is_causal=True),
     "cuDNN, mask": attended(CUDNN, attn_mask=SEEN),
     "LSTMCell": cells(torch.nn.LSTMCell),

@@ -688,6 +688,53 @@ def test_values_are_computed_inside_of_higher_order_operators():
     assert chosen[0].tolist() == [1, 2, 3, 4]
 
 
+@pytest.fixture(scope="module")
+def own_operators():
+    """A program's own operators in Python: one returns, one writes its second argument."""
+    import torch
+
+    table = []
+
+    @torch.library.custom_op("gpumem_mode::scaled", mutates_args=(), device_types="cuda")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * table[0]).cumsum(0)
+
+    library = torch.library.Library("gpumem_mode", "FRAGMENT")
+    library.define("added(Tensor x, Tensor(a!) y) -> ()")
+    library.impl("added", lambda x, y: y.add_(x)[:1].fill_(7) and None, "CUDA")
+    yield table, scaled, torch.ops.gpumem_mode.added
+    library._destroy()
+
+
+def test_operators_inside_of_a_programs_own_in_python_are_computed(mode, own_operators):
+    import torch
+
+    table, scaled, added = own_operators
+    table[:] = [torch.full((4,), 2, device="cuda")]
+    x, y = torch.arange(4, device="cuda"), torch.ones(4, dtype=torch.long, device="cuda")
+    assert scaled(x).tolist() == [0, 2, 6, 12]
+    added(x, y)
+    assert y.tolist() == [7, 2, 3, 4]
+    assert table.pop().tolist() == [2, 2, 2, 2]  # no argument, and read inside
+    assert mode.failures == {}
+
+
+def test_a_programs_own_operator_is_not_run_for_its_values_beyond_the_budget(mode):
+    import torch
+
+    calls = []
+
+    @torch.library.custom_op("gpumem_mode::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.device.type)
+        return x * 2
+
+    large = torch.ones(1 << 20, device="cuda")
+    mode.budget.end()
+    assert not mode.values.is_known(doubled(large))
+    assert calls == ["cuda"]
+
+
 @pytest.mark.usefixtures("mode")
 def test_values_are_computed_in_threads_that_a_program_starts():
     import threading

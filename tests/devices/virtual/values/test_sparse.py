@@ -206,6 +206,8 @@ def test_nested_tensors_of_a_mask_have_their_sizes(mode):
     mask = torch.arange(5) < torch.tensor([[3], [5]])
     nested, host = through(torch._nested_tensor_from_mask, filled(2, 5, 4), mask)
     assert [part.shape for part in nested.unbind()] == [part.shape for part in host.unbind()]
+    assert mode.values.is_known(nested.values())
+    assert nested.values().tolist() == host.values().tolist()
     assert mode.readbacks.notes(Path()) == []
 
 
