@@ -2,10 +2,10 @@
 
     python -m benchmarks.reports.first_lines [--only PATTERN] [--show]
 
-Each regression of ``catalogue.py``, and each of its twelve other edits, is made in a git repository
-whose baselines are committed, together with edits that change no memory: comments, docstrings, a
-function that nobody calls, a line of the forward in other words. A point is given where the first
-``file:line`` of the failure is a line of the edit.
+Each edit of data/planted.toml is made in a git repository whose baselines are committed, together
+with edits that change no memory: comments, docstrings, a function that nobody calls, a line of the
+forward in other words. A point is given where the first ``file:line`` of the failure is a line of
+the edit. It needs Python 3.11.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import subprocess
 import tempfile
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
+import tomllib
 from tabulate import tabulate
 
-from benchmarks.harness import line, publish
-from benchmarks.reports.catalogue import BASE, BESIDES, CATALOGUE, MODEL, OTHERS, PROGRAM
-from benchmarks.reports.regressions import failures_of
+from benchmarks.harness import DATA, line, publish, session
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+PLANTED: dict[str, Any] = tomllib.loads((DATA / "planted.toml").read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -32,12 +33,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those whose name has this pattern")
     parser.add_argument("--show", action="store_true", help="print whole failures")
     options = parser.parse_args()
-    names = [name for name in (*CATALOGUE, *OTHERS) if re.search(options.only, name)]
+    edits = {edit["name"]: edit for edit in PLANTED["edits"]}
+    names = [name for name in edits if re.search(options.only, name)]
     tests = {name: f"test_{at:02}.py" for at, name in enumerate(names)}
     edited: dict[str, set[str]] = {}
     """by test, the places of the lines of its edit"""
     with tempfile.TemporaryDirectory() as folder:
-        sources = {name: files_of(name, tests[name]) for name in names}
+        sources = {name: files_of(edits[name], tests[name]) for name in names}
         for files in sources.values():
             for file, (before, _) in files.items():
                 Path(folder, file).write_text(before, encoding="utf-8")
@@ -74,25 +76,33 @@ def main() -> None:
     publish("first_lines", "\n".join(lines), keep=not options.only)
 
 
-def files_of(name: str, test: str) -> dict[str, tuple[str, str]]:
+def files_of(edit: dict[str, str], test: str) -> dict[str, tuple[str, str]]:
     """Return the files of one edit: their texts before and after."""
-    if name in CATALOGUE:
-        planted = CATALOGUE[name]
-        return {test: (BASE, BASE.replace(planted.old, planted.new))}
-    old, new = OTHERS[name]
-    assert (MODEL + PROGRAM).count(old) == 1, name
-    module = f"model_{test.removeprefix('test_').removesuffix('.py')}"
-    program = PROGRAM.replace("MODULE", module)
-    return {
-        f"{module}.py": (MODEL, MODEL.replace(old, new)),
-        test: (program, program.replace(old, new)),
-    }
+    old, new = edit["old"], edit["new"]
+    if edit["of"] == "base":
+        files = {test: PLANTED["base"]}
+    else:
+        module = f"model_{test.removeprefix('test_').removesuffix('.py')}"
+        program = PLANTED["program"].replace("MODULE", module)
+        files = {f"{module}.py": PLANTED["model"], test: program}
+    assert sum(text.count(old) for text in files.values()) == 1, edit["name"]
+    return {file: (text, text.replace(old, new)) for file, text in files.items()}
+
+
+def failures_of(folder: str, *options: str) -> dict[str, str]:
+    """Run the planted suite; return the lines that the terminal shows of each file's failure."""
+    device = ("--gpumem-device=virtual", "--gpumem-card=H100")
+    done = session(folder, "-p", "no:randomly", *options, *device)
+    assert done.status < 2, done.output
+    sections = re.split(r"^_+ test_train _+$", done.output, flags=re.MULTILINE)[1:]
+    named = re.findall(r"^FAILED (\S+)::", done.output, flags=re.MULTILINE)
+    return dict(zip(named, sections, strict=True))
 
 
 def besides(text: str) -> str:
     """Return a program with the edits that change no memory."""
-    for old, new in BESIDES:
-        text = text.replace(old, new)
+    for edit in PLANTED["besides"]:
+        text = text.replace(edit["old"], edit["new"])
     return text
 
 

@@ -1,7 +1,7 @@
 """Many tests: what is done of each does not grow with their number.
 
 Calls are counted, of Python's functions and of C's, not time: whoever else uses the machine does
-not matter. benchmarks/scale/sessions.py measures.
+not matter.
 """
 
 from __future__ import annotations
