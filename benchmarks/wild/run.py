@@ -3,12 +3,12 @@
     python -m benchmarks.wild.run [NAME ...]
 
 Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
-benchmarks/results/wild.txt. Files named tried_*.py are tests that did not show what was reported.
+benchmarks/results/wild.txt. regressions.toml says what is asked of which tests. It needs Python
+3.11.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -18,35 +18,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 from benchmarks.harness import RESULTS, line, publish
 from pytest_gpumem.sizes import format_size
 
 FOLDER = Path(__file__).parent
 
 
-def constants(path: Path) -> dict[str, Any]:
-    """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE.
-
-    Of a test that did not show what was reported there is no RELEASE. VERSIONS are those that are
-    tried, by default all between; ENVIRONMENT is set for them. AS_OF are packages of the day.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in assigned
-        if isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper()
-    }
-
-
-def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def bisect(facts: dict[str, Any]) -> dict[str, Any]:
     """Find the release of one regression; return its row."""
-    words = [facts["PACKAGE"], facts["GOOD"], facts["BAD"], str(path)]
-    for requirement in facts["WITH"]:
+    tests = [str(FOLDER / test) for test in facts["tests"]]
+    words = [facts["package"], facts["good"], facts["bad"], *tests]
+    for requirement in facts.get("with", ()):
         words += ["--with", requirement]
-    for package in facts.get("AS_OF", ()):
+    for package in facts.get("as_of", ()):
         words += ["--as-of", package]
-    words += ["--versions", ",".join(facts["VERSIONS"])] if "VERSIONS" in facts else []
+    words += ["--versions", ",".join(facts["versions"])] if "versions" in facts else []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
@@ -58,19 +46,19 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, **facts.get("ENVIRONMENT", {})},
+            env={**os.environ, **facts.get("environment", {})},
         )
         found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     seconds = time.perf_counter() - started
     print(done.stdout, flush=True)
     row = {
-        "reported": facts["REPORTED"],
-        "links": facts["LINKS"],
+        "reported": facts["reported"],
+        "links": facts["links"],
         "asked": f"{facts['PACKAGE']} {facts['GOOD']} -> {facts['BAD']}",
         "provenance": line(),
         "seconds": round(seconds),
     }
-    if "RELEASE" not in facts:
+    if "release" not in facts:
         row["tried"] = True
     if not found.get("found") or found["skipped"]:
         return {**row, "found": False, "said": done.stdout.strip()}
@@ -81,7 +69,7 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     test = found["nodeid"].rpartition("::")[2]
     return {
         **row,
-        "found": found["found"] == facts.get("RELEASE"),
+        "found": found["found"] == facts.get("release"),
         "package": found["package"],
         "release": found["found"],
         "peak": found["peak"],
@@ -92,14 +80,14 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the named files, or all; publish the table of all rows."""
+    """Run the named regressions, or all; publish the table of all rows."""
     kept = RESULTS / "wild.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    for path in sorted([*FOLDER.glob("test_*.py"), *FOLDER.glob("tried_*.py")]):
-        name = path.stem.partition("_")[2]
+    regressions = tomllib.loads((FOLDER / "regressions.toml").read_text(encoding="utf-8"))
+    for name, facts in sorted(regressions.items()):
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        rows[name] = bisect(path, constants(path))
+        rows[name] = bisect(facts)
         kept.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     text = [__doc__.splitlines()[0], ""]
     for name, row in sorted(rows.items()):

@@ -2,29 +2,44 @@
 
 import json
 import re
+import sys
 
 import pytest
 from helpers.paths import ROOT
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it there
+
 PAGE = (ROOT / "docs/explanation/in-the-wild.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDED = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
+WILD = ROOT / "benchmarks/wild"
+REGRESSIONS = tomllib.loads((WILD / "regressions.toml").read_text(encoding="utf-8"))
 RESULTS = {name: it for name, it in RECORDED.items() if not it.get("tried")}
 TRIED = {name: it for name, it in RECORDED.items() if it.get("tried")}
 ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+ \S+ \(of \d", line)]
 
 
 def test_every_regression_of_the_folder_has_a_result_and_a_row():
-    files = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks/wild").glob("test_*")}
-    assert set(RESULTS) == files
-    assert len(ROWS) == len(files)
+    shown = {name for name, facts in REGRESSIONS.items() if "release" in facts}
+    assert set(RESULTS) == shown
+    assert len(ROWS) == len(shown)
+
+
+def test_the_tests_of_every_regression_are_there():
+    named = {test for facts in REGRESSIONS.values() for test in facts["tests"]}
+    written = {
+        f"{path.name}::{name}"
+        for path in WILD.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named == written
 
 
 def test_what_was_tried_in_vain_is_told_with_what_its_search_said():
-    files = {
-        path.stem.removeprefix("tried_") for path in (ROOT / "benchmarks/wild").glob("tried_*")
-    }
-    assert set(TRIED) == files
+    assert set(TRIED) == {name for name, facts in REGRESSIONS.items() if "release" not in facts}
     for result in TRIED.values():
         package, good, _, bad = result["asked"].split()
         assert result["said"].splitlines()[0] == f"nothing grew between {package} {good} and {bad}"
