@@ -1,16 +1,11 @@
 # ruff: noqa: ANN401 - models and batches are whatever a case has
-"""The largest batch size by four finders, each on the same steps on the virtual GPU.
+"""The largest batch size by three finders, each on the same steps on the virtual GPU.
 
-``gpu_memory.largest``, Lightning's BatchSizeFinder (its modes power and binsearch) and accelerate's
-find_executable_batch_size: which batch size each finds, and how many it has to try for that. In the
-first table all begin with 2, Lightning's default. accelerate goes down only, from what it is told,
-and takes the first that fits: in the second table both begin with 128, its default, and with 4096,
-for somebody who does not know. "As large after" are the tries after which ours had seen a batch
-size fit that is at least accelerate's answer; it goes on to the largest.
-Needs ``pip install lightning accelerate`` besides the project.
+    python -m benchmarks.speed.largest [CASE ...]
 
-    python -m benchmarks.speed.largest            # all, and records benchmarks/results/largest.txt
-    python -m benchmarks.speed.largest --one "power 2" resnet50
+``gpu_memory.largest``, and Lightning's BatchSizeFinder in its modes power and binsearch: which
+batch size each finds, and how many it has to try for that. All begin with 2, Lightning's default.
+Needs ``pip install lightning`` besides the project.
 """
 
 from __future__ import annotations
@@ -23,13 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest_gpumem
-from benchmarks import harness
-from benchmarks.harness import ask, line, publish
+from benchmarks.harness import ask, line, publish, table
 
 DEFAULT = 2
 """Lightning's"""
-STARTS = (128, 4096)
-"""accelerate's default, and more than fits"""
+TOOLS = ("gpumem", "power", "binsearch")
 
 
 class Case(NamedTuple):
@@ -133,11 +126,9 @@ class Answer(NamedTuple):
 
     value: int
     tries: int
-    fitted: list[int]
-    """what was tried, and fitted; 0 in place of what did not; ours alone says so"""
 
 
-def by_gpumem(case: Case, start: int) -> Answer:
+def by_gpumem(case: Case) -> Answer:
     """Return the answer of ``gpu_memory.largest``."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.fit.prober import Prober
@@ -148,27 +139,10 @@ def by_gpumem(case: Case, start: int) -> Answer:
     assert device is not None
     meter = Meter(device, device.open(None, 1), 1)
     meter.start(count_held=True)
-    found = Prober(meter, Path.cwd(), print, patience=1e9).largest(trainer.step, start)
+    found = Prober(meter, Path.cwd(), print, patience=1e9).largest(trainer.step, DEFAULT)
     meter.stop()
     assert [it.value for it in found.probes] == trainer.tried
-    return Answer(found.value, len(found.probes), [it.value * it.fits for it in found.probes])
-
-
-def by_accelerate(case: Case, start: int) -> Answer:
-    """Return the answer of accelerate's find_executable_batch_size, which begins with ``start``."""
-    from accelerate.utils import find_executable_batch_size
-
-    trainer = Trainer(case)
-
-    @find_executable_batch_size(starting_batch_size=start)
-    def train(batch_size: int) -> int:
-        trainer.step(batch_size)
-        return batch_size
-
-    try:
-        return Answer(train(), len(trainer.tried), [])
-    except RuntimeError:  # "No executable batch size found, reached zero."
-        return Answer(0, len(trainer.tried), [])
+    return Answer(found.value, len(found.probes))
 
 
 def by_lightning(case: Case, mode: str) -> Answer:
@@ -209,7 +183,7 @@ def by_lightning(case: Case, mode: str) -> Answer:
         enable_model_summary=False,
     )
     answer = Tuner(trainer).scale_batch_size(Module(), mode=mode, init_val=DEFAULT)
-    return Answer(int(answer or 0), len(dict.fromkeys(tried)), [])
+    return Answer(int(answer or 0), len(dict.fromkeys(tried)))
 
 
 def one(tool: str, name: str) -> None:
@@ -217,71 +191,30 @@ def one(tool: str, name: str) -> None:
     case = CASES[name]
     pytest_gpumem.use_virtual_gpu(case.card, values="off")
     warnings.simplefilter("ignore")
-    kind, _, start = tool.partition(" ")
-    if kind == "gpumem":
-        found = by_gpumem(case, int(start))
-    elif kind == "accelerate":
-        found = by_accelerate(case, int(start))
-    else:
-        found = by_lightning(case, kind)
-    print(json.dumps(found))
-
-
-def run(tool: str, name: str) -> Answer:
-    """Run one in a process of its own."""
-    words = ("benchmarks.speed.largest", "--one", tool, name)
-    answer = Answer(*ask(sys.executable, *words, timeout=900))
-    sys.stderr.write(f"{name}: {tool}: {answer}\n")
-    return answer
-
-
-def upward() -> str:
-    """Return the table of the finders that begin with 2."""
-    tools = (f"gpumem {DEFAULT}", f"power {DEFAULT}", f"binsearch {DEFAULT}")
-    rows = []
-    for name, case in CASES.items():
-        answers = [run(tool, name) for tool in tools]
-        rows.append([name, case.card, *(str(it) for answer in answers for it in answer[:2])])
-    titles = ["step", "card", "gpumem", "tries", "power", "tries", "binsearch", "tries"]
-    return harness.table(rows, titles, "llr")
-
-
-def downward() -> str:
-    """Return the table of those that begin with what may be too much."""
-    rows = []
-    for start in STARTS:
-        for name, case in CASES.items():
-            theirs, ours = run(f"accelerate {start}", name), run(f"gpumem {start}", name)
-            enough = (i for i, it in enumerate(ours.fitted, 1) if it and it >= theirs.value)
-            cells = [start, theirs.value or "none", theirs.tries, next(enough, "never")]
-            rows.append([name, case.card, *map(str, [*cells, ours.value, ours.tries])])
-    titles = ["step", "card", "from", "accelerate", "tries", "gpumem: as large after"]
-    titles += ["the largest", "tries"]
-    return harness.table(rows, titles, "llr")
+    print(json.dumps(by_gpumem(case) if tool == "gpumem" else by_lightning(case, tool)))
 
 
 def main() -> None:
-    """Run all, print the tables, record them."""
+    """Run all, each in a process of its own; print the table, and record it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", nargs=2, metavar=("TOOL", "CASE"))
-    parser.add_argument("--part", choices=tuple(PARTS), action="append", help="(both)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="(all)")
+    parser.add_argument("--one", nargs=2, metavar=("TOOL", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        return one(*arguments.one)
-    for part in arguments.part or PARTS:
-        name, title, table = PARTS[part]
-        publish(name, "\n".join([title, line("lightning", "accelerate"), "", table()]))
-    return None
-
-
-PARTS = {
-    "up": ("largest", "The largest batch size by three finders, and how many each tried.", upward),
-    "down": (
-        "largest_from_above",
-        "The largest batch size from where accelerate's finder begins, and how many each tried.",
-        downward,
-    ),
-}
+        one(*arguments.one)
+        return
+    rows = []
+    for name in arguments.cases or CASES:
+        rows.append([name, CASES[name].card])
+        for tool in TOOLS:
+            words = ("benchmarks.speed.largest", "--one", tool, name)
+            answer = Answer(*ask(sys.executable, *words, timeout=900))
+            sys.stderr.write(f"{name}: {tool}: {answer}\n")
+            rows[-1] += map(str, answer)
+    heads = ["step", "card", *(head for tool in TOOLS for head in (tool, "tries"))]
+    title = "The largest batch size by three finders, and how many each tried."
+    text = "\n".join([title, line("lightning"), "", table(rows, heads, "llr")])
+    publish("largest", text, keep=not arguments.cases)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How large is an environment without NVIDIA's packages, and how long does it take to install?
 
-    python -m benchmarks.speed.light [--runs N] [--mbit RATE] [--below LOAD]
+    python -m benchmarks.speed.light [--runs N]
     python -m benchmarks.speed.light set-up
 
 Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
@@ -9,10 +9,6 @@ say more than the clock. The bytes downloaded are the sizes of the files that pi
 installation report. uv has the names that it leaves out before a run begins. The result goes to
 benchmarks/results/light.txt.
 
-With ``--mbit``, pip and uv download through a proxy of this process, which passes on no more than
-so many megabits a second (rated_network.py), and which counts the bytes. The result of ``--mbit
-1000`` goes to light_1000mbit.txt.
-
 With set-up, examples/run.sh and tests/run.sh set up their environment, each in a fresh clone, and
 nothing is run in it; this goes to light_setup.txt.
 """
@@ -20,7 +16,6 @@ nothing is run in it; this goes to light_setup.txt.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import resource
@@ -35,7 +30,6 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.harness import LIGHT, ROOT, excludes, line, publish, table
-from benchmarks.speed.rated_network import RatedNetwork, rated_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,32 +90,17 @@ def children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def install_and_test(
-    wheel: Path, installer: str, options: list[str] | None, network: RatedNetwork | None
-) -> Run:
-    """Make an environment of a kind, run the test in it, delete it.
-
-    Raises:
-        SystemExit: not all that was downloaded came through the network.
-    """
+def install_and_test(wheel: Path, installer: str, options: list[str] | None) -> Run:
+    """Make an environment of a kind, run the test in it, delete it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {key: value for key, value in os.environ.items() if key not in UNSET}
         environment |= {"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": str(folder / "cache")}
         environment["PIP_CONFIG_FILE"] = os.devnull  # no files of this machine's: the index alone
         environment["COLUMNS"] = "120"
-        carried = 0
-        if network is not None:
-            environment |= network.environment
-            carried = network.carried
         times = Times()
         install = with_pip if installer == "pip" else with_uv
         downloaded = install(times, wheel, folder, environment, options)
-        if network is not None:
-            # uv does not say what it has downloaded: no wheel here is compressed to a quarter
-            least, downloaded = downloaded or size(folder / "env") // 4, network.carried - carried
-            if downloaded < least:
-                raise SystemExit(f"of {least} bytes or more, {downloaded} came through the proxy")
         (folder / "test_step.py").write_text(TEST, encoding="utf-8")
         python = str(folder / "env/bin/python")
         test = [python, "-m", "pytest", "test_step.py", "--gpumem-device=virtual"]
@@ -182,23 +161,6 @@ def file_size(url: str) -> int:
         return int(response.headers["Content-Length"])
 
 
-def rate(url: str, network: RatedNetwork | None) -> str:
-    """Return the megabits a second at which a file comes, through a network or directly."""
-    proxies = {"https": network.address} if network is not None else None
-    began, loaded = time.perf_counter(), 0
-    with urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(url) as response:
-        while block := response.read(2**20):
-            loaded += len(block)
-    return f"{loaded * 8 / 1e6 / (time.perf_counter() - began):.0f}"
-
-
-def torch_wheel() -> str:
-    """Return the address of the wheel of torch that pip would install."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-    report = json.loads(run([*pip, "--no-deps", "--report", "-", "torch"], ROOT, dict(os.environ)))
-    return str(report["install"][0]["download_info"]["url"])
-
-
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     """Run a command that has to succeed; return its output."""
     return subprocess.run(
@@ -247,11 +209,8 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
     return lines
 
 
-def measure(runs: int, network: RatedNetwork | None, below: float) -> Iterator[list[str]]:
-    """Measure all kinds, several times each, in turn; after each turn, yield the result's lines.
-
-    A run begins once the machine's load is below a number: the run before it has made about 1.
-    """
+def measure(runs: int) -> Iterator[list[str]]:
+    """Measure all kinds, several times each, in turn; after each turn, yield the result's lines."""
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
@@ -262,10 +221,8 @@ def measure(runs: int, network: RatedNetwork | None, below: float) -> Iterator[l
     for _ in range(runs):
         for kind, options in LIGHT.items():
             for installer in INSTALLERS:
-                while os.getloadavg()[0] >= below:
-                    time.sleep(5)
                 loads.append(os.getloadavg()[0])
-                its = install_and_test(wheel, installer, options, network)
+                its = install_and_test(wheel, installer, options)
                 measured.setdefault((kind, installer), []).append(its)
                 rows.append(row_of(kind, installer, its))
         yield [
@@ -282,10 +239,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=["set-up"], help="this project's own commands")
     parser.add_argument("--runs", type=int, default=3, help="of each kind (3)")
-    parser.add_argument("--mbit", type=int, metavar="RATE", help="of all downloads together")
-    parser.add_argument(
-        "--below", type=float, metavar="LOAD", default=float("inf"), help="wait until it is"
-    )
     asked = parser.parse_args()
     began = line()
     if asked.what == "set-up":
@@ -298,21 +251,8 @@ def main() -> None:
         __doc__.splitlines()[0],
         f"{began}; {uv}, {pip} (a newer one for gpumem light)",
     ]
-    name = "light"
-    with contextlib.ExitStack() as opened:
-        network = None
-        url = torch_wheel()
-        rates = f"torch's wheel comes at {rate(url, None)} Mbit/s from the index"
-        if asked.mbit is not None:
-            name = f"light_{asked.mbit}mbit"
-            network = opened.enter_context(rated_network(asked.mbit))
-            rates += (
-                f", and at {rate(url, network)} through a proxy that passes on {asked.mbit}; pip "
-                "and uv use the proxy"
-            )
-        text.append(rates)
-        for lines in measure(asked.runs, network, asked.below):
-            publish(name, "\n".join([*text, *lines]))
+    for lines in measure(asked.runs):
+        publish("light", "\n".join([*text, *lines]))
 
 
 if __name__ == "__main__":

@@ -83,15 +83,14 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         if self.heads:
-            x = x + self.attend(self.norm(x))
+            y = self.norm(x)
+            heads = [
+                it(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for it in (self.q, self.k, self.v)
+            ]
+            y = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+            x = x + self.o(y.transpose(1, 2).flatten(2))
         return x + self.down(torch.nn.functional.silu(self.up(x)))
-
-    def attend(self, y):
-        heads = [
-            it(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for it in (self.q, self.k, self.v)
-        ]
-        y = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.o(y.transpose(1, 2).flatten(2))
 
 
 def blocks_of(heads):
