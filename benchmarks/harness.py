@@ -92,6 +92,15 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a file of TOML has."""
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10, where pytest brings it
+        import tomli as tomllib
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def table(rows: Iterable[Iterable[object]], heads: Iterable[str], align: str = "") -> str:
     """Return a table whose cells are shown as they are.
 

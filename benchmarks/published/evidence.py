@@ -7,17 +7,18 @@ It writes docs/explanation/evidence.md from results/*.txt; a test compares the t
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, read_toml
 from benchmarks.published.rows import Row, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 PAGE = ROOT / "docs" / "explanation" / "evidence.md"
 HEAD = """\
@@ -136,35 +137,56 @@ def training_runs() -> list[Group]:
     return [*result, Group("Out of memory", note, ["card", "torch", "on the GPU"], full, {})]
 
 
-def group(
-    title: str,
-    note: str,
-    rows: list[dict[str, str]],
-    heads: dict[str, str] | list[str],
-    errors: dict[str, str] | None = None,
-) -> Group:
-    """Return a group of the rows of a result.
+class Section(NamedTuple):
+    """Rows of a result that stand together on the page; sections.toml says what the fields are."""
 
-    Args:
-        title: of the group.
-        note: a sentence on all of them.
-        rows: with the name in their first cell.
-        heads: the columns to show, or their heads by those of the result.
-        errors: by kind of memory, the column that has them.
-    """
-    shown = heads if isinstance(heads, dict) else {it: it.removesuffix(" 2") for it in heads}
-    cells = [
-        [
-            next(iter(row.values())),
-            *("n/a" if row[head] in {"nan", "+nan"} else row[head] for head in shown),
+    result: str
+    title: str
+    note: str
+    heads: list[str | list[str]]
+    errors: Mapping[str, str] = MappingProxyType({})
+    of: Sequence[str] = ("", "")
+    prefix: str = ""
+    split: str = "unseen first"
+    kinds: str = ""
+
+    def groups(self) -> Iterator[Group]:
+        """Yield the groups of the section: one, or two if rows nobody had looked at are apart."""
+        [rows] = tables(self.result)
+        column, pattern = self.of
+        rows = [row for row in rows if not column or re.fullmatch(pattern, row[column])]
+        rows = [row for row in rows if first(row).startswith(self.prefix)]
+        note = self.note.format(here=here(self.result))
+        if not self.split:
+            yield self.group(self.title, note, rows)
+            return
+        parts = {"never looked at": "yes", "looked at": ""}
+        for words in sorted(parts, reverse=self.split == "unseen first"):
+            if chosen := [row for row in rows if row["never looked at"] == parts[words]]:
+                yield self.group(f"{self.title}, {words}", note, chosen)
+
+    def group(self, title: str, note: str, rows: list[dict[str, str]]) -> Group:
+        """Return a group of rows."""
+        shown = dict((it, it) if isinstance(it, str) else it for it in self.heads)
+        cells = [
+            [
+                first(row).removeprefix(self.prefix),
+                *("n/a" if row[head] in {"nan", "+nan"} else row[head] for head in shown),
+            ]
+            for row in rows
         ]
-        for row in rows
-    ]
-    numbers = {
-        kind: [float(row[head]) for row in rows if row[head] not in {"", "+nan"}]
-        for kind, head in (errors or {}).items()
-    }
-    return Group(title, note, list(shown.values()), cells, numbers)
+        errors = {
+            kind: [float(row[head]) for row in rows if row[head] not in {"", "+nan"}]
+            for kind, head in self.errors.items()
+        }
+        for row in rows if self.kinds else ():
+            errors.setdefault(row[self.kinds], []).append(float(row["%"]))
+        return Group(title, note, list(shown.values()), cells, errors)
+
+
+def first(row: dict[str, str]) -> str:
+    """Return a row's name, its first cell."""
+    return next(iter(row.values()))
 
 
 def here(name: str) -> str:
@@ -173,215 +195,33 @@ def here(name: str) -> str:
     return head.rpartition("here: ")[2]
 
 
-def seen_and_unseen(rows: list[dict[str, str]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield rows that nobody had looked at, and the others; each with these words."""
-    for words, cell in (("never looked at", "yes"), ("looked at", "")):
-        yield words, [row for row in rows if row["never looked at"] == cell]
-
-
-BOTH = {"allocated": "allocated %", "reserved": "reserved %"}
-PEAKS = ["allocated", "virtual", "reserved", "virtual 2"]
-
-
-def autoencoders() -> Iterator[Group]:
-    """Yield the rows of published_vae.txt, by type and by whether they had been looked at."""
-    [rows] = tables("published_vae")
-    ran = here("published_vae")
-    source = "The source had torch 2.7.1, cuDNN 9.7.1"
-    note = f"Encoding and decoding; MiB. {source}. The virtual GPU had {ran}."
-    for kind in ("half precision", "float32"):
-        is_half = kind == "half precision"
-        of_kind = [row for row in rows if row["RTX 4090"].endswith("float16") == is_half]
-        for words, chosen in seen_and_unseen(of_kind):
-            title = f"Autoencoders in {kind}, RTX 4090, {words}"
-            yield group(title, note, chosen, [*PEAKS, *BOTH.values()], BOTH)
-
-
-def segmentation() -> Iterator[Group]:
-    """Yield the rows of published_smp.txt."""
-    [rows] = tables("published_smp")
-    note = (
-        "Training; peak allocated in bytes. Settings that the source does not name were tried "
-        "until most rows were equal."
-    )
-    heads = {"L40S": "L40S", "virtual": "virtual", "one group %": "error %"}
-    title = "Segmentation nets, torch 2.11.0 (cuDNN 9.19.0), L40S"
-    yield group(title, note, rows, heads, {"allocated": "one group %"})
-
-
-def detection() -> Iterator[Group]:
-    """Yield the rows of published_detection.txt, by card, and those never looked at apart."""
-    [rows] = tables("published_detection")
-    heads = {"figure": "figure", "GPU": "GPU", "virtual": "virtual", "%": "error %"}
-    note = (
-        "Ultralytics' search for a batch size: memory that is reserved, in GB, and memory that "
-        "was in use when the largest batch ran out of memory. The source does not name the largest "
-        "number of labels in an image. This number was chosen with the rows that were looked at."
-    )
-    for card in ("T4", "L4"):
-        of_card = [row for row in rows if row["card"] == card]
-        for words, chosen in reversed([*seen_and_unseen(of_card)]):
-            errors: dict[str, list[float]] = {}
-            for row in chosen:
-                errors.setdefault(row["figure"], []).append(float(row["%"]))
-            title = f"Detectors, torch 2.11.0 (cuDNN 9.19.0), {card}, {words}"
-            yield dataclasses.replace(group(title, note, chosen, heads), errors=errors)
-
-
-def speech() -> Iterator[Group]:
-    """Yield the rows of published_speech.txt, by card and by whether they had been looked at."""
-    [rows] = tables("published_speech")
-    versions = {
-        "RTX A6000": "torch 2.8.0 (cuDNN 9.10.2)",
-        "RTX A5000": "torch 2.11.0 (cuDNN 9.19.0)",
-    }
-    note = (
-        "Inference; MiB, on the A6000 allocated above the memory at the beginning of the stage. "
-        "[Accuracy](accuracy.md#rows-that-were-held-back) has the first predictions of rows "
-        "that were held back."
-    )
-    for card, version in versions.items():
-        of_card = [row for row in rows if row["card"] == card]
-        for words, chosen in reversed([*seen_and_unseen(of_card)]):
-            if chosen:
-                title = f"Speaker diarization, {version}, {card}, {words}"
-                yield group(title, note, chosen, [*PEAKS, *BOTH.values()], BOTH)
-
-
-def more_segmentation() -> Iterator[Group]:
-    """Yield the rows of published_segmentary.txt, by family and whether looked at."""
-    [rows] = tables("published_segmentary")
-    plans = {"reserved, largest plans": "largest %", "reserved, least": "least %"}
-    notes = {
-        "matrix": (
-            "One step of SGD in float32, and a prediction. Bytes allocated, MiB reserved.",
-            {"allocated": "allocated %", "reserved": "largest %"},
-            ["allocated", "virtual", "reserved MiB", "largest plans"],
-        ),
-        "probe": (
-            "Four steps of AdamW, bf16 autocast, cuDNN's benchmark mode. MiB reserved.",
-            plans,
-            ["reserved MiB", "largest plans", "least plans"],
-        ),
-        "inference": (
-            "An image of 1024 x 1024, bf16 autocast, cuDNN's benchmark mode. MiB reserved.",
-            plans,
-            ["reserved MiB", "largest plans", "least plans"],
-        ),
-    }
-    for family, (note, errors, figures) in notes.items():
-        of_family = [
-            row | {"L40S": row["L40S"].removeprefix(f"{family} ")}
-            for row in rows
-            if row["L40S"].startswith(f"{family} ")
-        ]
-        for words, chosen in seen_and_unseen(of_family):
-            title = f"Segmentation nets ({family}), torch 2.11.0 (cuDNN 9.19.0), L40S, {words}"
-            yield group(title, note, chosen, [*figures, *errors.values()], errors)
-
-
-def diffusion() -> Iterator[Group]:
-    """Yield the rows of published_diffusion.txt, by whether they had been looked at."""
-    [rows] = tables("published_diffusion")
-    ran = here("published_diffusion")
-    note = (
-        "Training; bytes allocated after the steps, and highest bytes reserved. "
-        f"Here {ran}. Rows that use cuFFT have the range of its workspaces."
-    )
-    heads = ["torch", *PEAKS, *BOTH.values(), "reserved between"]
-    for words, chosen in seen_and_unseen(rows):
-        title = f"FLUX.2-klein with PEFT's methods, L40S, {words}"
-        yield group(title, note, chosen, heads, BOTH)
-
-
-def inference() -> Iterator[Group]:
-    """Yield the rows of published_inference.txt, by whether they had been looked at."""
-    [rows] = tables("published_inference")
-    heads = ["torch", "GPU", "real GiB", "virtual", "%", "within its last digit"]
-    note = "Peak allocated in GiB. The source prints two digits."
-    for words, chosen in seen_and_unseen(rows):
-        title = f"Inference with KV caches and without, {words}"
-        yield group(title, note, chosen, heads, {"allocated": "%"})
-
-
-def compiled() -> Iterator[Group]:
-    """Yield the rows of torch.compile: of three results, by whether they had been looked at."""
-    both = {"allocated": "%", "reserved": "% 2"}
-    names = {
-        "torch": "torch",
-        "real allocated": "allocated",
-        "virtual": "virtual",
-        "%": "allocated %",
-        "real reserved": "reserved",
-        "virtual 2": "virtual",
-        "% 2": "reserved %",
-        "logs: least to most": "logs: least to most",
-        "torch here": "torch here",
-    }
-    scratch = {"real": "reserved", "virtual": "virtual", "%": "error %", "torch here": "torch here"}
-    scratch["range of peak reserved"] = "range"
-    padded = {"and kernels timed": "first run", "% 3": "error %"}
-    llama = {
-        "torch": "torch",
-        "real later steps": "reserved GiB",
-        "virtual 2": "virtual",
-        "% 2": "error %",
-        "here": "here",
-    }
-    kinds = [
-        ("nanogpt", "one rank of eight H100s", "Training. Highest bytes in MiB.", names, both),
-        (
-            "speedups",
-            "a GPT from scratch, A100s",
-            (
-                "Training. MiB reserved at the end of an epoch. `first run`: odd products are "
-                "padded, and what a GPU's first run allocates to time kernels is counted."
-            ),
-            {**scratch, **padded},
-            {"reserved": "%", "reserved, first run": "% 3"},
-        ),
-        (
-            "titan",
-            "Llama 3 8B, one rank of 8 to 128",
-            "Training. Highest GiB reserved after the first step.",
-            llama,
-            {"reserved": "% 2"},
-        ),
+def peaks() -> list[Group]:
+    """Return the rows of all runs."""
+    sections = read_toml(Path(__file__).with_name("sections.toml"))["sections"]
+    return [
+        *training_runs(),
+        *(group for section in sections for group in Section(**section).groups()),
     ]
-    for name, title, note, heads, errors in kinds:
-        [rows] = tables(f"published_{name}")
-        for words, chosen in seen_and_unseen(rows):
-            if chosen:
-                yield group(f"Compiled, {title}, {words}", note, chosen, heads, errors)
 
 
-def workspaces() -> Iterator[Group]:
-    """Yield the rows of measured_workspaces.txt that asked the row's own cuDNN."""
+def workspaces() -> Group:
+    """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
     [rows] = tables("measured_workspaces")
-    own = [row for row in rows if row["cuDNN"] == row["asked"]]
-    heads = ["GPU", "cuDNN", "measured", "within", "virtual", "difference"]
-    note = (
+    section = Section(
+        "measured_workspaces",
+        "Workspaces of convolutions",
         "Bytes of one convolution, computed by the same version of cuDNN. `within` is the rounding "
         "of the published figure. For rows of cuDNN 9.5.1 another version computed the workspaces: "
-        "[measured_workspaces.txt](../../benchmarks/results/measured_workspaces.txt)."
+        "[measured_workspaces.txt](../../benchmarks/results/measured_workspaces.txt).",
+        ["GPU", "cuDNN", "measured", "within", "virtual", "difference"],
     )
-    yield group("Workspaces of convolutions", note, own, heads)
+    own = [row for row in rows if row["cuDNN"] == row["asked"]]
+    return section.group(section.title, section.note, own)
 
 
 def page() -> str:
     """Return the page."""
-    groups = [
-        *training_runs(),
-        *autoencoders(),
-        *diffusion(),
-        *inference(),
-        *segmentation(),
-        *more_segmentation(),
-        *detection(),
-        *speech(),
-        *compiled(),
-        *workspaces(),
-    ]
+    groups = [*peaks(), workspaces()]
     return "\n".join([HEAD, *(line for group in groups for line in group.lines()), FOOT])
 
 

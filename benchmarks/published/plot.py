@@ -42,19 +42,8 @@ class Point(NamedTuple):
 
 def points() -> list[Point]:
     """Return the rows that have both figures."""
-    groups = [
-        *evidence.training_runs(),
-        *evidence.autoencoders(),
-        *evidence.diffusion(),
-        *evidence.inference(),
-        *evidence.segmentation(),
-        *evidence.more_segmentation(),
-        *evidence.detection(),
-        *evidence.speech(),
-        *evidence.compiled(),
-    ]
     found = []
-    for group in groups:
+    for group in evidence.peaks():
         columns = ["row", *group.columns]
         predicted = [i for i, name in enumerate(columns) if name == "virtual"]
         if not predicted:  # out of memory or not

@@ -5,7 +5,7 @@
 Each edit of data/planted.toml is made in a git repository whose baselines are committed, together
 with edits that change no memory: comments, docstrings, a function that nobody calls, a line of the
 forward in other words. A point is given where the first ``file:line`` of the failure is a line of
-the edit. It needs Python 3.11.
+the edit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import subprocess
 import tempfile
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
-import tomllib
 from tabulate import tabulate
 
-from benchmarks.harness import DATA, line, publish, session
+from benchmarks.harness import DATA, line, publish, read_toml, session
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-PLANTED: dict[str, Any] = tomllib.loads((DATA / "planted.toml").read_text(encoding="utf-8"))
+PLANTED = read_toml(DATA / "planted.toml")
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
     python -m benchmarks.wild.run [NAME ...]
 
 Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
-benchmarks/results/wild.txt. regressions.toml says what is asked of which tests. It needs Python
-3.11.
+benchmarks/results/wild.txt. regressions.toml says what is asked of which tests.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
-from benchmarks.harness import RESULTS, line, publish
+from benchmarks.harness import RESULTS, line, publish, read_toml
 from pytest_gpumem.sizes import format_size
 
 FOLDER = Path(__file__).parent
@@ -83,7 +80,7 @@ def main() -> None:
     """Run the named regressions, or all; publish the table of all rows."""
     kept = RESULTS / "wild.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    regressions = tomllib.loads((FOLDER / "regressions.toml").read_text(encoding="utf-8"))
+    regressions = read_toml(FOLDER / "regressions.toml")
     for name, facts in sorted(regressions.items()):
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
