@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
 MIB, GIB = 2**20, 2**30
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""variables by which libraries of the hub fetch nothing"""
 
 
 # -- where a figure was made --

@@ -27,101 +27,19 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from benchmarks import harness
+from benchmarks.harness import line, publish, read_toml
 
 MAX_RATIO = 1.3
 """times its own time that a suite may take with the line"""
 
 
-class Library(NamedTuple):
-    """A library with a part of its suite."""
-
-    tests: tuple[str, ...]
-    select: str
-    """pytest's -k: torch.compile and gradcheck take minutes, with a GPU or without"""
-    cpu: tuple[str, ...]
-    """words before pytest's that have it run on the CPU"""
-    gpu: tuple[str, ...]
-    settings: str
-    """the file with pytest's settings; a file that is not there is made"""
-    head: str
-    """the line of that file which the one line comes after"""
-    line: str
-    grown: str
-    """the file that a growth is planted in"""
-    before: str
-    """the line of that which the growth comes before"""
-    growth: str
-    reasons: dict[str, str]
-    """why tests fail with the line that pass on the CPU, by a part of their names"""
-
-
-LIBRARIES = {
-    "kornia": Library(
-        ("tests/filters/test_filters.py", "tests/filters/test_sobel.py"),
-        "not dynamo and not gradcheck",
-        ("KORNIA_TEST_DEVICE=cpu",),
-        ("KORNIA_TEST_DEVICE=cuda",),
-        "pyproject.toml",
-        "[tool.pytest.ini_options]",
-        "gpumem_all = true",
-        "kornia/filters/filter.py",
-        "    b, c, h, w = input.shape",
-        "    lookup = torch.zeros(1024, 1024, device=input.device)",
-        {},
-    ),
-    "timm": Library(
-        (
-            *("tests/test_layers.py", "tests/test_layers_drop.py", "tests/test_layers_pool.py"),
-            *("tests/test_utils.py", "tests/test_task.py", "tests/test_models.py"),
-        ),
-        "not test_models.py or ((test_model_forward or test_model_backward) and not torchscript "
-        "and not fx and not features and (resnet18 or vit_tiny_patch16_224 or convnext_atto "
-        "or efficientnet_lite0 or mobilenetv3_small_050 or swin_tiny_patch4))",
-        ("TORCH_DEVICE=cpu",),
-        ("TORCH_DEVICE=cuda",),
-        "pyproject.toml",
-        "[tool.pytest.ini_options]",
-        "gpumem_all = true",
-        "timm/layers/adaptive_avgmax_pool.py",
-        "        x = self.pool(x)\n        x = self.flatten(x)",
-        "        lookup = torch.zeros(1024, 1024, device=x.device)",
-        {
-            "test_attention_pool2d_reset": "the library's layer makes weights on the CPU in "
-            "reset(), and the test runs the layer on a GPU",
-            "swin_tiny": "compares values beyond the budget of --gpumem-values=auto; passes with "
-            '"full"',
-        },
-    ),
-    "pytorch-metric-learning": Library(
-        (
-            *("tests/losses/test_contrastive_loss.py", "tests/losses/test_triplet_margin_loss.py"),
-            *("tests/losses/test_margin_loss.py", "tests/losses/test_ntxent_loss.py"),
-            *("tests/losses/test_arcface_loss.py", "tests/losses/test_multi_similarity_loss.py"),
-            *("tests/miners", "tests/reducers", "tests/regularizers", "tests/distances"),
-        ),
-        "",
-        ("TEST_DEVICE=cpu",),
-        ("TEST_DEVICE=cuda",),
-        "pytest.ini",
-        "[pytest]",
-        "gpumem_all = true",
-        "src/pytorch_metric_learning/distances/base_distance.py",
-        "        mat = self.compute_mat(query_emb_normalized, ref_emb_normalized)",
-        "        lookup = torch.zeros(1024, 1024, device=query_emb.device)",
-        {
-            "test_margin_loss": "the library indexes a tensor of the CPU by indices of the GPU",
-            "test_distance_weighted_miner": "compares values beyond the budget of "
-            "--gpumem-values=auto",
-        },
-    ),
-}
-LIBRARIES["kornia-filters"] = LIBRARIES["kornia"]._replace(tests=("tests/filters",))
-"""all of kornia's filters: a suite of some 900 tests"""
+LINE = "gpumem_all = true"
+Library = dict[str, Any]
+"""a library with a part of its suite: held_suite.toml says what its fields are"""
 
 
 class Outcome(NamedTuple):
@@ -145,21 +63,20 @@ class Suite:
 
     def __init__(self, folder: Path, library: Library, python: Path) -> None:
         self.folder, self.library, self.python = folder, library, python
-        self.settings = folder / library.settings
+        self.settings = folder / library["settings"]
         if not self.settings.exists():
-            self.settings.write_text(f"{library.head}\n", encoding="utf-8")
+            self.settings.write_text(f"{library['head']}\n", encoding="utf-8")
 
     def run(self, *options: str, cpu: bool = False) -> Outcome:
         """Run the tests."""
-        words = self.library.cpu if cpu else self.library.gpu
         environment = {name: value for name, value in os.environ.items() if name != "CI"}
-        environment |= dict(word.split("=", 1) for word in words)
+        environment[self.library["variable"]] = "cpu" if cpu else "cuda"
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder), "COLUMNS": "200"}
         command = [str(self.python), "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
-        command += ["-k", self.library.select] if self.library.select else []
+        command += ["-k", self.library["select"]] if self.library["select"] else []
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         done = subprocess.run(
-            [*command, *options, *self.library.tests],
+            [*command, *options, *self.library["tests"]],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -178,16 +95,17 @@ class Suite:
     def add_the_line(self) -> None:
         """Write the one line."""
         text = self.settings.read_text(encoding="utf-8")
-        assert text.count(self.library.head) == 1
-        head, line = self.library.head, self.library.line
-        self.settings.write_text(text.replace(head, f"{head}\n{line}"), encoding="utf-8")
+        head = self.library["head"]
+        assert text.count(head) == 1
+        self.settings.write_text(text.replace(head, f"{head}\n{LINE}"), encoding="utf-8")
 
     def plant(self) -> int:
         """Plant the growth; return its line."""
-        path = self.folder / self.library.grown
+        path = self.folder / self.library["grown"]
         text = path.read_text(encoding="utf-8")
-        place = text.index(self.library.before)
-        path.write_text(f"{text[:place]}{self.library.growth}\n{text[place:]}", encoding="utf-8")
+        place = text.index(self.library["before"])
+        grown = f"{text[:place]}{self.library['growth']}\n{text[place:]}"
+        path.write_text(grown, encoding="utf-8")
         return text[:place].count("\n") + 1
 
     def baselines(self) -> int:
@@ -214,7 +132,7 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
     of_own, of_compared = (
         statistics.median(run.seconds for run in runs) for runs in (own, compared)
     )
-    line = suite.plant()
+    planted = suite.plant()
     grown = suite.run()
     rows = [
         ["on the CPU, without this package", own[-1]._replace(seconds=of_own)],
@@ -228,7 +146,7 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
         for name, run in rows
     ]
     regressed = re.search(r"^gpumem: .*?(\d+) regressed", grown.output, re.MULTILINE)
-    place = f"{suite.library.grown.removeprefix('src/')}:{line}"
+    place = f"{suite.library['grown'].removeprefix('src/')}:{planted}"
     caught = int(regressed[1]) if regressed else 0
     named = place in grown.output
     ratio = of_compared / of_own
@@ -239,7 +157,8 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
         f"Compared, it takes {ratio:.2f} times its own time, {within} the {MAX_RATIO:g}.",
     ]
     for test in sorted(failed(compared[-1]) - failed(own[-1])):
-        reasons = [why for part, why in suite.library.reasons.items() if part in test]
+        known = suite.library.get("reasons", {})
+        reasons = [why for part, why in known.items() if part in test]
         sentences.append(f"Fails: {test}: {'; '.join(reasons) or 'the reason is not known'}")
     return table, sentences
 
@@ -251,20 +170,23 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    text = [harness.line("torch", "pytest")]
+    libraries = read_toml(Path(__file__).with_suffix(".toml"))
+    text = [line("torch", "pytest")]
     for word in arguments.folders:
         name, _, folder = word.partition("=")
         with tempfile.TemporaryDirectory() as place:
             copy = Path(place, name)
             shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "baselines"))
             python = arguments.python.absolute()
-            suite = Suite(copy, LIBRARIES[name], python)
+            suite = Suite(copy, libraries[name], python)
             table, sentences = held(suite, arguments.rounds)
         drawn = tabulate(
             table, ["run", "user s", "of own", "outcome"], disable_numparse=True, stralign="right"
         )
-        library = LIBRARIES[name]
-        tests = " ".join([*library.tests, *([f"-k '{library.select}'"] if library.select else [])])
+        library = libraries[name]
+        tests = " ".join(
+            [*library["tests"], *([f"-k '{library['select']}'"] if library["select"] else [])]
+        )
         text += ["", f"{name}: {tests}", "", drawn, "", *sentences]
     load = os.getloadavg()[0]
     text += [
@@ -272,7 +194,7 @@ def main() -> None:
         f"Medians of {arguments.rounds} runs, own and compared. Load: {load:.0f}.",
     ]
     head = "Suites of other libraries, held by one line (gpumem_all = true)"
-    harness.publish("held_suite", "\n".join([head, *text]))
+    publish("held_suite", "\n".join([head, *text]))
 
 
 if __name__ == "__main__":

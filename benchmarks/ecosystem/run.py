@@ -18,10 +18,11 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.harness import OFFLINE
+
 FOLDER = Path(__file__).parent
 HANGS_S = 600
 DISTRIBUTIONS = {"torch_geometric": "torch-geometric"}
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def run_library(path: Path, device: str, reports: Path | None) -> tuple[str, list[str]]:

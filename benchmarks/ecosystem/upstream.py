@@ -22,8 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness import OFFLINE, read_toml
+
 HANGS_S = 900
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 MARKING = """
 import pytest
 
@@ -37,55 +38,13 @@ ENDS = {"failure", "error", "skipped"}
 
 
 class Suite(NamedTuple):
-    """Some tests of a repository."""
+    """Some tests of a repository: upstream.toml says what the fields are."""
 
     repository: str
-    """its name on the command line"""
     distribution: str
-    """the library that it tests"""
     path: str
-    """file, from the repository's root"""
     select: str = ""
-    """as pytest's -k"""
     gpus: int = 1
-    """that the session sees"""
-
-
-SUITES = (
-    Suite("diffusers", "diffusers", "tests/hooks/test_group_offloading.py"),
-    Suite(
-        "diffusers",
-        "diffusers",
-        "tests/models/transformers/test_models_transformer_flux.py",
-        "TestFluxTransformerMemory",
-    ),
-    Suite(
-        "torchtitan",
-        "torchtitan",
-        "tests/unit_tests/test_activation_checkpoint.py",
-        "TestApplyAC",
-    ),
-    Suite("ao", "torchao", "test/quantization/test_quant_api.py", "streaming"),
-    Suite("accelerate", "accelerate", "tests/test_memory_utils.py"),
-    Suite("accelerate", "accelerate", "tests/test_big_modeling.py", gpus=2),
-    Suite("accelerate", "accelerate", "tests/test_modeling_utils.py", gpus=2),
-    Suite("fairscale", "fairscale", "tests/nn/checkpoint/test_checkpoint_activations.py"),
-    Suite("fairscale", "fairscale", "tests/experimental/nn/test_mevo.py"),
-    Suite("fairscale", "fairscale", "tests/nn/data_parallel/test_fsdp_memory.py", gpus=2),
-    Suite(
-        "fairscale",
-        "fairscale",
-        "tests/nn/data_parallel/test_fsdp_summon_full_params.py",
-        "TestMemory and reshard_after_forward_False_mixed_precision_False",
-        gpus=2,
-    ),
-    Suite("opacus", "opacus", "benchmarks/tests"),
-    Suite(
-        "pytorch-lightning",
-        "lightning",
-        "tests/tests_pytorch/strategies/test_single_device.py",
-    ),
-)
 
 
 def main() -> int:
@@ -97,7 +56,8 @@ def main() -> int:
     arguments = parser.parse_args()
     checkouts = dict(checkout.split("=", 1) for checkout in arguments.checkouts)
     print(f"torch {version('torch')}, Python {sys.version.split()[0]}, values={arguments.values}")
-    for suite in SUITES:
+    suites = read_toml(Path(__file__).with_suffix(".toml"))["suites"]
+    for suite in (Suite(**fields) for fields in suites):
         if suite.repository in checkouts:
             options = [f"--gpumem-values={arguments.values}"]
             options.append(f"--gpumem-device={'cuda' if arguments.real else 'virtual'}")
@@ -105,69 +65,44 @@ def main() -> int:
     return 0
 
 
-class Case(NamedTuple):
-    """A test that ran."""
-
-    name: str
-    """with its class: "Class.test" """
-    tag: str
-    """passed, failure, error or skipped"""
-    message: str
-    """the first line of what it ended with"""
-
-
-def run_tests(checkout: Path, *words: str, limit_s: float = HANGS_S) -> tuple[list[Case], str]:
-    """Run pytest in a checkout, with words of a command line; return its tests and its output.
-
-    Raises:
-        subprocess.TimeoutExpired: it has not ended.
-    """
+def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
+    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mark_all_tests.py").write_text(MARKING, encoding="utf-8")
         report = Path(folder, "report.xml")
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
-            *(f"--junitxml={report}", *words),
+            *(f"--junitxml={report}", "-p", "mark_all_tests", suite.path, "-k", suite.select),
+            *(f"--gpumem-visible=session:{suite.gpus}", "--gpumem-attribution=off", *options),
         ]
         paths = [folder, str(checkout / "src"), str(checkout), os.environ.get("PYTHONPATH", "")]
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            env={**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        cases = []
-        for case in ET.parse(report).getroot().iter("testcase") if report.exists() else ():  # noqa: S314 - pytest's own
-            end = next((child for child in case if child.tag in ENDS), None)
-            message = (end.get("message") or "").strip().splitlines() if end is not None else []
-            name = f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}"
-            tag = "passed" if end is None else end.tag
-            cases.append(Case(name, tag, message[0] if message else ""))
-    return cases, done.stdout + done.stderr
-
-
-def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
-    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
-    words = ["-p", "mark_all_tests", suite.path, "-k", suite.select]
-    words += [f"--gpumem-visible=session:{suite.gpus}", "--gpumem-attribution=off", *options]
-    try:
-        cases, output = run_tests(checkout, *words)
-    except subprocess.TimeoutExpired:
-        return [f"{suite.path} {suite.select}: not done after {HANGS_S} s"]
-    cases = [case._replace(tag=case.tag.replace("failure", "failed")) for case in cases]
-    counts = Counter(case.tag for case in cases)
+        try:
+            done = subprocess.run(
+                command,
+                cwd=checkout,
+                env={**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                capture_output=True,
+                text=True,
+                timeout=HANGS_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return [f"{suite.path} {suite.select}: not done after {HANGS_S} s"]
+        cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []  # noqa: S314 - pytest's own
+    counts: Counter[str] = Counter()
+    ended = []
+    for case in cases:
+        end = next((child for child in case if child.tag in ENDS), None)
+        tag = "passed" if end is None else end.tag.replace("failure", "failed")
+        counts[tag] += 1
+        if end is not None:
+            message = (end.get("message") or "").strip().splitlines() or [""]
+            ended.append(f"  {tag}: {case.get('name')}: {message[0]}")
     sums = ", ".join(f"{number} {tag}" for tag, number in counts.most_common()) or "no tests ran"
     lines = [f"{name(suite, checkout)}, {suite.path} {suite.select}".rstrip() + f": {sums}"]
     if not counts:
-        lines += [f"  | {line}" for line in output.splitlines()[-15:]]
-    failed = [case for case in cases if case.tag != "passed"]
-    return [
-        *lines,
-        *(f"  {case.tag}: {case.name.partition('.')[2]}: {case.message}" for case in failed),
-    ]
+        lines += [f"  | {line}" for line in (done.stdout + done.stderr).splitlines()[-15:]]
+    return [*lines, *ended]
 
 
 def name(suite: Suite, checkout: Path) -> str:

@@ -6,7 +6,7 @@ PATH is the ``test`` folder of PyTorch's sources, best of the torch that is inst
 fetched. It needs what PyTorch's tests need (expecttest, hypothesis, psutil, scipy, setuptools) and
 unittest-xml-reporting. Each file runs under ``gpumem run``, in processes of a few tests; a test
 that fails there, or that ends its process, runs again with ``--values=full``.
-Tests that fail and have no class in ``upstream_torch_classes.py`` make the exit status 1.
+Tests that fail and have no class in ``upstream_torch.toml`` make the exit status 1.
 benchmarks/results/upstream_torch.txt is a recorded run.
 """
 
@@ -23,11 +23,12 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.ecosystem.upstream_torch_classes import CLASSES, reason_of
+from benchmarks.harness import read_toml
 
 GROUP = 12
 """tests of a process"""
@@ -65,6 +66,9 @@ FILES = (
     File("distributed/_composable/fsdp/test_fully_shard_memory.py", gpus=2),
     File("distributed/fsdp/test_fsdp_memory.py", gpus=2),
 )
+
+
+REASONS = read_toml(Path(__file__).with_suffix(".toml"))
 
 
 class Outcome(NamedTuple):
@@ -267,11 +271,20 @@ def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
         if outcome.word not in {*ENDS, AGAIN}:
             reason = reason_of(file.path, name)
             without += reason is None
-            label = f"class {reason.kind}" if reason else "NO CLASS"
+            label = f"class {reason['class']}" if reason else "NO CLASS"
             lines.append(f"  {outcome.word}, {label}: {name}: {outcome.message[:100]}")
             if reason:
-                lines.append(f"    {CLASSES[reason.kind]}: {reason.why}")
+                lines.append(f"    {REASONS['classes'][reason['class']]}: {reason['why']}")
     return lines, without
+
+
+def reason_of(path: str, name: str) -> dict[str, str] | None:
+    """Return the reason of a test that fails, or None."""
+    path = path.replace("_expandable_segments", "")  # the same tests, with another setting
+    for reason in REASONS["reasons"]:
+        if any(file == path and fnmatchcase(name, pattern) for file, pattern in reason["tests"]):
+            return reason
+    return None
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from benchmarks.ecosystem.run import OFFLINE
-from benchmarks.harness import RESULTS, line
+from benchmarks.harness import OFFLINE, RESULTS, line
 from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
