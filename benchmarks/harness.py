@@ -1,4 +1,4 @@
-"""What the benchmarks share: where a figure was made, processes, tables, clocks, results."""
+"""What the benchmarks share: where a figure was made, processes, tables, results."""
 
 from __future__ import annotations
 
@@ -200,13 +200,13 @@ def session(
 ) -> Session:
     """Run pytest in a folder, in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    clock = Clock()
+    began = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
         _, ended, usage = os.wait4(process.pid, 0)
-        wall, _ = clock.read()
+        wall = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(ended)
         output.seek(0)
         text = output.read().decode()
@@ -288,28 +288,3 @@ def excludes(folder: Path, options: list[str] | None) -> list[str]:
     path = folder / "excludes.txt"
     path.write_text(names, encoding="utf-8")
     return ["--excludes", str(path)]
-
-
-# -- clocks --
-
-
-class Clock:
-    """Wall and processor seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def read(self) -> tuple[float, float]:
-        """Return wall and processor seconds."""
-        return time.perf_counter() - self._wall, time.process_time() - self._cpu
-
-
-def machine_speed() -> str:
-    """Return what a fixed loop of Python takes here, for comparing figures of two machines."""
-    clock = Clock()
-    sum(number * number for number in range(3_000_000))
-    wall, cpu_s = clock.read()
-    return (
-        f"3 million squares in a Python loop: {cpu_s:.2f} s CPU, {wall:.2f} s wall; "
-        f"load {os.getloadavg()[0]:.1f}"
-    )

@@ -1,17 +1,23 @@
 """Workspaces of convolutions measured on real GPUs, beside what the virtual GPU's cuDNN takes.
 
     python -m benchmarks.cudnn.measured [--cudnn VERSION=PATH ...] [--python PATH ...]
+    python -m benchmarks.cudnn.measured --ranges
 
 The rows are those of data/measured-workspaces.csv and data/measured-workspaces-more.csv
 (data/README.md says where they are from). Each runs in a process of its own on the row's chip, in
 the interpreter whose torch is nearest to the row's. ``--cudnn`` gives cuDNNs by path of their
 libcudnn.so.9, installed with what they depend on; those of the interpreters are there anyway. A
 row asks the cuDNN of its version; where that is not given, all that are, the nearest first.
+
+With ``--ranges``, published figures are compared with the ranges that reports have where no cuDNN
+is asked: the rows with the most that a convolution is taken to need, and the peaks of
+results/published.txt and published_vae.txt.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +25,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.cudnn.asking import ask, named, numbers, options, there
 from benchmarks.harness import line, publish
+from benchmarks.published.evidence import tables
 
 CHIPS = {
     "NVIDIA GeForce RTX 3090 Ti": ("RTX A6000", 84),
@@ -157,11 +164,71 @@ def others(found: list[Found]) -> list[tuple[str, list[Found]]]:
     ]
 
 
+# -- ranges --
+
+
+def within_ranges() -> tuple[str, int]:
+    """Return the table of single convolutions, and how many took more than the most."""
+    rows, outside = [], 0
+    for row in read():
+        if row.loop:  # the peak of a whole script
+            continue
+        answer = ask(sys.executable, "none", row.task(end="most", asked=True))
+        assert not isinstance(answer, str), answer
+        most = answer[0]
+        outside += row.size > most
+        share = f"{100 * row.size / most:.0f}"
+        rows.append([row.name, row.gpu, row.cudnn, f"{row.size:,}", f"{most:,}", share])
+    heads = ["convolution", "GPU", "cuDNN", "measured", "at most", "% of that"]
+    return harness.table(rows, heads), outside
+
+
+def peaks(name: str, columns: dict[str, str]) -> tuple[str, int]:
+    """Return a sentence on the rows of a result, and how many lie outside of their ranges.
+
+    Args:
+        name: of the result.
+        columns: those of published figures, each with that of its range.
+    """
+    result = tables(name)[0]
+    if not set(columns.values()) <= set(result[0]):
+        return f"{name}.txt has no ranges", 0
+    rows = [
+        (float(row[real]), float(ends[1]), float(ends[2]))
+        for row in result
+        for real, column in columns.items()
+        if (ends := re.fullmatch(r"(\d+) to (\d+)", row[column]))
+    ]
+    # Ends are in whole MiB; figures of what is allocated differ by up to 0.1 % for other reasons.
+    outside = sum(not low * 0.999 - 1 <= real <= high * 1.001 + 1 for real, low, high in rows)
+    shares = max(100 * real / high for real, low, high in rows)
+    return (
+        f"{name}.txt: {len(rows) - outside} of {len(rows)} figures lie in their ranges; the "
+        f"nearest to its upper end is {shares:.0f} % of it"
+    ), outside
+
+
+def ranges() -> None:
+    """Print and keep the figures beside their ranges; fail if one lies outside of its range."""
+    convolutions, beyond = within_ranges()
+    runs, outside = peaks("published", {"real MiB": "range"})
+    columns = {"allocated": "allocated between", "reserved": "reserved between"}
+    autoencoders, apart = peaks("published_vae", columns)
+    title = "Published figures and the ranges of convolutions' workspaces; bytes"
+    publish("convolution_ranges", f"{title}\n{line()}\n\n{convolutions}\n\n{runs}\n{autoencoders}")
+    if beyond or outside or apart:
+        sys.exit("a figure lies outside of its range")
+
+
 def main() -> None:
     """Print the rows' table; keep it if it is of all rows."""
     parser = options(__doc__)
     parser.add_argument("--only", default="", help="rows with this in their name")
+    parser.add_argument("--ranges", action="store_true", help="published figures in their ranges")
     given = parser.parse_args()
+    if given.ranges:
+        ranges()
+        return
     found = run([row for row in read() if given.only in row.name], *there(given))
     title = "Workspaces of convolutions, in bytes, measured on real GPUs and by cuDNN's plans here"
     text = "\n".join([title, line(), "", table(found), "", *summary(found)])

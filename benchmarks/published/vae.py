@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 CARD = "RTX 4090"
 VARIANTS = {"usual": {}, "least": {}, "most": {}}
-ONCE = "once"
-"""a variant of usual workspaces whose rows run once, after one more"""
 SIZES = (512, 768, 1024, 1536, 2048)
 TILED = 1024
 """from this size on Stable Diffusion's rows decode a second time, in tiles"""
@@ -65,7 +63,7 @@ def steps(process: Process) -> Iterator[tuple[str, Pair]]:
     import torch
 
     torch.cuda.init()
-    process.device.workspaces.take("usual" if process.variant == ONCE else process.variant)
+    process.device.workspaces.take(process.variant)
     if process.variant != "usual":
         ROUNDS.warm = ROUNDS.count = 1
     yield from flux_rows() if process.rows[0]["model"] == "Flux" else diffusion_rows()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import MIB
+from benchmarks.harness import DATA, MIB, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,60 +21,7 @@ if TYPE_CHECKING:
 TOKENS = 128
 """to which samples of wikitext-2 are cut; a batch of 20 has nearly always one that is as long"""
 
-# The sizes in the models' config.json on the Hugging Face hub, as far as they are not the class's.
-HUB: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "EleutherAI/gpt-neo-125M": (
-        "CausalLM",
-        "GPTNeoConfig",
-        {
-            "hidden_size": 768,
-            "num_layers": 12,
-            "num_heads": 12,
-            "attention_types": [[["global", "local"], 6]],
-            "window_size": 256,
-        },
-    ),
-    "facebook/opt-125m": ("CausalLM", "OPTConfig", {}),
-    "facebook/opt-350m": (
-        "CausalLM",
-        "OPTConfig",
-        {
-            "hidden_size": 1024,
-            "word_embed_proj_dim": 512,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "ffn_dim": 4096,
-            "do_layer_norm_before": False,
-        },
-    ),
-    "cerebras/Cerebras-GPT-111M": (
-        "CausalLM",
-        "GPT2Config",
-        {
-            "n_layer": 10,
-            "n_inner": 3072,
-            "n_positions": 2048,
-            "activation_function": "gelu",
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-        },
-    ),
-    "distilbert/distilgpt2": ("CausalLM", "GPT2Config", {"n_layer": 6}),
-    "openai-community/gpt2": ("CausalLM", "GPT2Config", {}),
-    "T5-small": ("Seq2SeqLM", "T5Config", {"decoder_start_token_id": 0}),
-    "t5-base": (
-        "Seq2SeqLM",
-        "T5Config",
-        {
-            "d_model": 768,
-            "d_ff": 3072,
-            "num_layers": 12,
-            "num_heads": 12,
-            "decoder_start_token_id": 0,
-        },
-    ),
-}
+HUB = read_toml(DATA / "xmem-models.toml")
 VISION = {
     "VGG19": "vgg19",
     "ResNet101": "resnet101",
@@ -92,9 +39,9 @@ def import_models() -> None:
     import torchvision  # noqa: F401 - imported for the forks
     import transformers
 
-    for kind, config, _ in HUB.values():
-        mapping = getattr(transformers, f"AutoModelFor{kind}")._model_mapping
-        mapping[getattr(transformers, config)]
+    for model in HUB.values():
+        mapping = getattr(transformers, f"AutoModelFor{model['kind']}")._model_mapping
+        mapping[getattr(transformers, model["config"])]
 
 
 def _train(
@@ -149,9 +96,9 @@ def transformers_step(model: str, batch: int, optimizer: str) -> float:
     """A language model over samples of 128 tokens, with an attention mask and labels."""
     import transformers
 
-    kind, config, sizes = HUB[model]
-    maker = getattr(transformers, f"AutoModelFor{kind}")
-    made = maker.from_config(getattr(transformers, config)(**sizes))
+    hub = HUB[model]
+    maker = getattr(transformers, f"AutoModelFor{hub['kind']}")
+    made = maker.from_config(getattr(transformers, hub["config"])(**hub.get("sizes", {})))
 
     def data() -> dict[str, Tensor]:
         ids = torch.zeros(batch, TOKENS, dtype=torch.long)

@@ -18,9 +18,9 @@ import tempfile
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import line, publish, table
+from benchmarks.harness import line, publish, read_toml, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,29 +38,8 @@ BY_DEVICE = {
 LEFT_OUT = ("/import_utils.py", "/training_args.py")
 """files that ask what is installed, once, and which device to train on"""
 CASES: dict[str, Callable[[str], object]] = {}
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
-GATED = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
-EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "output_router_logits": True}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
-WHISPER = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "vocab_size": 99,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "num_mel_bins": 8,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_source_positions": 20,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-}
+MODELS: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
+"""models of transformers, by the names of their cases"""
 
 
 def lines_of(run: Callable[[], object]) -> set[tuple[str, int]]:
@@ -85,20 +64,22 @@ def lines_of(run: Callable[[], object]) -> set[tuple[str, int]]:
     return lines
 
 
-def model_of(name: str, config: str, **fields: object) -> object:
-    """Return a model of transformers, made on the CPU from a seed."""
+def model_of(name: str, **more: object) -> object:
+    """Return a model of models.toml, made on the CPU from a seed."""
     import torch
     import transformers
 
+    fields = {**MODELS[name], **more}
+    kind, config = fields.pop("model"), fields.pop("config")
     torch.manual_seed(0)
-    return getattr(transformers, name)(getattr(transformers, config)(**fields)).eval()
+    return getattr(transformers, kind)(getattr(transformers, config)(**fields)).eval()
 
 
-def step(make: Callable[[], object], mask: str, device: str) -> None:
+def step(name: str, mask: str, device: str) -> None:
     """Take a training step with a mask of ones, with padding, or without any mask."""
     import torch
 
-    model = make().to(device)
+    model = model_of(name).to(device)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(3, 99, (2, 16), generator=generator)
     inputs = {"input_ids": tokens, "labels": tokens.clone()}
@@ -106,16 +87,15 @@ def step(make: Callable[[], object], mask: str, device: str) -> None:
         inputs["attention_mask"] = torch.ones(2, 16, dtype=torch.long)
     if mask == "padding":
         inputs["attention_mask"][1, 9:] = 0
-    if "class" in mask:
-        inputs["labels"] = torch.tensor([0, 1])
     model(**{name: value.to(device) for name, value in inputs.items()}).loss.backward()
 
 
 def whisper(device: str) -> None:
-    """Take a step of speech recognition, and generate."""
+    """Take a step of speech recognition."""
     import torch
 
-    model = model_of("WhisperForConditionalGeneration", "WhisperConfig", **WHISPER).to(device)
+    more = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    model = model_of("whisper", **more).to(device)
     generator = torch.Generator().manual_seed(1)
     sound = torch.randn(2, 8, 40, generator=generator).to(device)
     labels = torch.randint(3, 99, (2, 6), generator=generator).to(device)
@@ -126,7 +106,7 @@ def generate(device: str, **options: object) -> None:
     """Generate 12 tokens, of which the end may be one."""
     import torch
 
-    model = model_of("LlamaForCausalLM", "LlamaConfig", **GATED, eos_token_id=5, pad_token_id=0)
+    model = model_of("llama", eos_token_id=5, pad_token_id=0)
     tokens = torch.randint(6, 99, (2, 5), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(tokens)
     mask[0, :2] = 0
@@ -157,7 +137,7 @@ def trainer(device: str) -> None:
             save_strategy="no",
         )
         transformers.Trainer(
-            model_of("GPT2LMHeadModel", "GPT2Config", **GPT2),
+            model_of("gpt2"),
             arguments,
             train_dataset=rows,
             eval_dataset=rows[:4],
@@ -216,34 +196,10 @@ def detr(device: str) -> None:
 
 def add_cases() -> None:
     """Name what is run."""
-    experts = {**GATED, **EXPERTS}
-    qwen = {**experts, "num_experts": 4, "moe_intermediate_size": 32}
-    models = {
-        "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
-        "llama": ("LlamaForCausalLM", "LlamaConfig", GATED),
-        "t5": ("T5ForConditionalGeneration", "T5Config", {**T5, "decoder_start_token_id": 0}),
-        "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**experts, "num_local_experts": 4}),
-        "mixtral, eager": (
-            "MixtralForCausalLM",
-            "MixtralConfig",
-            {**experts, "num_local_experts": 4, "experts_implementation": "eager"},
-        ),
-        "qwen2-moe": (
-            "Qwen2MoeForCausalLM",
-            "Qwen2MoeConfig",
-            {**qwen, "shared_expert_intermediate_size": 32},
-        ),
-        "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**qwen, "head_dim": 8}),
-    }
-    for name, (kind, config, fields) in models.items():
-        for mask in ("", "ones", "padding"):
-            make = partial(model_of, kind, config, **fields)
-            CASES[f"{name}, {mask or 'no'} mask"] = partial(step, make, mask)
-    bert = partial(
-        model_of, "BertForMaskedLM", "BertConfig", **SMALL, intermediate_size=64, pad_token_id=0
-    )
-    for mask in ("", "ones", "padding"):
-        CASES[f"bert, {mask or 'no'} mask"] = partial(step, bert, mask)
+    for name in MODELS:
+        if name != "whisper":
+            for mask in ("", "ones", "padding"):
+                CASES[f"{name}, {mask or 'no'} mask"] = partial(step, name, mask)
     CASES["whisper"] = whisper
     CASES["generate, greedy"] = partial(generate, do_sample=False)
     CASES["generate, sampling"] = partial(generate, do_sample=True, top_k=20, top_p=0.9)
