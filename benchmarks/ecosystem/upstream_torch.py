@@ -13,7 +13,6 @@ benchmarks/results/upstream_torch.txt is a recorded run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -77,8 +76,6 @@ class Outcome(NamedTuple):
     word: str
     """passed, failed, skipped, ended its process, timed out"""
     message: str = ""
-    again: bool = False
-    """whether it ran again, with all values"""
 
 
 def main() -> int:
@@ -88,8 +85,6 @@ def main() -> int:
     parser.add_argument("--file", action="append", help="of these alone")
     parser.add_argument("--test", action="append", help="Class.test: of these alone")
     parser.add_argument("--card", default="H100")
-    parser.add_argument("--state", type=Path, help="a file to go on from, and to write")
-    parser.add_argument("--logs", type=Path, help="a folder for the output of each process")
     arguments = parser.parse_args()
     sources = arguments.folder.parent / "version.txt"
     print(
@@ -114,10 +109,6 @@ class Runner:
     def __init__(self, file: File, arguments: argparse.Namespace) -> None:
         self.file = file
         self.folder = Path(arguments.folder).resolve()
-        self.logs: Path | None = arguments.logs
-        self.state: Path | None = arguments.state
-        known = json.loads(self.state.read_text()) if self.state and self.state.exists() else {}
-        self.known = {name: Outcome(*row) for name, row in known.get(self.file.path, {}).items()}
         self.options = [
             *("--device", "virtual", "--card", arguments.card, "--devices", str(file.gpus)),
         ]
@@ -128,18 +119,15 @@ class Runner:
         A test that fails with the values of the default budget runs again, with all.
         """
         names = [name for name in self.names() if only is None or name in only]
-        found = {name: self.known[name] for name in names if name in self.known}
-        left = [name for name in names if name not in found]
+        found: dict[str, Outcome] = {}
         size = self.file.group
-        for first in range(0, len(left), size):
-            found.update(self.group(left[first : first + size]))
-            self.keep(found)
-        left = [name for name in names if found[name].word not in ENDS and not found[name].again]
+        for first in range(0, len(names), size):
+            found.update(self.group(names[first : first + size]))
+        left = [name for name in names if found[name].word not in ENDS]
         for first in range(0, len(left), size):
             for name, end in self.group(left[first : first + size], "full").items():
                 message = found[name].message if end.word == "passed" else end.message
-                found[name] = Outcome(AGAIN if end.word == "passed" else end.word, message, True)
-            self.keep(found)
+                found[name] = Outcome(AGAIN if end.word == "passed" else end.word, message)
         return {name: found[name] for name in names}
 
     def group(self, names: list[str], values: str = "auto") -> dict[str, Outcome]:
@@ -154,13 +142,6 @@ class Runner:
                 results.update(self.group(part, values))
         return {name: results.get(name, Outcome("failed", "no result")) for name in names}
 
-    def keep(self, found: dict[str, Outcome]) -> None:
-        """Write the outcomes to the file that a later run goes on from."""
-        if self.state is not None:
-            known = json.loads(self.state.read_text()) if self.state.exists() else {}
-            known[self.file.path] = found
-            self.state.write_text(json.dumps(known, indent=1), encoding="utf-8")
-
     def names(self) -> list[str]:
         """Return the names of the file's tests, as PyTorch's own runner lists them."""
         output, _ = self.call(["--discover-tests"], 600)
@@ -172,11 +153,9 @@ class Runner:
     def run(self, names: list[str], values: str) -> tuple[dict[str, Outcome], str]:
         """Return the outcomes of tests of one process, none if it does not end well; its output."""
         with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
             options = [f"--save-xml={folder}", "-v", *names]
             limit_s = ALONE_S if len(names) == 1 else self.file.hangs_s
             output, status = self.call(options, limit_s, values)
-            took = time.monotonic() - began
             reports = [*Path(folder).rglob("*.xml")]
             results: dict[str, Outcome] = {}
             for name, outcome in (row for report in reports for row in read(report)):
@@ -184,11 +163,6 @@ class Runner:
                     results[name] = outcome
             if status not in {0, 1}:  # it ended badly after its last test
                 results = {}
-        if self.logs is not None:
-            self.logs.mkdir(parents=True, exist_ok=True)
-            stem = f"{Path(self.file.path).stem}-{names[0]}-{len(names)}-{values}"
-            text = f"{names}\n{took:.1f} s, exit status {status}\n{output}"
-            (self.logs / f"{stem}.log").write_text(text, encoding="utf-8")
         if len(names) == 1 and not results:
             lines = output.strip().splitlines() or [""]
             word = "timed out" if status is None else "ended its process"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-from benchmarks.harness import line, publish
+from benchmarks.harness import forked, line, publish
 from benchmarks.operators.sweep import backwards, database, name_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CALL_S = 6
 """seconds after which a call is too long"""
 OPERATOR_S = 60
 """seconds of CPU after which an operator is"""
-TOO_LONG = (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
+TOO_LONG = ("SIGALRM", "SIGXCPU", "SIGKILL")
 TYPES = ("float32", "bfloat16", "complex64", "int64")
 OTHER_TYPES = (
     *("complex64", "complex32", "half", "float64", "int8", "bool", "float8_e4m3fn"),
@@ -126,12 +126,19 @@ def call(operator: Any, sample: Any, change: Callable[[Any], Any], *, back: bool
         signal.alarm(0)
 
 
-def fuzz(operator: Any, most: int, tell: Callable[[str], None]) -> None:  # noqa: ANN401
-    """Call an operator with all of its changed samples; ``tell`` gets the name of each before."""
+def fuzz(operator: Any, most: int) -> Iterator[str]:  # noqa: ANN401
+    """Call an operator with all of its changed samples in a fork; yield the name of each before."""
     import torch
 
+    with open(os.devnull, "w") as silent:  # noqa: PTH123 - a device
+        os.dup2(silent.fileno(), 1)
+        os.dup2(silent.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (OPERATOR_S, OPERATOR_S + 5))
+    # A fork replaces PyTorch's thread pool when it first asks for it. Two of autograd's threads
+    # that ask at once may find none, and end the process ("Invalid thread pool!"): ask first.
+    torch.set_num_threads(1)
     for number, error in enumerate(tolerant(lambda: operator.error_inputs("cuda"))):
-        tell(f"wrong arguments {number}")
+        yield f"wrong arguments {number}"
         call(operator, error.sample_input, lambda tensor: tensor, back=False)
     for kind in (getattr(torch, name) for name in TYPES):
         if kind not in operator.supported_dtypes("cuda"):
@@ -142,7 +149,7 @@ def fuzz(operator: Any, most: int, tell: Callable[[str], None]) -> None:  # noqa
         )
         for number, sample in zip(range(most), samples, strict=False):
             for name, change in changes(sample):
-                tell(f"{str(kind)[6:]}, sample {number}, {name}")
+                yield f"{str(kind)[6:]}, sample {number}, {name}"
                 call(operator, sample, change, back=back)
 
 
@@ -154,45 +161,22 @@ def tolerant(samples: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         return
 
 
-def ended(operator: Any, most: int) -> tuple[int, str]:  # noqa: ANN401
-    """Fuzz an operator in a child; return the signal that ended it, or 0, and its last sample."""
-    import torch
-
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(read_end)
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (OPERATOR_S, OPERATOR_S + 5))
-        # A fork replaces PyTorch's thread pool when it first asks for it. Two of autograd's threads
-        # that ask at once may find none, and end the process ("Invalid thread pool!"): ask first.
-        torch.set_num_threads(1)
-        try:
-            fuzz(operator, most, lambda name: void(os.write(write_end, f"{name}\n".encode())))
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    told = b""
-    while part := os.read(read_end, 1 << 16):
-        told = (told + part)[-400:]
-    os.close(read_end)
-    status = os.waitpid(child, 0)[1]
-    last = told.decode().strip().rpartition("\n")[2]
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, last
+def ended(operator: Any, most: int) -> tuple[str, str]:  # noqa: ANN401
+    """Fuzz an operator in a fork; return the signal that ended it, or "", and its last sample."""
+    last = ""
+    for record in forked(fuzz, operator, most):
+        if isinstance(record, dict):
+            return record["ended"] if record["ended"].startswith("SIG") else "", last
+        last = record
+    return "", last
 
 
-def void(_: object) -> None:
-    """Return nothing."""
-
-
-def report(card: str, results: dict[str, tuple[int, str]], seconds: float) -> str:
+def report(card: str, results: dict[str, tuple[str, str]], seconds: float) -> str:
     """Return the result as text."""
     fatal = {name: it for name, it in results.items() if it[0] and it[0] not in TOO_LONG}
     rows = [
-        ["raise, or run", sum(not number for number, _ in results.values())],
-        ["take too long", sum(number in TOO_LONG for number, _ in results.values())],
+        ["raise, or run", sum(not end for end, _ in results.values())],
+        ["take too long", sum(end in TOO_LONG for end, _ in results.values())],
         ["end the process by PyTorch's own fault", sum(name in PYTORCHS for name in fatal)],
         ["end the process", sum(name not in PYTORCHS for name in fatal)],
         ["operators", len(results)],
@@ -205,10 +189,10 @@ def report(card: str, results: dict[str, tuple[int, str]], seconds: float) -> st
         "",
         f"in {seconds:.0f} s",
     ]
-    for name, (number, last) in sorted(results.items()):
-        if number:
+    for name, (end, last) in sorted(results.items()):
+        if end:
             reason = f": {PYTORCHS[name]}" if name in PYTORCHS and name in fatal else ""
-            text.append(f"    {name}: {signal.Signals(number).name} at {last}{reason}")
+            text.append(f"    {name}: {end} at {last}{reason}")
     return "\n".join(text)
 
 
@@ -238,7 +222,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         print(text)
     else:
         publish("op_fuzz", text)
-    fatal = {name for name, (number, _) in results.items() if number and number not in TOO_LONG}
+    fatal = {name for name, (end, _) in results.items() if end and end not in TOO_LONG}
     return int(bool(fatal - set(PYTORCHS)))
 
 

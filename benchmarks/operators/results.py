@@ -30,12 +30,12 @@ from benchmarks.operators.sizes import (
     VERDICTS,
     form_of,
     forms_of,
-    moved,
+    results_of,
     shapes,
     sizes_comparer,
     summary,
 )
-from benchmarks.operators.sweep import backwards, parser, swept, tensors
+from benchmarks.operators.sweep import parser, swept, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,17 +55,7 @@ def outcome(case: Case, device: str) -> list[Any]:
     """Run a call on a device; return its results and gradients, on the host."""
     import torch
 
-    sample, grad = case.sample, case.grad
-    given = (sample.input, tuple(sample.args), dict(sample.kwargs))
-    arguments = moved(given, device, grad=grad)
-    if not list(tensors(given[0])) and not list(tensors(given[1])):
-        arguments[2]["device"] = device
-    torch.manual_seed(0)
-    result = case.function(arguments[0], *arguments[1], **arguments[2])
-    if grad:
-        backwards(sample.output_process_fn_grad(result))
-    leaves = [leaf for part in (arguments[0], arguments[1]) for leaf in tensors(part)]
-    gradients = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+    result, gradients = results_of(case, device, lambda: None)
     results = list(tensors(result)) if not isinstance(result, (bool, int, float)) else [result]
     hosts = (
         part.detach().cpu() if isinstance(part, torch.Tensor) else part

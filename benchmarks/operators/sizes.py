@@ -104,8 +104,8 @@ def moved(value: Any, device: str, *, grad: bool) -> Any:  # noqa: ANN401 - a sa
     return torch.device(device) if value in {torch.device("cpu"), "cpu"} else value
 
 
-def forms_of(case: Case, device: str, begin: Any) -> list[Any]:  # noqa: ANN401 - a function
-    """Run a call on a device; return the forms of its results and gradients.
+def results_of(case: Case, device: str, begin: Callable[[], None]) -> tuple[Any, list[Any]]:
+    """Run a call on a device; return its result, and its arguments' gradients.
 
     Args:
         case: the call.
@@ -125,7 +125,12 @@ def forms_of(case: Case, device: str, begin: Any) -> list[Any]:  # noqa: ANN401 
     if case.grad:
         backwards(sample.output_process_fn_grad(result))
     leaves = [leaf for part in (arguments[0], arguments[1]) for leaf in tensors(part)]
-    gradients = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+    return result, [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+
+
+def forms_of(case: Case, device: str, begin: Callable[[], None]) -> list[Any]:
+    """Run a call on a device; return the forms of its results and gradients."""
+    result, gradients = results_of(case, device, begin)
     if not list(tensors(result)):
         return [type(result).__name__]
     return [form_of(part) for part in (*tensors(result), *gradients)]

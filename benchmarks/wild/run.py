@@ -51,7 +51,7 @@ def bisect(facts: dict[str, Any]) -> dict[str, Any]:
     row = {
         "reported": facts["reported"],
         "links": facts["links"],
-        "asked": f"{facts['PACKAGE']} {facts['GOOD']} -> {facts['BAD']}",
+        "asked": f"{facts['package']} {facts['good']} -> {facts['bad']}",
         "provenance": line(),
         "seconds": round(seconds),
     }
