@@ -23,12 +23,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.fidelity.matrix import CARD
 from benchmarks.harness import LIGHT, RESULTS, ROOT, excludes, output_of, publish, table, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CARD = "H200"
 STEPS = (
     *("convnet-fp32", "convnet-channels-last-fp16", "conv3d-fp32", "unet-bf16", "vit-small-bf16"),
     *("bert-base-bf16", "gpt2-bf16", "gpt2-sdpa-flash", "gpt2-sdpa-math", "gpt2-sdpa-cudnn"),
@@ -105,8 +105,8 @@ def figures(python: str, steps: Sequence[str], sweep: int) -> Figures:
     readme = said_by("-c", README_STEP)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
-        words = ["--out", str(out), "--but", "*compiled*", "--only"]
-        command = [python, "-m", "benchmarks.fidelity.matrix", *words, *steps]
+        words = ["--virtual", CARD, "--fork", "--out", str(out), "--but", "*compiled*", "--only"]
+        command = [python, "-m", "benchmarks.fidelity.run", *words, *steps]
         output_of(*command, PYTHONPATH=paths)
         matrix = json.loads(out.read_text(encoding="utf-8"))
     convolutions = {}

@@ -48,6 +48,8 @@ class Step:
     """makes model, data and optimizer, and returns what runs one step"""
     needs: tuple[str, ...] = ()
     """packages besides torch"""
+    capability: tuple[int, int] = (0, 0)
+    """least compute capability"""
 
 
 STEPS: dict[str, Step] = {}
@@ -63,8 +65,8 @@ def add(
 ) -> None:
     """Put a step into the matrix; ``more`` are the fields of Step, and options of train()."""
     assert name not in STEPS, name
-    needs = more.pop("needs", ())
-    STEPS[name] = Step(name, family, partial(train, model, data, loss, **more), needs)
+    fields = {field: more.pop(field) for field in ("needs", "capability") if field in more}
+    STEPS[name] = Step(name, family, partial(train, model, data, loss, **more), **fields)
 
 
 # -- images --
@@ -155,10 +157,10 @@ def add_language() -> None:
     gpt("gpt2-checkpointed", partial(Gpt, recompute=True), amp=BF16)
     gpt("gpt2-accumulate-4", Gpt, data=tokens(2, 512, 50257), amp=BF16, accumulate=4)
     sdpa = partial(add, "sdpa", model=Gpt, **words)
-    sdpa("gpt2-sdpa-flash", amp=BF16, sdpa="FLASH_ATTENTION")
+    sdpa("gpt2-sdpa-flash", amp=BF16, sdpa="FLASH_ATTENTION", capability=(8, 0))
     sdpa("gpt2-sdpa-efficient", amp=BF16, sdpa="EFFICIENT_ATTENTION")
     sdpa("gpt2-sdpa-math", amp=BF16, sdpa="MATH")
-    sdpa("gpt2-sdpa-cudnn", amp=BF16, sdpa="CUDNN_ATTENTION")
+    sdpa("gpt2-sdpa-cudnn", amp=BF16, sdpa="CUDNN_ATTENTION", capability=(8, 0))
     sdpa("gpt2-sdpa-efficient-fp32", sdpa="EFFICIENT_ATTENTION")
     sdpa("gpt2-sdpa-math-fp32", sdpa="MATH")
     gpt("gpt2-medium-bf16", partial(Gpt, 1024, 16, 24), amp=BF16)
