@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+from helpers.native_sources import NATIVE
 from helpers.pages import read
 from helpers.paths import ROOT
 
@@ -23,10 +24,11 @@ def texts(tree):
 
 @pytest.fixture(scope="module")
 def code():
-    """All texts of the package."""
+    """All texts of the package, and the notes of the native library."""
     modules = (ROOT / "pytest_gpumem").rglob("*.py")
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in modules]
-    return "\n".join(text for tree in trees for text in texts(tree))
+    notes = (NATIVE / "base" / "estimated_libraries.h").read_text(encoding="utf-8")
+    return "\n".join([notes, *(text for tree in trees for text in texts(tree))])
 
 
 def test_there_are_rows_enough():

@@ -110,6 +110,12 @@ class _WorkspaceNote(ctypes.Structure):
     )
 
 
+class _EstimatedLibrary(ctypes.Structure):
+    """``estimated_library`` of state.c."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("note", ctypes.c_char_p), ("range", ctypes.c_char_p))
+
+
 class _AnswerStruct(ctypes.Structure):
     """``answer`` of stream_order.c."""
 
@@ -137,6 +143,16 @@ class _ManagedStruct(ctypes.Structure):
     """``gm_managed``."""
 
     _fields_ = (("bytes", ctypes.c_uint64), ("peak_bytes", ctypes.c_uint64))
+
+
+class EstimatedLibrary(NamedTuple):
+    """A library whose sizes its maker does not document: native/base/estimated_libraries.h."""
+
+    name: str
+    note: str
+    """of a report on a step that used the library"""
+    range: str
+    """where its sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
 
 
 @dataclass(frozen=True)
@@ -305,8 +321,14 @@ class NativeLibrary:
             ctypes.POINTER(ctypes.c_uint64),
         ]
         self._lib.gpumem_describe.restype = ctypes.c_char_p
-        self._lib.gpumem_guess.restype = ctypes.c_char_p
-        self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
+        rows = ctypes.POINTER(_EstimatedLibrary)()
+        count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))
+        self.estimated = [
+            EstimatedLibrary(row.name.decode(), row.note.decode(), row.range.decode())
+            for row in rows[:count]
+        ]
+        """the libraries whose sizes are estimates"""
+        self._guess_array = ctypes.c_uint64 * count
         for name in (*("largest_convolution", "launches", "guessed", "value_budget"),):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         word = ctypes.c_uint64
@@ -628,16 +650,16 @@ class NativeLibrary:
         return int(self._lib.gpumem_cudnn_found())
 
     def guesses(self) -> dict[str, int]:
-        """Return the libraries with undocumented sizes, and the number of questions to each.
+        """Return the number of questions for a size to each of ``estimated``, by its name.
 
         The answer to such a question is an estimate, or zero.
         """
         total, questions = self._guesses
         new_total = self._lib.gpumem_guessed()
         if new_total != total:
-            count, questions = ctypes.c_uint64(), {}
-            while name := self._lib.gpumem_guess(len(questions), ctypes.byref(count)):
-                questions[name.decode()] = count.value
+            counts = self._guess_array()
+            self._lib.gpumem_guesses(counts)
+            questions = dict(zip((row.name for row in self.estimated), counts, strict=True))
             self._guesses = new_total, questions
         return questions
 

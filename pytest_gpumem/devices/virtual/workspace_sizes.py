@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_gpumem.devices.base import (
     AllocatorEvent,
@@ -17,52 +17,7 @@ from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.virtual.library import NativeLibrary
-
-
-class Estimate(NamedTuple):
-    """The note on a library's sizes that its maker does not document, and their range."""
-
-    note: str
-    range: str = ""
-    """where such sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
-
-
-ESTIMATES: Final = {
-    "cuDNN's RNN": Estimate(
-        "the reserve space and workspace of cuDNN's RNN are estimates",
-        "cuDNN's RNN, with a reserve space of half to twice the estimate and a workspace of none "
-        "to twice",
-    ),
-    "cuDNN's CTC loss": Estimate(
-        "the workspace of cuDNN's CTC loss is an estimate",
-        "the workspace of cuDNN's CTC loss, from none to four times the estimate",
-    ),
-    "cuFFT": Estimate(
-        "the workspaces of cuFFT are estimates",
-        "cuFFT's workspaces, from none to the most that its manual names",
-    ),
-    "cuSOLVER": Estimate(
-        "the workspaces of cuSOLVER are estimates",
-        "cuSOLVER's workspaces, from none to four times the estimate",
-    ),
-    "cuSPARSE": Estimate(
-        "predictions do not include the workspaces of cuSPARSE, but their ranges do",
-        "cuSPARSE's workspaces, from none to copies of the matrices, or, for two sparse matrices, "
-        "to every product twice",
-    ),
-    "cuDNN's other plans": Estimate(
-        "predictions do not include the workspaces of cuDNN's attention"
-    ),
-    "cuDNN's batch normalization": Estimate(
-        "predictions do not include the workspaces of cuDNN's batch normalization with channels "
-        "last, but their ranges do",
-        "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
-        "pixels and one bit of each value",
-    ),
-    "cudaMallocAsync": Estimate("the memory that cudaMallocAsync reserves is an estimate"),
-}
-"""by the names that the native library has for them (native/base/state.c)"""
+    from pytest_gpumem.devices.virtual.library import EstimatedLibrary, NativeLibrary
 
 
 STREAMS: Final = (
@@ -158,9 +113,11 @@ class VirtualWorkspaces:
             notes.append(Note(NoteKind.STREAMS, STREAMS_NOTE))
         return notes
 
-    def _estimates(self) -> list[Estimate]:
+    def _estimates(self) -> list[EstimatedLibrary]:
         """Return the libraries that were asked for sizes which their makers do not document."""
         questions, old_questions = self._library.guesses(), self._questions_before
         return [
-            ESTIMATES[name] for name in questions if questions[name] > old_questions.get(name, 0)
+            library
+            for library in self._library.estimated
+            if questions[library.name] > old_questions.get(library.name, 0)
         ]

@@ -1,8 +1,10 @@
 """cuFFT's, cuSOLVER's, cuSPARSE's and CUPTI's answers, by ctypes alone."""
 
 import ctypes
+import re
 
 import pytest
+from helpers.native_sources import NATIVE, SOURCES
 from helpers.virtual_gpu import private_library
 
 from pytest_gpumem.devices.cards import CARDS
@@ -18,6 +20,25 @@ def library(tmp_path):
 
 def asked(library):
     return {name for name, count in library.guesses().items() if count}
+
+
+# -- the table of libraries whose sizes are estimates --
+
+
+def test_every_library_that_notes_an_estimate_has_a_row_and_every_row_a_library(library):
+    table = (NATIVE / "base" / "estimated_libraries.h").read_text()
+    rows = re.findall(r"^ESTIMATED\((\w+)", table, flags=re.MULTILINE)
+    calls = [re.findall(r"gm_note_sizes\((GM_\w+)\)", path.read_text()) for path in SOURCES]
+    assert sorted(rows) == sorted({name for names in calls for name in names})
+    assert len(library.estimated) == len(rows) == len({row.name for row in library.estimated})
+    assert library.guesses() == {row.name: 0 for row in library.estimated}
+
+
+def test_every_estimate_has_a_note_and_its_range_if_one_is_told(library):
+    assert all(re.search("estimates?$|not include", row.note) for row in library.estimated)
+    without_range = {row.name for row in library.estimated if not row.range}
+    assert without_range == {"cuDNN's other plans", "cudaMallocAsync"}
+    assert all("none to" in row.range for row in library.estimated if row.range)
 
 
 # -- cuFFT --

@@ -114,8 +114,13 @@ void gm_enter_cudnn(void);
 void gm_leave_cudnn(void);
 bool gm_inside_cudnn(void);
 
-/* Libraries that do not document their sizes: a report lists those that a step used. */
-enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_ESTIMATED };
+/* Libraries that do not document their sizes (estimated_libraries.h): a report lists those that a step used. */
+enum {
+#define ESTIMATED(library, name, note, range) library,
+#include "base/estimated_libraries.h"
+#undef ESTIMATED
+    GM_ESTIMATED
+};
 void gm_note_sizes(int library);
 
 /* ---- sizes.c: workspaces whose size lies in a range ---- */

@@ -50,10 +50,14 @@ int gm_cuda_version(void) { return atomic_load(&cuda_version); }
 
 int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
 
-static const char *const estimated_names[GM_ESTIMATED] = {
-    [GM_RNN] = "cuDNN's RNN", [GM_CTC] = "cuDNN's CTC loss", [GM_CUFFT] = "cuFFT", [GM_CUSOLVER] = "cuSOLVER",
-    [GM_CUSPARSE] = "cuSPARSE", [GM_POOL] = "cudaMallocAsync",
-    [GM_CUDNN_PLAN] = "cuDNN's other plans", [GM_BATCH_NORM] = "cuDNN's batch normalization",
+/* Python's _EstimatedLibrary has the same layout. */
+typedef struct {
+    const char *name, *note, *range;
+} estimated_library;
+static const estimated_library estimated_libraries[GM_ESTIMATED] = {
+#define ESTIMATED(library, name, note, range) [library] = {name, note, range},
+#include "base/estimated_libraries.h"
+#undef ESTIMATED
 };
 static atomic_ullong estimates[GM_ESTIMATED];
 
@@ -133,11 +137,15 @@ GM_API uint64_t gpumem_guessed(void) {
     return total;
 }
 
-/* The i-th library that has its sizes estimated, and how often it was asked for one; NULL past the end. */
-GM_API const char *gpumem_guess(int index, uint64_t *count) {
-    if (index < 0 || index >= GM_ESTIMATED) return NULL;
-    if (count) *count = atomic_load(&estimates[index]);
-    return estimated_names[index];
+/* The libraries that have their sizes estimated; returns how many there are. */
+GM_API uint64_t gpumem_estimated_libraries(const estimated_library **libraries) {
+    *libraries = estimated_libraries;
+    return GM_ESTIMATED;
+}
+
+/* How often each of them was asked for a size. */
+GM_API void gpumem_guesses(uint64_t *counts) {
+    for (int i = 0; i < GM_ESTIMATED; i++) counts[i] = atomic_load(&estimates[i]);
 }
 
 static atomic_ullong waits;
