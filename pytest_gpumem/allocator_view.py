@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import OWN_FOLDER
 
 if TYPE_CHECKING:
@@ -38,6 +39,17 @@ PINNED_PEAK_RESET: Final = "_cuda_resetPeakHostMemoryStats"
 SNAPSHOT: Final = "_cuda_memorySnapshot"
 HISTORY: Final = "_cuda_record_memory_history"
 LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
+BINDINGS: Final = Patch(
+    "torch._C",
+    *(*STATS, *PEAK_RESETS, *TOTAL_RESETS, *RELEASES, PINNED_STATS, PINNED_PEAK_RESET),
+    *(SNAPSHOT, HISTORY, LEGACY_HISTORY),
+    reason="code under test reads the allocator's figures as if nothing were measured",
+)
+LAZY_MODULES: Final = Patch(
+    "torch",
+    "_lazy_modules",
+    reason="a snapshot imports no Inductor for a program that has not",
+)
 CONTEXTS: Final = (None, "state", "alloc", "all")
 """contexts of a history, each with the frames of those before"""
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
@@ -214,24 +226,19 @@ class AllocatorView:
         import torch
 
         wrappers: dict[str, Callable[..., Any]] = {
-            SNAPSHOT: self._show_snapshot,
-            HISTORY: self._set_history_of_test,
+            **dict.fromkeys(STATS, self._show_stats),
+            **dict.fromkeys(PEAK_RESETS, self._reset_peaks_of_test),
+            **dict.fromkeys(TOTAL_RESETS, self._reset_totals_of_test),
+            **dict.fromkeys(RELEASES, self._empty_cache_of_test),
             PINNED_STATS: self._show_pinned_stats,
             PINNED_PEAK_RESET: self._reset_pinned_peaks_of_test,
+            SNAPSHOT: self._show_snapshot,
+            HISTORY: self._set_history_of_test,
+            LEGACY_HISTORY: self._set_legacy_history_of_test,
         }
-        wrappers[LEGACY_HISTORY] = self._set_legacy_history_of_test
-        wrappers |= dict.fromkeys(STATS, self._show_stats)
-        for names, reset in (
-            (PEAK_RESETS, self._reset_peaks_of_test),
-            (TOTAL_RESETS, self._reset_totals_of_test),
-            (RELEASES, self._empty_cache_of_test),
-        ):
-            wrappers |= dict.fromkeys(names, reset)
-        for name, wrapper in wrappers.items():
-            binding = getattr(torch._C, name, None)
-            if binding is not None:
-                self._real[name] = binding
-                setattr(torch._C, name, _bound(wrapper, binding))
+        self._real = BINDINGS.values(torch._C)
+        bound = {name: _bound(wrappers[name], binding) for name, binding in self._real.items()}
+        BINDINGS.put(torch._C, bound)
 
     # -- the measurement's side --
 
@@ -645,11 +652,9 @@ def _inductor_not_imported() -> Iterator[None]:
     if f"torch.{INDUCTOR}" in sys.modules or not isinstance(names, set):
         yield
         return
-    torch._lazy_modules = _NamesButInductor(names)
-    try:
+    with ExitStack() as stack:
+        LAZY_MODULES.put(torch, {"_lazy_modules": _NamesButInductor(names)}, stack)
         yield
-    finally:
-        torch._lazy_modules = names
 
 
 def _is_counter(path: Path) -> bool:

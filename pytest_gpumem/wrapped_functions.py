@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
     from types import CodeType, ModuleType
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
     Around = Callable[[Callable[..., Any]], Callable[..., Any]]
     """takes a function, and returns one that wraps it"""
 
-TRACER: Final = "torch._dynamo.symbolic_convert"
-"""PyTorch's module with the class that traces"""
+TRACER: Final = Patch(
+    "torch._dynamo.symbolic_convert",
+    "InstructionTranslator.run_ctx_mgr",
+    reason="Dynamo traces PyTorch's functions as they are without measuring",
+)
 RULES: Final = "torch._dynamo.trace_rules"
 """PyTorch's module with the folders whose frames are never traced"""
 _TARGET: Final = "the function that is called"
@@ -227,17 +232,12 @@ class _Hiding:
 
 
 def hide_while_tracing(module: ModuleType) -> None:
-    """Hide wrappers and hooks from the tracer of a module (TRACER), just imported."""
-    tracer = getattr(module, "InstructionTranslator", None)
-    context = getattr(tracer, "run_ctx_mgr", None)
-    if tracer is None or context is None:
-        return
+    """Hide wrappers and hooks from the tracer of ``TRACER.module``, just imported."""
 
-    @functools.wraps(context)
-    def run_ctx_mgr(self: object) -> _Hiding:
-        return _Hiding(context(self))
+    def hiding(context: Callable[[object], object]) -> Callable[[object], _Hiding]:
+        return lambda self: _Hiding(context(self))
 
-    tracer.run_ctx_mgr = run_ctx_mgr
+    TRACER.wrap(module, hiding)
 
 
 def skip_own_frames(module: ModuleType) -> None:

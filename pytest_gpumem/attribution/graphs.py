@@ -15,11 +15,19 @@ from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
+PUSHED: Final = Patch(
+    "torch._C._autograd",
+    "_push_saved_tensors_default_hooks",
+    reason="what a graph keeps is read without the hooks that unpack it",
+    versions="torch 2.6 to 2.9",
+)
 MAX_NODES: Final = 100_000
 """nodes of one graph that are walked over"""
 MAX_PACKED: Final = 500
@@ -119,12 +127,7 @@ class _Hooks:
             return
         self._is_installed = True
         self._no_tensor = torch.empty(0, device="cpu")
-        push = autograd._push_saved_tensors_default_hooks
-
-        def push_readable(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
-            push(pack, self._readable(unpack))
-
-        setattr(autograd, "_push_saved_tensors_default_hooks", push_readable)  # noqa: B010 - mypy
+        PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, self._readable(unpack)))
 
     def _readable(self, unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def unpack_or_tell(packed: object) -> object:

@@ -12,12 +12,19 @@ from contextlib import ExitStack
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.nn import Module
+
+CALLS: Final = Patch(
+    "torch.nn",
+    "Module.__call__",
+    reason="a report names the modules that run, by hooks that torch.compile does not see",
+)
 
 
 class _Both:
@@ -65,8 +72,8 @@ class ModuleHooks:
         if len(self._before) == 1:
             import torch
 
-            module: Any = torch.nn.Module
-            WRAPPED.wrap(self._wrapped, module.__call__, self._around_call)
+            for call in CALLS.values(torch.nn).values():
+                WRAPPED.wrap(self._wrapped, call, self._around_call)
 
     def _remove(self, key: str) -> None:
         del self._before[key], self._after[key]

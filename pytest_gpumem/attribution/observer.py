@@ -19,6 +19,7 @@ from pytest_gpumem.attribution.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.attribution.optimizer_watch import steps_around
 from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
 from pytest_gpumem.attribution.recording import beginning, now
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import users_line
 from pytest_gpumem.wrapped_functions import WRAPPED
 
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Category
 
+OBSERVED: Final = Patch(
+    "torch",
+    *("nn.Module.__setattr__", "nn.Module.add_module", "nn.Module.register_parameter"),
+    *("nn.Module.register_buffer", "nn.Module._apply", "nn.Module.zero_grad"),
+    *("optim.Optimizer.zero_grad", "utils.swap_tensors"),
+    reason="a report names the parameters, buffers and gradients of a peak",
+)
+PASSES: Final = Patch(
+    "torch.autograd",
+    *("backward", "grad"),
+    reason="a report says whether a block was allocated in a backward pass",
+)
 MAX_DEPTH: Final = 4
 """levels of lists and dicts in a module's arguments that are searched for tensors"""
 
@@ -82,27 +95,23 @@ class Observer:
     def install(self, stack: ExitStack) -> None:
         """Wrap the functions, with their restoration on a stack."""
         import torch
-        from torch import nn
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
 
-        module: Any = nn.Module
-        functions: tuple[tuple[Any, Callable[..., Any]], ...] = (
-            (module.__setattr__, self.around_setattr),
-            (module.add_module, self.around_add_module),
-            (module.register_parameter, self.around_register_parameter),
-            (module.register_buffer, self.around_register_buffer),
-            (module._apply, self.around_apply),
-            (module.zero_grad, self.around_zero_grad),
-            (torch.optim.Optimizer.zero_grad, self.around_zero_grad),
-            (torch.utils.swap_tensors, self.around_swap),
-        )
-        for function, around in functions:
-            WRAPPED.wrap(stack, function, around)
-        engine: Any = torch.autograd
-        for function in (engine.backward, engine.grad):
+        arounds = {
+            "__setattr__": self.around_setattr,
+            "add_module": self.around_add_module,
+            "register_parameter": self.around_register_parameter,
+            "register_buffer": self.around_register_buffer,
+            "_apply": self.around_apply,
+            "zero_grad": self.around_zero_grad,
+            "swap_tensors": self.around_swap,
+        }
+        for name, function in OBSERVED.values(torch).items():
+            WRAPPED.wrap(stack, function, arounds[name.rpartition(".")[2]])
+        for function in PASSES.values(torch.autograd).values():
             WRAPPED.wrap(stack, function, self.around_backward, traced=False)
         HOOKS_OF_MODULES.register(stack, self.enter_module, self.leave_module)
         WRAPPED.hook(stack, register_optimizer_step_pre_hook(self.begin_step))

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 ENGINE: Final = "_engine_run_backward"
 """the function of torch.autograd that every backward pass goes through"""
+PASSES: Final = Patch(
+    "torch.autograd",
+    *(ENGINE, f"graph.{ENGINE}"),
+    reason="a backward pass ends once autograd's threads have let go of its tensors",
+)
 CREATE_GRAPH: Final = 3
 """the place of its argument that has operations of the pass recorded"""
 INPUTS: Final = 4
@@ -121,29 +126,24 @@ def awaited_passes() -> Iterator[None]:
     """
     import torch
 
-    modules: Any = (torch.autograd, torch.autograd.graph)
-    patched = [module for module in modules if ENGINE in vars(module)]
-    if not patched:
-        yield
-        return
-    run_backward = vars(patched[0])[ENGINE]
+    def awaiting(run_backward: Callable[..., object]) -> Callable[..., object]:
+        def run_and_wait(*args: object, **options: object) -> object:
+            if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
+                NODE_NUMBERS.align()
+            try:
+                result = run_backward(*args, **options)
+            except BaseException:
+                with suppress(Exception):  # after an error of CUDA's every call fails
+                    await_autograd()
+                raise
+            if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
+                _run_apart(await_autograd)
+            return result
 
-    def run_and_wait(*args: object, **options: object) -> object:
-        if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
-            NODE_NUMBERS.align()
-        try:
-            result = run_backward(*args, **options)
-        except BaseException:
-            with suppress(Exception):  # after an error of CUDA's every call fails
-                await_autograd()
-            raise
-        if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
-            _run_apart(await_autograd)
-        return result
+        return run_and_wait
 
     with ExitStack() as stack:
-        for module in patched:
-            patch(stack, module, ENGINE, run_and_wait)
+        PASSES.wrap(torch.autograd, awaiting, stack)
         yield
 
 

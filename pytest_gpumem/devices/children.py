@@ -28,6 +28,7 @@ from pytest_gpumem.devices.virtual.environment import (
 )
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.readbacks import Readbacks, Row
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
+PEAK_RESET: Final = Patch(
+    "torch._C",
+    "_cuda_resetPeakMemoryStats",
+    reason="a child process keeps the peaks that its program resets, to tell them to its parent",
+)
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
 IMPORTER: Final = os.getpid()
@@ -253,11 +259,13 @@ class _Watch:
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
-        binding = self._torch._C._cuda_resetPeakMemoryStats
 
-        def reset_peaks(device: int) -> object:
-            self._fold()
-            return binding(device)
+        def folding(reset: Callable[[int], object]) -> Callable[[int], object]:
+            def reset_peaks(device: int) -> object:
+                self._fold()
+                return reset(device)
+
+            return reset_peaks
 
         def announce() -> None:
             from multiprocessing.util import Finalize
@@ -267,7 +275,7 @@ class _Watch:
             Finalize(None, self._end, exitpriority=0)
             atexit.register(self._end)
 
-        self._torch._C._cuda_resetPeakMemoryStats = reset_peaks
+        PEAK_RESET.wrap(self._torch._C, folding)
         self._torch.cuda._lazy_call(announce)
 
     def _end(self) -> None:

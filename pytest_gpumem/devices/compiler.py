@@ -12,7 +12,7 @@ _hidden: set[str] = set()
 
 def hide_from_compiler() -> None:
     """Hide from now on, or from the import of PyTorch's compiler on; nothing if that is done."""
-    for name, hide in ((RULES, skip_own_frames), (TRACER, hide_while_tracing)):
+    for name, hide in ((RULES, skip_own_frames), (TRACER.module, hide_while_tracing)):
         if name in _hidden:
             continue
         _hidden.add(name)

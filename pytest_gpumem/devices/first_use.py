@@ -10,11 +10,16 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 INITIALISE: Final = "_lazy_init"
 """torch.cuda's function that initialises CUDA; PyTorch's C++ calls it by this name too"""
+USE: Final = Patch(
+    "torch.cuda", INITIALISE, reason="measuring begins as the program first uses CUDA, not before"
+)
 
 
 class FirstUse:
@@ -62,4 +67,4 @@ class FirstUse:
         for name, module in list(sys.modules.items()):
             is_cudas = name == "torch.cuda" or name.startswith("torch.cuda.")
             if is_cudas and vars(module).get(INITIALISE) is old:
-                setattr(module, INITIALISE, new)
+                USE.on(module, INITIALISE, new)

@@ -17,16 +17,35 @@ from pytest_gpumem.devices.quirks import deepspeed
 from pytest_gpumem.devices.unwaited_collectives import unwaited_collectives_kept
 from pytest_gpumem.devices.virtual.environment import set_variable
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pytest_gpumem.measurement import DeviceKind
 
 FAKE: Final = "gpumem"
 """PyTorch's name for the backend that does nothing"""
-_NCCL: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+NCCL: Final = Patch(
+    "torch.distributed.distributed_c10d",
+    *("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"),
+    reason="a rank that runs alone finds NCCL's id, which the first rank would store",
+)
+DEVICE_OF_GROUP: Final = Patch(
+    "torch.distributed",
+    "ProcessGroup.bound_device_id",
+    reason="a group with a device is split for subgroups, whose sizes the absent ranks would tell",
+)
+CHECKPOINTS: Final = Patch(
+    "torch.distributed.checkpoint.utils",
+    "_DistWrapper.__init__",
+    reason="a rank that runs alone writes and reads its own shards of a checkpoint",
+)
+PLANS: Final = Patch(
+    "torch.distributed.checkpoint.default_planner",
+    "_validate_global_plan",
+    reason="the plan of a checkpoint is refused if it lacks the shards of absent ranks",
+)
 _UNIQUE_ID: Final = "\0" * 128
 """an ncclUniqueId, as the native library makes it: zeros"""
 
@@ -103,7 +122,8 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
 
         # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
         # get the parts' sizes, which the other ranks would tell.
-        distributed.distributed_c10d._get_default_group().bound_device_id = None
+        group = distributed.distributed_c10d._get_default_group()
+        DEVICE_OF_GROUP.on(group, "bound_device_id", None)
         checkpoint_alone(stack)
         refuse_objects(stack, distributed)
         yield
@@ -115,24 +135,26 @@ def checkpoint_alone(stack: ExitStack) -> None:
     Its first rank gathers the plans of all ranks, and refuses them where parts of a tensor are in
     none of them, as those of absent ranks are.
     """
-    utils: Any = importlib.import_module("torch.distributed.checkpoint.utils")
-    planner: Any = importlib.import_module("torch.distributed.checkpoint.default_planner")
-    wrapper, validate = utils._DistWrapper, planner._validate_global_plan
-    begin = wrapper.__init__
 
-    def begin_alone(
-        self: object,
-        group: object,
-        use_dist: bool,  # noqa: FBT001 - PyTorch's names
-        coordinator_rank: int,
-    ) -> None:
-        del use_dist
-        begin(self, group, False, coordinator_rank)  # noqa: FBT003
+    def beginning_alone(begin: Callable[..., None]) -> Callable[..., None]:
+        def begin_alone(
+            self: object,
+            group: object,
+            use_dist: bool,  # noqa: FBT001 - PyTorch's names
+            coordinator_rank: int,
+        ) -> None:
+            del use_dist
+            begin(self, group, False, coordinator_rank)  # noqa: FBT003
 
-    # Newer versions of PyTorch return the list of all that is wrong.
-    valid: object = True if validate.__annotations__["return"] in (bool, "bool") else []
-    patch(stack, wrapper, "__init__", begin_alone)
-    patch(stack, planner, "_validate_global_plan", lambda *_arguments: valid)
+        return begin_alone
+
+    def finding_valid(validate: Callable[..., object]) -> Callable[..., object]:
+        # Newer versions of PyTorch return the list of all that is wrong.
+        valid: object = True if validate.__annotations__["return"] in (bool, "bool") else []
+        return lambda *_arguments: valid
+
+    CHECKPOINTS.wrap(importlib.import_module(CHECKPOINTS.module), beginning_alone, stack)
+    PLANS.wrap(importlib.import_module(PLANS.module), finding_valid, stack)
 
 
 def _register_fake_backend(distributed: Any) -> None:  # noqa: ANN401 - a module
@@ -189,7 +211,5 @@ def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
         return Seeded
 
     with ExitStack() as stack:
-        for name in _NCCL:
-            if hasattr(c10d, name):
-                patch(stack, c10d, name, with_ids(getattr(c10d, name)))
+        NCCL.wrap(c10d, with_ids, stack)
         yield

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -20,6 +22,11 @@ SET_FRACTION: Final = "_cuda_setMemoryFraction"
 GET_FRACTION: Final = "_cuda_getMemoryFraction"
 SET_SETTINGS: Final = "_accelerator_setAllocatorSettings"
 GET_SETTINGS: Final = "_accelerator_getAllocatorSettings"
+BINDINGS: Final = Patch(
+    "torch._C",
+    *(SET_FRACTION, GET_FRACTION, SET_SETTINGS, GET_SETTINGS),
+    reason="a program's fraction is of the card's memory, and a test's limit may be lower",
+)
 _SETTING: Final = re.compile(r"(per_process_memory_fraction\s*:\s*)([^\s,]+)")
 
 
@@ -99,12 +106,10 @@ class MemoryCaps:
             SET_SETTINGS: set_settings,
             GET_SETTINGS: get_settings,
         }
-        for name, wrapper in wrappers.items():
-            # torch 2.6 cannot be asked for the fraction. Older names of the settings' functions are
-            # of versions that read a fraction in settings only once, when CUDA is initialised.
-            if hasattr(torch._C, name):
-                self._real[name] = getattr(torch._C, name)
-                setattr(torch._C, name, wrapper)
+        # torch 2.6 cannot be asked for the fraction. Older names of the settings' functions are of
+        # versions that read a fraction in settings only once, when CUDA is initialised.
+        self._real = BINDINGS.values(torch._C)
+        BINDINGS.put(torch._C, wrappers)
 
     def _fraction_of_total(self, match: re.Match[str]) -> str:
         """Return the setting with the fraction of PyTorch's total that is as many bytes.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 NAMES: Final = ("send_object_list", "recv_object_list")
 PRIMITIVES: Final = ("send", "recv", "batch_isend_irecv")
 """functions of torch.distributed that these two move tensors by"""
+CARRIED: Final = Patch(
+    "torch.distributed",
+    *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
+    reason="ranks send each other objects by their store: a virtual GPU moves no bytes",
+)
+REFUSED: Final = Patch(
+    "torch.distributed",
+    *("recv_object_list", "distributed_c10d.recv_object_list"),
+    reason="a rank that runs alone receives no objects, and an error says so",
+)
 
 
 class _Messages(threading.local):
@@ -53,11 +63,8 @@ class ObjectMessages:
 
     def install(self, distributed: ModuleType) -> None:
         """Take the places of PyTorch's functions, as long as the process lives."""
-        for name in PRIMITIVES:
-            setattr(self._c10d, name, getattr(self, name))
-        for name in NAMES:
-            setattr(self._c10d, name, getattr(self, name))
-            setattr(distributed, name, getattr(self, name))
+        own = {name: getattr(self, name.rpartition(".")[2]) for name in CARRIED.names}
+        CARRIED.put(distributed, own)
 
     def send(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
         """Stand in for ``torch.distributed.send``."""
@@ -188,5 +195,4 @@ def refuse_objects(stack: ExitStack, distributed: Any) -> None:  # noqa: ANN401 
             "run all ranks as processes: gpumem run torchrun ...",
         )
 
-    for module in (distributed, distributed.distributed_c10d):
-        patch(stack, module, "recv_object_list", refuse)
+    REFUSED.put(distributed, dict.fromkeys(REFUSED.names, refuse), stack)

@@ -54,9 +54,9 @@ class ImportHooks(MetaPathFinder):
     """Calls back right after the first import of a module: one finder for all modules' hooks."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._calls: dict[str, list[Callable[[ModuleType], object]]] = {}
 
-    def call_after(self, module: str, call: Callable[[ModuleType], None]) -> None:
+    def call_after(self, module: str, call: Callable[[ModuleType], object]) -> None:
         """Call with the module once it has been imported; a module that is there already is not."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)

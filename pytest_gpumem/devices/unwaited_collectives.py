@@ -20,7 +20,6 @@ trains, a note has the peaks with these.
 from __future__ import annotations
 
 import ctypes
-import functools
 from contextlib import ExitStack, contextmanager
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
 from pytest_gpumem.devices.base import LateFrees
 from pytest_gpumem.devices.virtual.native import LIBRARY
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -41,6 +40,24 @@ COLLECTIVES: Final = (
     *("alltoall", "alltoall_base", "send", "recv", "recv_anysource", "_end_coalescing"),
 )
 """methods of torch.distributed.ProcessGroup that return a Work"""
+WORKS: Final = Patch(
+    "torch._C._distributed_c10d",
+    *(f"ProcessGroup.{name}" for name in COLLECTIVES),
+    reason="asynchronous collectives keep their tensors until the program has waited for them",
+    versions="torch 2.8 and newer",
+)
+WAITS: Final = Patch(
+    "torch._C._distributed_c10d",
+    *("Work.wait", "Work.synchronize"),
+    reason="a collective that the program waits for lets go of its tensors",
+    versions="torch 2.8 and newer",
+)
+PASSES: Final = Patch(
+    "torch.autograd",
+    *(ENGINE, f"graph.{ENGINE}"),
+    reason="backward passes are counted: they tell which collectives are done",
+    versions="torch 2.8 and newer",
+)
 MAX_AHEAD: Final = 1024
 """kernels that the host launches at most before the device runs the first of them"""
 MAX_KEPT: Final = 10_000
@@ -150,7 +167,6 @@ class UnwaitedCollectives:
     def keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of a process group's that keeps the Work that it returns."""
 
-        @functools.wraps(method)
         def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
             work = method(*args, **kwargs)
             self.begun(work)
@@ -161,7 +177,6 @@ class UnwaitedCollectives:
     def waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of a Work's that lets go of it."""
 
-        @functools.wraps(method)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
             try:
                 return method(work, *args, **kwargs)
@@ -173,7 +188,6 @@ class UnwaitedCollectives:
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts the backward passes that begin."""
 
-        @functools.wraps(function)
         def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
             self._passes += is_outermost_pass()
             return function(*args, **kwargs)
@@ -207,14 +221,9 @@ def unwaited_collectives_kept() -> Iterator[None]:
     device = VirtualDevice.loaded()
     if device is not None:
         UNWAITED.late = device.workspaces.extras.late.append
-    wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((bindings.ProcessGroup, name, UNWAITED.keeping) for name in COLLECTIVES),
-        *((bindings.Work, name, UNWAITED.waiting) for name in ("wait", "synchronize")),
-        *((module, ENGINE, UNWAITED.counting) for module in (torch.autograd, torch.autograd.graph)),
-    ]
     with ExitStack() as stack:
         stack.callback(UNWAITED.clear)
-        for owner, name, wrapping in wrapped:
-            if name in vars(owner):
-                patch(stack, owner, name, wrapping(vars(owner)[name]))
+        WORKS.wrap(bindings, UNWAITED.keeping, stack)
+        WAITS.wrap(bindings, UNWAITED.waiting, stack)
+        PASSES.wrap(torch.autograd, UNWAITED.counting, stack)
         yield

@@ -14,25 +14,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.meter.peaks import NOTHING, fullest, maximum, minus
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from types import ModuleType
 
     from pytest_gpumem.attribution.recording import Span
     from pytest_gpumem.measurement import Peak
 
-FUNCTIONS: Final = {
-    "torch._inductor.compile_fx": (None, ("compile_fx", "_compile_fx_inner")),
-    "torch._inductor.runtime.triton_heuristics": (
-        "CachingAutotuner",
-        ("autotune_to_one_config", "coordinate_descent_tuning", "_combo_sequential_autotune"),
+REASON: Final = "memory of the compiler itself is not counted as the step's"
+WATCHED: Final = (
+    Patch("torch._inductor.compile_fx", *("compile_fx", "_compile_fx_inner"), reason=REASON),
+    Patch(
+        "torch._inductor.runtime.triton_heuristics",
+        "CachingAutotuner.autotune_to_one_config",
+        "CachingAutotuner.coordinate_descent_tuning",
+        "CachingAutotuner._combo_sequential_autotune",
+        reason=REASON,
     ),
-    "triton.runtime.autotuner": ("Autotuner", ("_bench",)),
-}
-"""by module: the class, or None, whose functions compile a graph or time a kernel"""
+    Patch("triton.runtime.autotuner", "Autotuner._bench", reason=REASON),
+)
+"""the functions that compile a graph or time a kernel"""
 SEGMENT: Final = 2 * MIB
 """bytes: the least that PyTorch's allocator reserves"""
 MIN_SHARE: Final = 1000
@@ -52,11 +56,12 @@ class CompileWatch:
         if self._installed:
             return
         self._installed = True
-        for name in FUNCTIONS:
-            if name in sys.modules:
-                self._wrap(sys.modules[name])
+        for patch in WATCHED:
+            wrap = functools.partial(patch.wrap, make=self.watching)
+            if patch.module in sys.modules:
+                wrap(sys.modules[patch.module])
             else:
-                IMPORTS.call_after(name, self._wrap)
+                IMPORTS.call_after(patch.module, wrap)
 
     @contextmanager
     def watched(self, around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
@@ -68,16 +73,9 @@ class CompileWatch:
         finally:
             self._around = outer
 
-    def _wrap(self, module: ModuleType) -> None:
-        class_name, names = FUNCTIONS[module.__name__]
-        owner = getattr(module, class_name, None) if class_name else module
-        for name in names:
-            function = getattr(owner, name, None)
-            if callable(function):
-                setattr(owner, name, self._watching(function))
+    def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of the compiler's that calls the measurement around its work."""
 
-    def _watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
         def watching(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
             if self._around is None or self._works:

@@ -6,19 +6,21 @@ has pinned, those included that no tensor has at the moment. It counts for the w
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOADER: Final = "torch.utils.data._utils.pin_memory"
-"""PyTorch's module with the function of DataLoader's threads that pin batches"""
-LOOP: Final = "_pin_memory_loop"
+LOOP: Final = Patch(
+    "torch.utils.data._utils.pin_memory",
+    "_pin_memory_loop",
+    reason="DataLoader's threads that pin batches ahead of time are counted",
+)
 
 
 class PinnedStats(NamedTuple):
@@ -73,6 +75,7 @@ class PinningLoops:
         self.begun = 0
         """threads that have begun to pin"""
         self._ended = 0
+        self._watches = False
 
     @property
     def alive(self) -> int:
@@ -81,13 +84,11 @@ class PinningLoops:
 
     def watch(self) -> None:
         """Count them from now on; nothing where that is done, or no DataLoader can be there."""
-        module: Any = sys.modules.get(LOADER)
-        loop = getattr(module, LOOP, None)
-        if loop is not None and not isinstance(getattr(loop, "loops", None), PinningLoops):
-            setattr(module, LOOP, self._counted(loop))
+        if not self._watches and LOOP.module in sys.modules:
+            self._watches = True
+            LOOP.wrap(sys.modules[LOOP.module], self._counted)
 
     def _counted(self, loop: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(loop)
         def pin_memory_loop(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
             self.begun += 1
             try:
@@ -95,7 +96,6 @@ class PinningLoops:
             finally:
                 self._ended += 1
 
-        pin_memory_loop.loops = self  # type: ignore[attr-defined]
         return pin_memory_loop
 
 

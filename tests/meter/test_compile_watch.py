@@ -5,11 +5,11 @@ import types
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
-from pytest_gpumem.meter.compile_watch import COMPILER, FUNCTIONS
+from pytest_gpumem.meter.compile_watch import COMPILER, WATCHED
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.notes import NoteKind
 
-MODULE = next(iter(FUNCTIONS))
+COMPILATION = WATCHED[0]
 EXCESS = (
     "while torch.compile compiled or timed kernels, 486.00 MiB more than the peak were allocated: "
     "they are not counted, because runs with warm caches have none"
@@ -35,7 +35,7 @@ def meter():
 @pytest.fixture
 def compiler():
     """A module that allocates and keeps some MiB, and calls what it is given, as it compiles."""
-    module = types.ModuleType(MODULE)
+    module = types.ModuleType(COMPILATION.module)
 
     def compile_fx(size, kept=1, call=None):
         scratch = tensor(size * MIB)
@@ -45,7 +45,7 @@ def compiler():
         return tensor(kept * MIB)
 
     module.compile_fx = compile_fx
-    COMPILER._wrap(module)
+    COMPILATION.wrap(module, COMPILER.watching)
     return module
 
 

@@ -12,9 +12,18 @@ import ctypes
 import sys
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from types import ModuleType
 
+COPIES: Final = Patch(
+    "cuda.bindings",
+    # of versions 13.5, with one or many default streams; of 13.0 to 13.2
+    *("_internal.runtime.__pyx_capi__", "_internal.runtime_ptds.__pyx_capi__"),
+    *("_bindings.cyruntime.__pyx_capi__", "_bindings.cyruntime_ptds.__pyx_capi__"),
+    reason="the copy of NVIDIA's runtime inside works with no other driver",
+)
 FIRST_CUDA: Final = 13
 """the oldest CUDA for which this is done: CUDA 12's headers rename functions in C, such as
 cudaGetDeviceProperties, so that a name is another function's in the library"""
@@ -56,10 +65,7 @@ def _capsule_like(capsule: object, pointer: ctypes.c_void_p) -> object:
     return result
 
 
-# The copy's modules of cuda.bindings 13.5, with one or many default streams; those of 13.0 to 13.2.
 HOOKS: Final = {
-    "cuda.bindings._internal.runtime": answer_as_virtual,
-    "cuda.bindings._internal.runtime_ptds": answer_as_virtual,
-    "cuda.bindings._bindings.cyruntime": answer_as_virtual,
-    "cuda.bindings._bindings.cyruntime_ptds": answer_as_virtual,
+    f"{COPIES.module}.{name.removesuffix('.__pyx_capi__')}": answer_as_virtual
+    for name in COPIES.names
 }

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from types import ModuleType
 
+DEVICES: Final = Patch(
+    "jax_plugins",
+    *("xla_cuda12.initialize", "xla_cuda13.initialize"),
+    reason="JAX's CUDA devices are refused by name",
+)
 REFUSAL: Final = (
     "the virtual GPU does not support JAX's CUDA devices, because JAX loads its kernels "
     "itself; set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
@@ -27,7 +34,7 @@ def refuse_devices(plugin: ModuleType) -> None:
     def initialize() -> NoReturn:
         raise RuntimeError(REFUSAL)
 
-    plugin.initialize = initialize  # type: ignore[attr-defined]
+    DEVICES.on(plugin, "initialize", initialize)
 
 
 HOOKS: Final = {"jax_plugins.xla_cuda12": refuse_devices, "jax_plugins.xla_cuda13": refuse_devices}

@@ -6,11 +6,18 @@ for none of them whether it exists.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+DRIVER: Final = Patch(
+    "numba.cuda.cudadrv.driver",
+    *("driver.is_initialized", "driver.initialization_error"),
+    reason="numba.cuda is refused by name",
+)
 REFUSAL: Final = (
     "the virtual GPU does not support numba.cuda, because numba loads its kernels itself; "
     "guard the code with `if numba.cuda.is_available():`, or run this on a real GPU "
@@ -24,9 +31,8 @@ def refuse_driver(module: ModuleType) -> None:
     Args:
         module: the one whose object ``driver`` calls CUDA's driver.
     """
-    driver: Any = getattr(module, "driver", None)
-    if hasattr(type(driver), "ensure_initialized"):
-        driver.is_initialized, driver.initialization_error = True, REFUSAL
+    if hasattr(type(getattr(module, "driver", None)), "ensure_initialized"):
+        DRIVER.put(module, dict(zip(DRIVER.names, (True, REFUSAL), strict=True)))
 
 
-HOOKS: Final = {"numba.cuda.cudadrv.driver": refuse_driver}
+HOOKS: Final = {DRIVER.module: refuse_driver}

@@ -6,10 +6,10 @@ import os
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual import native
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,11 @@ LIBRARIES: Final = ":".join(map(str, native.ALL))
 PYTHON_PATH: Final = "PYTHONPATH"
 HOOK: Final = str(Path(__file__).parents[1] / "child_process")
 """the folder with the sitecustomize.py that Python runs first in child processes"""
-SHAPE_CHECK: Final = "_verify_params_across_processes"
+SHAPE_CHECK: Final = Patch(
+    "torch.distributed",
+    "_verify_params_across_processes",
+    reason="DistributedDataParallel compares ranks' shapes by gathered figures, which are zeros",
+)
 
 
 @contextmanager
@@ -62,9 +66,7 @@ def skip_shape_check(stack: ExitStack) -> None:
     It compares them by gathered figures, which newer versions of PyTorch copy with a kernel, so
     that they are zeros here.
     """
-    distributed: Any = sys.modules.get("torch.distributed")
-    if hasattr(distributed, SHAPE_CHECK):
-        patch(stack, distributed, SHAPE_CHECK, lambda *_args: None)
+    SHAPE_CHECK.wrap(sys.modules.get(SHAPE_CHECK.module), lambda _: lambda *_args: None, stack)
 
 
 def prepend(stack: ExitStack, name: str, folder: str) -> None:

@@ -6,7 +6,6 @@ tells what the program does with it (uncertain_numbers.py): tensors' methods ret
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.uncertain_numbers import decided_number, uncertain
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import patch
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import OWN_FOLDER, is_users, package_path, shown_path, users_line
 
 if TYPE_CHECKING:
@@ -31,6 +30,24 @@ if TYPE_CHECKING:
     Row = tuple[str, int, str, int, int, int]
     """a site, the number of values that it decided by; rows or elements taken, and of how many"""
 
+NUMBERS: Final = Patch(
+    "torch",
+    *("Tensor.item", "Tensor.tolist"),
+    reason="a number that was not computed tells when the program decides by it",
+)
+FLOATS: Final = Patch(
+    "torch", "Tensor.__float__", reason="a value that becomes a tensor again decides nothing"
+)
+TEXTS: Final = Patch(
+    "torch",
+    *("Tensor.__repr__", "Tensor.__format__"),
+    reason="no figure depends on a value that is only shown",
+)
+COMPARED: Final = Patch(
+    "torch",
+    "testing._comparison.NumberPair.__init__",
+    reason="torch.testing asks for the exact class of a number",
+)
 MAX_READ: Final = 20_000
 """values that are not computed and by which one line decides: no text that is generated is so long,
 and a loop that waits for them takes seconds"""
@@ -276,20 +293,11 @@ class Readbacks:
         """See the program's reads, and have tensors' methods return numbers that tell."""
         import torch
 
-        tensor: Any = torch.Tensor
-        methods: dict[tuple[Any, str], Callable[..., Any]] = {
-            (tensor, "item"): self._returning,
-            (tensor, "tolist"): self._returning,
-            (tensor, "__float__"): self._keeping,
-            (tensor, "__repr__"): self._showing,
-            (tensor, "__format__"): self._showing,
-        }
-        pair = getattr(getattr(torch.testing, "_comparison", None), "NumberPair", None)
-        if pair is not None:
-            methods[pair, "__init__"] = _comparing
         with ExitStack() as stack:
-            for (owner, name), wrap in methods.items():
-                patch(stack, owner, name, wrap(getattr(owner, name)))
+            NUMBERS.wrap(torch, self._returning, stack)
+            FLOATS.wrap(torch, self._keeping, stack)
+            TEXTS.wrap(torch, self._showing, stack)
+            COMPARED.wrap(torch, _comparing, stack)
             library.on_readback(self.seen)
             stack.callback(library.on_readback, None)
             yield
@@ -297,7 +305,6 @@ class Readbacks:
     def _returning(self, method: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
 
-        @functools.wraps(method)
         def read(tensor: object) -> Any:  # noqa: ANN401 - a number
             outer, here.guesses = (here.purpose, here.guesses), None
             here.purpose = outer[0] or "number"
@@ -319,7 +326,6 @@ class Readbacks:
         return read
 
     def _keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
         def read(tensor: object) -> Any:  # noqa: ANN401 - a number
             with self.purpose("kept"):
                 return method(tensor)
@@ -327,7 +333,6 @@ class Readbacks:
         return read
 
     def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
         def show(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a text
             with self.purpose("shown"):
                 return method(*args, **kwargs)
@@ -372,7 +377,6 @@ def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
     PyTorch asks for the exact class of each, and its own tests read numbers within.
     """
 
-    @functools.wraps(method)
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's
         process = self._process_inputs
 

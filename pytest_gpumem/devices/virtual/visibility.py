@@ -14,10 +14,30 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.patches import Patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, ModuleType
 
+COUNTS: Final = Patch(
+    "torch._C",
+    *("_cuda_getDeviceCount", "_accelerator_deviceCount"),
+    reason="only code that may see the virtual GPU counts it",
+)
+NVML_COUNT: Final = Patch(
+    "torch.cuda", "_device_count_nvml", reason="torch.cuda counts devices by NVML first"
+)
+LAST_COUNT: Final = Patch(
+    "torch.cuda",
+    "_cached_device_count",
+    reason="torch.cuda keeps its first count, and later code may see another number of devices",
+)
+INITIALISATION: Final = Patch(
+    "torch._C",
+    "_cuda_init",
+    reason="CUDA is not initialised while no GPU is shown: PyTorch keeps what its first try sees",
+)
 OTHERS_CODE: Final = ("site-packages", "dist-packages")
 """folders of installed packages: a line in them is no line of the user's"""
 
@@ -59,12 +79,9 @@ class Curtain:
         """the first one of each file; one that asked itself replaces one that did not"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
         # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
-        for name in ("_cuda_getDeviceCount", "_accelerator_deviceCount"):
-            if hasattr(torch._C, name):
-                setattr(torch._C, name, self._counting(getattr(torch._C, name)))
-        torch.cuda._device_count_nvml = self._count
-        if hasattr(torch._C, "_cuda_init"):  # not in a build without CUDA
-            torch._C._cuda_init = self._refusing(torch._C._cuda_init)
+        COUNTS.wrap(torch._C, self._counting)
+        NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
+        INITIALISATION.wrap(torch._C, self._refusing)  # not in a build without CUDA
 
     def _count(self) -> int:
         if not self._shown:
@@ -74,7 +91,6 @@ class Curtain:
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
         """Return PyTorch's question of the driver, which lets no forked process use CUDA later."""
 
-        @functools.wraps(count)
         def count_shown() -> int:
             if self._shown:
                 count()
@@ -89,7 +105,6 @@ class Curtain:
         segments ends the process with a segmentation fault.
         """
 
-        @functools.wraps(initialise)
         def initialise_shown() -> None:
             if not self._shown:
                 raise RuntimeError(HIDDEN)
@@ -129,8 +144,7 @@ class Curtain:
     def show(self, count: int) -> None:
         """Let PyTorch's users see so many devices; 0 hides them."""
         self._shown = count
-        # torch.cuda.device_count() keeps its first answer once CUDA is initialised
-        self._torch.cuda._cached_device_count = None
+        LAST_COUNT.put(self._torch.cuda, {"_cached_device_count": None})
         forget_answers_about_devices()
 
 

@@ -48,20 +48,23 @@ class Compilation:
 
     def install(self) -> None:
         """Wait for the imports of PyTorch's compiler."""
-        IMPORTS.call_after(max_autotune.MODULE, self._max_autotune.install)
-        IMPORTS.call_after(kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing)
-        IMPORTS.call_after(kernel_timing.AUTOTUNER, self._kernel_timing.watch_inductor)
-        IMPORTS.call_after(kernel_timing.TRITON, self._kernel_timing.watch_triton)
-        IMPORTS.call_after(padded_products.MODULE, self._products.pad_nothing)
-        IMPORTS.call_after(earlier_graphs.TREES, self._earlier_graphs.install)
-        IMPORTS.call_after(compiled_code.OUTPUT, self._compiled_code.install)
-        IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
-        IMPORTS.call_after(compiled_values.COMPILER, compiled_values.keep_graphs)
-        IMPORTS.call_after(compiled_values.OUTPUT, compiled_values.compute_graphs)
-        IMPORTS.call_after(compiled_values.COMPILER, self._products.keep_products)
-        IMPORTS.call_after(compiled_values.OUTPUT, self._products.watch_code)
-        IMPORTS.call_after(constant_folding.MODULE, self._compute_constants)
-        IMPORTS.call_after(triton_launches.MODULE, triton_launches.tell_launches)
+        for patch, install in (
+            (max_autotune.COMPILATION, self._max_autotune.install),
+            (kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing),
+            (kernel_timing.CHOICES, self._kernel_timing.watch_inductor),
+            (kernel_timing.BENCHES, self._kernel_timing.watch_triton),
+            (padded_products.KEYS, self._products.pad_nothing),
+            (earlier_graphs.REPLAYS, self._earlier_graphs.install),
+            (compiled_code.CALLS, self._compiled_code.install),
+            (compiled_numbers.TRACED, compiled_numbers.trace_numbers),
+            (compiled_values.COMPILES, compiled_values.keep_graphs),
+            (compiled_values.CALLS, compiled_values.compute_graphs),
+            (padded_products.COMPILED, self._products.keep_products),
+            (padded_products.CODE_CALLS, self._products.watch_code),
+            (constant_folding.FOLDING, self._compute_constants),
+            (triton_launches.LAUNCHES, triton_launches.tell_launches),
+        ):
+            IMPORTS.call_after(patch.module, install)
 
     def _compute_constants(self, module: ModuleType) -> None:
         constant_folding.compute_constants(module, self._computing)

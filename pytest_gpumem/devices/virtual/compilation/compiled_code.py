@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-OUTPUT: Final = "torch._inductor.output_code"
-"""PyTorch's module with the class of compiled graphs, new ones and those of a cache"""
+CALLS: Final = Patch(
+    "torch._inductor.output_code",
+    "CompiledFxGraph.__call__",
+    reason="a note says that compiled code ran",
+)
 LESS_SURE: Final = (
     "compiled code ran (torch.compile): on a GPU, peak reserved may be some percent higher than "
     "predicted; the reason is not known"
@@ -32,8 +35,8 @@ class CompiledCode:
         return [LESS_SURE] * self._ran
 
     def install(self, module: ModuleType) -> None:
-        """Wrap the call of compiled graphs; ``module`` is :data:`OUTPUT`, just imported."""
-        replace(getattr(module, "CompiledFxGraph", None), "__call__", self._noted)
+        """Wrap the call of compiled graphs; ``module`` is that of CALLS, just imported."""
+        CALLS.wrap(module, self._noted)
 
     def _noted(self, call: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def noted(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on

@@ -7,37 +7,42 @@ with ``fullgraph=True`` the compilation fails.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.uncertain_numbers import plain_number
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
-MODULE: Final = "torch._dynamo.variables.builder"
-"""PyTorch's module with the class that decides how an object is traced"""
+TRACED: Final = Patch(
+    "torch._dynamo.variables.builder",
+    "VariableBuilder.wrap_user_defined",  # decides how an object is traced
+    reason="Dynamo traces a number that no kernel computed as a constant",
+    versions="before torch 2.13",
+)
 TRACED_SINCE: Final = "UserDefinedConstantVariable"
 """the class in that module by which newer versions of PyTorch trace such numbers"""
 
 
 def trace_numbers(module: ModuleType) -> None:
-    """Have Dynamo trace such a number as a constant; ``module`` is :data:`MODULE`, just imported.
+    """Have Dynamo trace such a number as a constant; ``module`` is that of TRACED.
 
     The code that it compiles is guarded by the number's class, and not by its value, which is a
     guess.
     """
-    builder = getattr(module, "VariableBuilder", None)
-    wrap = getattr(builder, "wrap_user_defined", None)
-    if hasattr(module, TRACED_SINCE) or wrap is None:
+    if hasattr(module, TRACED_SINCE):
         return
 
-    @functools.wraps(wrap)
-    def wrapped(self: Any, value: Any) -> Any:  # noqa: ANN401 - PyTorch's builder and variable
-        number = plain_number(value)
-        if number is None:
-            return wrap(self, value)
-        self.install_guards(module.GuardBuilder.TYPE_MATCH)
-        return module.ConstantVariable.create(value=number, source=self.source)
+    def as_constant(wrap: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(self: Any, value: Any) -> Any:  # noqa: ANN401 - PyTorch's builder and variable
+            number = plain_number(value)
+            if number is None:
+                return wrap(self, value)
+            self.install_guards(module.GuardBuilder.TYPE_MATCH)
+            return module.ConstantVariable.create(value=number, source=self.source)
 
-    builder.wrap_user_defined = wrapped  # type: ignore[union-attr] # it has the method
+        return wrapped
+
+    TRACED.wrap(module, as_constant)

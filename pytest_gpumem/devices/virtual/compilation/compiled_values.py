@@ -12,27 +12,36 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 COMPILER: Final = "torch._inductor.compile_fx"
 """PyTorch's module with the functions through which Inductor compiles each graph"""
-OUTPUT: Final = "torch._inductor.output_code"
-"""PyTorch's module with the class of compiled graphs, new ones and those of a cache"""
-COMPILES: Final = "fx_codegen_and_compile"
-"""the function of that module that compiles a graph; its result is what Inductor's caches keep"""
-LOADS: Final = "_compile_fx_inner"
-"""the function that takes from a cache what it can, and has the rest compiled"""
+COMPILES: Final = Patch(
+    COMPILER,
+    "fx_codegen_and_compile",  # its result is what Inductor's caches keep
+    reason="a graph is kept with its code, to be computed on the host",
+)
+LOADS: Final = Patch(
+    COMPILER,
+    "_compile_fx_inner",  # takes from a cache what it can, and has the rest compiled
+    reason="code from a cache gets its graph, if a process without this package has cached it",
+)
+CALLS: Final = Patch(
+    "torch._inductor.output_code",
+    "CompiledFxGraph.__call__",
+    reason="the values of compiled code are computed as it is called",
+)
 INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
 """our module that knows whether values are computed; imported once any are"""
 
 
 def keep_graphs(module: ModuleType) -> None:
     """Have each graph kept with its code; ``module`` is COMPILER, just imported."""
-    replace(module, COMPILES, _keeping_compiled)
-    replace(module, LOADS, _keeping_loaded)
+    COMPILES.wrap(module, _keeping_compiled)
+    LOADS.wrap(module, _keeping_loaded)
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
@@ -78,8 +87,8 @@ def _keep(compiled: Any, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
 
 
 def compute_graphs(module: ModuleType) -> None:
-    """Have graphs computed as their code is called; ``module`` is OUTPUT, just imported."""
-    replace(getattr(module, "CompiledFxGraph", None), "__call__", _computing)
+    """Have graphs computed as their code is called; ``module`` is that of CALLS, just imported."""
+    CALLS.wrap(module, _computing)
 
 
 def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's

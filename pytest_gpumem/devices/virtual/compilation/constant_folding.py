@@ -8,15 +8,18 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import ModuleType
 
-MODULE: Final = "torch._inductor.constant_folding"
-"""PyTorch's module with the class that folds"""
+FOLDING: Final = Patch(
+    "torch._inductor.constant_folding",
+    "ConstantFolder.run",
+    reason="Inductor reads the constants that it folds, so they are computed",
+)
 
 
 def compute_constants(
@@ -25,7 +28,7 @@ def compute_constants(
     """Have the constants of graphs for a GPU computed, whatever values a run asks for.
 
     Args:
-        module: MODULE, just imported.
+        module: that of FOLDING, just imported.
         computing: makes a context manager in which values are computed.
     """
 
@@ -37,7 +40,7 @@ def compute_constants(
 
         return computed
 
-    replace(getattr(module, "ConstantFolder", None), "run", make)
+    FOLDING.wrap(module, make)
 
 
 def _is_on_gpu(node: Any) -> bool:  # noqa: ANN401 - PyTorch's

@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-TREES: Final = "torch._inductor.cudagraph_trees"
-"""PyTorch's module with the class that records and replays graphs"""
+REPLAYS: Final = Patch(
+    "torch._inductor.cudagraph_trees",
+    "CUDAGraphTreeManager.run",
+    reason="a note says that CUDA graphs ran beside those of earlier tests",
+)
 BESIDE_OTHERS: Final = (
     'earlier tests left CUDA graphs of torch.compile(mode="reduce-overhead"): a test that runs '
     "such code after them has another peak than alone (call torch.compiler.reset() before each "
@@ -39,8 +42,8 @@ class EarlierGraphs:
         return [BESIDE_OTHERS] * (self._had_some and self._ran)
 
     def install(self, module: ModuleType) -> None:
-        """Wrap the call of graphs; ``module`` is :data:`TREES`, just imported."""
-        replace(getattr(module, "CUDAGraphTreeManager", None), "run", self._noted)
+        """Wrap the call of graphs; ``module`` is that of REPLAYS, just imported."""
+        REPLAYS.wrap(module, self._noted)
 
     def _noted(self, run: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
@@ -53,6 +56,6 @@ class EarlierGraphs:
 
 def any_graphs() -> bool:
     """Return whether this thread has managers of such graphs, one a device."""
-    thread = getattr(sys.modules.get(TREES), "local", None)
+    thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
     containers = getattr(thread, "tree_manager_containers", {})
     return any(getattr(each, "tree_manager", None) is not None for each in containers.values())

@@ -11,12 +11,13 @@ process and in a later one, with cold caches and with warm ones.
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from contextvars import ContextVar
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -24,12 +25,41 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 
-BENCHMARKS: Final = "torch._inductor.runtime.benchmarking"
-"""PyTorch's module with the classes that time kernels"""
-AUTOTUNER: Final = "torch._inductor.runtime.triton_heuristics"
-"""PyTorch's module with the class that picks one of a kernel's configurations"""
-TRITON: Final = "triton.runtime.autotuner"
-"""Triton's module with the class that picks a configuration of an autotuned kernel"""
+BENCHMARKS: Final = Patch(
+    "torch._inductor.runtime.benchmarking",
+    "*.benchmark_gpu",
+    reason="kernels that compute nothing are not timed: all take as long",
+)
+CHOICES: Final = Patch(
+    "torch._inductor.runtime.triton_heuristics",
+    "CachingAutotuner.autotune_to_one_config",
+    reason="what a GPU takes to time a kernel's configurations is in the range of peaks",
+)
+LAUNCHES: Final = Patch(
+    CHOICES.module,
+    "CachingAutotuner.run",
+    reason="a run that has the choice from a cache has the same range of peaks",
+)
+COPIED: Final = Patch(
+    CHOICES.module,
+    "CachingAutotuner.copy_args_to_cpu_if_needed",
+    reason="arguments are not saved from kernels that do not run",
+)
+BENCHES: Final = Patch(
+    "triton.runtime.autotuner",
+    "Autotuner._bench",
+    reason="each configuration of a Triton kernel is called once, and all take as long",
+)
+BENCH: Final = Patch(
+    BENCHES.module,
+    *("Autotuner.do_bench", "Autotuner.restore_value"),
+    reason="nothing is written by a kernel that does not run, so nothing is restored",
+)
+TUNED_CALLS: Final = Patch(
+    BENCHES.module,
+    "Autotuner.run",
+    reason="a run that calls a kernel which Triton times has a range of peaks",
+)
 TIME: Final = 1.0
 """milliseconds that each kernel takes"""
 FLUSHED: Final = 256 << 20
@@ -65,10 +95,8 @@ class KernelTiming:
         return [NOT_TIMED] * self._asked
 
     def time_nothing(self, module: ModuleType) -> None:
-        """Have all kernels take as long; ``module`` is :data:`BENCHMARKS`, just imported."""
-        for benchmarker in vars(module).values():
-            if isinstance(benchmarker, type):
-                replace(benchmarker, "benchmark_gpu", self._untimed)
+        """Have all kernels take as long; ``module`` is that of BENCHMARKS."""
+        BENCHMARKS.wrap(module, self._untimed)
 
     def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -82,11 +110,10 @@ class KernelTiming:
     # -- Inductor's kernels --
 
     def watch_inductor(self, module: ModuleType) -> None:
-        """Tell of each kernel what timing it takes; ``module`` is :data:`AUTOTUNER`."""
-        tuner = getattr(module, "CachingAutotuner", None)
-        replace(tuner, "autotune_to_one_config", self._at_first)
-        replace(tuner, "run", self._at_each_launch)
-        replace(tuner, "copy_args_to_cpu_if_needed", _copying_nothing)
+        """Tell of each kernel what timing it takes; ``module`` is that of CHOICES."""
+        CHOICES.wrap(module, self._at_first)
+        LAUNCHES.wrap(module, self._at_each_launch)
+        COPIED.wrap(module, _copying_nothing)
 
     def _at_first(self, choose: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def chosen(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -108,13 +135,12 @@ class KernelTiming:
     # -- kernels that a program tunes by Triton --
 
     def watch_triton(self, module: ModuleType) -> None:
-        """Have configurations that can run take as long; ``module`` is :data:`TRITON`.
+        """Have configurations that can run take as long; ``module`` is that of BENCHES.
 
         Each is compiled and called once: one that takes too much shared memory is never picked.
         """
-        tuner = getattr(module, "Autotuner", None)
-        replace(tuner, "_bench", self._benched_once)
-        replace(tuner, "run", self._at_each_call)
+        BENCHES.wrap(module, self._benched_once)
+        TUNED_CALLS.wrap(module, self._at_each_call)
 
     def _benched_once(self, bench: Any) -> Any:  # noqa: ANN401 - Triton's, and in its place
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
@@ -129,17 +155,11 @@ class KernelTiming:
             self._tell(
                 tuner, lambda: tritons_copies(tuner, arguments, options), tritons_buffer, key
             )
-            own = vars(tuner).get("do_bench")
-            tuner.do_bench = call_once
-            # Nothing is written, so nothing is to be restored: the copies would stay in the cache.
-            restored, tuner.restore_value = getattr(tuner, "restore_value", ()), []
-            try:
+            with ExitStack() as stack:
+                BENCH.on(tuner, "do_bench", call_once, stack)
+                # Nothing is written, so nothing is restored: the copies would stay in the cache.
+                BENCH.on(tuner, "restore_value", [], stack)
                 return bench(tuner, *arguments, **options)
-            finally:
-                tuner.restore_value = restored
-                del tuner.do_bench
-                if own is not None:
-                    tuner.do_bench = own
 
         return untimed
 
@@ -246,7 +266,7 @@ def flushed() -> int:
     """Return the bytes of the buffer by which Inductor flushes a GPU's cache."""
     import torch
 
-    benchmarker = getattr(sys.modules.get(BENCHMARKS), "benchmarker", None)
+    benchmarker = getattr(sys.modules.get(BENCHMARKS.module), "benchmarker", None)
     if not hasattr(type(benchmarker), L2_SIZE):
         return FLUSHED
     return int(getattr(torch.cuda.get_device_properties(), L2_SIZE, 0)) // 4 * 4 or FLUSHED

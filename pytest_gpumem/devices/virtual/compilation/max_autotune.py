@@ -12,13 +12,18 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
-MODULE: Final = "torch._inductor.compile_fx"
-"""PyTorch's module with the function of that name, through which Inductor compiles each graph"""
-PATCHES: Final = "config_patches"
+COMPILATION: Final = Patch(
+    "torch._inductor.compile_fx",
+    "compile_fx",  # through which Inductor compiles each graph
+    reason="max-autotune, which picks kernels by their time, is switched off",
+)
+SETTINGS: Final = "config_patches"
 """its argument with the settings of the mode"""
 TUNING: Final = (
     *("max_autotune", "max_autotune_gemm"),
@@ -55,23 +60,23 @@ class MaxAutotuneSwitch:
         return [LEFT_OUT] * self._turned_off + [MISSING] * self._is_missing
 
     def install(self, module: ModuleType) -> None:
-        """Wrap the function that compiles; ``module`` is :data:`MODULE`, just imported."""
-        compile_graph = getattr(module, "compile_fx", None)
+        """Wrap the function that compiles; ``module`` is that of COMPILATION."""
         config = getattr(module, "config", None)
-        if not callable(compile_graph) or not hasattr(config, TUNING[0]):
-            self._is_missing = True
-            return
+        self._is_missing = not hasattr(config, TUNING[0]) or not COMPILATION.wrap(
+            module, functools.partial(self._untuned, config)
+        )
+
+    def _untuned(self, config: Any, compile_graph: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - Inductor's
         signature = inspect.signature(compile_graph)
         settings = [name for name in TUNING + LESSER if has(config, name)]
 
-        @functools.wraps(compile_graph)
         def untuned(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             import torch
 
             call = signature.bind(*arguments, **options)
             if compiles_for_gpu(arguments[1] if len(arguments) > 1 else ()):
                 refuse_without_triton()
-            patches = call.arguments.get(PATCHES) or {}
+            patches = call.arguments.get(SETTINGS) or {}
 
             def is_on(name: str) -> bool:
                 return bool(patches.get(name, getattr(config, name, False)))
@@ -84,10 +89,10 @@ class MaxAutotuneSwitch:
                     off += settings
                 # Inductor has these in the key of its caches, and compiles the backward with them.
                 if off:  # it calls itself once more with them
-                    call.arguments[PATCHES] = {**patches, **dict.fromkeys(off, False)}
+                    call.arguments[SETTINGS] = {**patches, **dict.fromkeys(off, False)}
             return compile_graph(*call.args, **call.kwargs)
 
-        module.compile_fx = untuned  # type: ignore[attr-defined] # checked above
+        return untuned
 
 
 def compiles_for_gpu(example_inputs: object) -> bool:

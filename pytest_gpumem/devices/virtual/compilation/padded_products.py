@@ -21,10 +21,10 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from pytest_gpumem.devices.virtual.compilation.compiled_values import COMPILES, LOADS
+from pytest_gpumem.devices.virtual.compilation.compiled_values import CALLS, COMPILER
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import TIMED, flushed, is_shown, timed
 from pytest_gpumem.devices.virtual.cublas_workspace import chosen_workspace
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +32,32 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 
-MODULE: Final = "torch._inductor.fx_passes.pad_mm"
-"""PyTorch's module that pads the operands of matrix products where that was faster"""
-KERNELS: Final = "torch._inductor.select_algorithm"
-"""PyTorch's module with the products that compiled code calls, in ``extern_kernels``"""
-CALLED: Final = ("mm", "addmm", "bias_addmm", "bmm", "baddbmm")
-"""their names; the last two arguments of each are the operands"""
+KEYS: Final = Patch(
+    "torch._inductor.fx_passes.pad_mm",
+    "should_pad_bench_key",
+    reason="Inductor asks of each matrix product whether padding it is faster",
+)
+ANSWERS: Final = Patch(
+    KEYS.module,
+    "get_cached_should_pad",
+    reason="no product is padded: a GPU's answer is not known",
+)
+COMPILED: Final = Patch(
+    COMPILER,
+    *("fx_codegen_and_compile", "_compile_fx_inner"),
+    reason="the products that a GPU may pad are kept with the code",
+)
+CODE_CALLS: Final = Patch(
+    CALLS.module,
+    *CALLS.names,
+    reason="a run whose code has products that a GPU may pad has a range of peaks",
+)
+MULTIPLICATIONS: Final = Patch(
+    "torch._inductor.select_algorithm",
+    # the last two arguments of each are the operands
+    *(f"extern_kernels.{name}" for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm")),
+    reason="copies that a GPU may pad are there while the product runs",
+)
 PRODUCTS: Final = "_gpumem_products"
 """the attribute of compiled code with the products that were asked of, as plain data"""
 PADDED: Final = "matrix products that torch.compile pads where a GPU is faster so"
@@ -150,7 +170,7 @@ class PaddedProducts:
     # -- while it compiles --
 
     def pad_nothing(self, module: ModuleType) -> None:
-        """Answer that padding is not faster; ``module`` is :data:`MODULE`, just imported.
+        """Answer that padding is not faster; ``module`` is that of KEYS.
 
         PyTorch makes a key of a product, and asks a cache on the disk first, which may have a real
         GPU's answers. It makes operands of full size next.
@@ -167,13 +187,12 @@ class PaddedProducts:
         def answering(look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's
             return lambda key: False if is_shown() else look_up(key)
 
-        replace(module, "should_pad_bench_key", asking)
-        replace(module, "get_cached_should_pad", answering)
+        KEYS.wrap(module, asking)
+        ANSWERS.wrap(module, answering)
 
     def keep_products(self, module: ModuleType) -> None:
-        """Have them kept with compiled code; ``module`` is compiled_values.COMPILER."""
-        replace(module, COMPILES, self._keeping)
-        replace(module, LOADS, self._keeping)
+        """Have them kept with compiled code; ``module`` is COMPILER."""
+        COMPILED.wrap(module, self._keeping)
 
     def _keeping(self, make: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
         def made(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -189,8 +208,8 @@ class PaddedProducts:
     # -- while it runs --
 
     def watch_code(self, module: ModuleType) -> None:
-        """Tell of code's products as it is called; ``module`` is compiled_values.OUTPUT."""
-        replace(getattr(module, "CompiledFxGraph", None), "__call__", self._telling)
+        """Tell of code's products as it is called; ``module`` is that of CALLS."""
+        CODE_CALLS.wrap(module, self._telling)
 
     def _telling(self, call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def called(compiled: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -227,11 +246,9 @@ class PaddedProducts:
 
     def _watch_products(self) -> None:
         """Put functions around the products that compiled code calls, once."""
-        namespace = getattr(sys.modules.get(KERNELS), "extern_kernels", None)
-        if not self._watches and namespace is not None:
-            self._watches = True
-            for name in CALLED:
-                replace(namespace, name, self._multiplying)
+        module = sys.modules.get(MULTIPLICATIONS.module)
+        if not self._watches and module is not None:
+            self._watches = MULTIPLICATIONS.wrap(module, self._multiplying)
 
     def _multiplying(self, multiply: Any) -> Any:  # noqa: ANN401 - PyTorch's
         def multiplied(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's

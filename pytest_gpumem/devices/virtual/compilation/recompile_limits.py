@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-CONFIG: Final = "torch._dynamo.config"
-"""PyTorch's module with the limits; imported with the first compilation"""
+from pytest_gpumem.patches import Patch
+
 COMPILER: Final = "torch._dynamo.convert_frame"
 """PyTorch's module that counts the compilations of each function"""
-LIMITS: Final = (
+LIMITS: Final = Patch(
+    "torch._dynamo.config",
     *("recompile_limit", "accumulated_recompile_limit"),
     *("cache_size_limit", "accumulated_cache_size_limit"),  # their names before torch 2.7
+    reason="a process compiles a function twice: for steps with values and for steps without",
 )
 
 
@@ -36,24 +38,24 @@ class RecompileLimits:
         """Note that a step with or without values begins, in which PyTorch may compile."""
         self.end()
         self._values, self._frames = values, _compiled_frames()
-        config = sys.modules.get(CONFIG)
+        config = sys.modules.get(LIMITS.module)
         if config is None or not self._compiled - {values}:
             return
         # Some of the names are others' aliases: all are read before the first is written.
-        self._originals = {name: getattr(config, name) for name in LIMITS if hasattr(config, name)}
-        for name, limit in self._originals.items():
-            setattr(config, name, 2 * limit)
+        self._originals = LIMITS.values(config)
+        LIMITS.put(config, {name: 2 * limit for name, limit in self._originals.items()})
 
     def end(self) -> None:
         """Note that the step has ended, and give the limits back, but for those that it has set."""
         if self._values is not None and _compiled_frames() != self._frames:
             self._compiled.add(self._values)
         self._values = None
-        config = sys.modules.get(CONFIG)
-        for name, limit in self._originals.items():
-            if getattr(config, name) == 2 * limit:
-                setattr(config, name, limit)
-        self._originals.clear()
+        if self._originals:
+            config, originals = sys.modules[LIMITS.module], self._originals
+            doubled = LIMITS.values(config).items()
+            own = {name for name, limit in doubled if limit == 2 * originals[name]}
+            LIMITS.put(config, {name: originals[name] for name in own})
+            self._originals = {}
 
 
 def _compiled_frames() -> int:

@@ -11,21 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import current_mode
-from pytest_gpumem.patches import replace
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-MODULE: Final = "triton.runtime.jit"
-"""Triton's module with the class of its kernels"""
+LAUNCHES: Final = Patch(
+    "triton.runtime.jit",
+    "JITFunction.run",
+    reason="after a kernel that a program launches, only the values of its arguments are unknown",
+)
 MIN_ADDRESS: Final = 1 << 40
 """no size or index is as large; addresses are"""
 
 
 def tell_launches(module: ModuleType) -> None:
-    """Have only a kernel's arguments unknown after it; ``module`` is MODULE, just imported."""
-    replace(getattr(module, "JITFunction", None), "run", _telling)
+    """Have only a kernel's arguments unknown after it; ``module`` is that of LAUNCHES."""
+    LAUNCHES.wrap(module, _telling)
 
 
 def _telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's

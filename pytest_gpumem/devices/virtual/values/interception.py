@@ -21,10 +21,8 @@ from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch._subclasses.functional_tensor
+import torch.fx.experimental.proxy_tensor  # with these two, the modes of TRACERS are imported
 
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
@@ -38,6 +36,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, taken_of
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -462,14 +461,15 @@ class LateOperators:
         """Look for such operators whenever a mode is entered."""
         if not IS_ABOVE_PYTHON:
             return
-        enter: Any = TorchDispatchMode.__enter__
 
-        @functools.wraps(enter)
-        def entered(mode: TorchDispatchMode) -> Any:  # noqa: ANN401 - as the function
-            self.register()
-            return enter(mode)
+        def registering(enter: Callable[[object], Any]) -> Callable[[object], Any]:
+            def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
+                self.register()
+                return enter(mode)
 
-        TorchDispatchMode.__enter__ = entered  # type: ignore[method-assign]
+            return entered
+
+        MODES.wrap(torch.utils._python_dispatch, registering)
 
     def register(self) -> None:
         """Give all operators a kernel that have come since."""
@@ -485,6 +485,12 @@ class LateOperators:
         self._libraries += register(sorted(names), _REGISTERED, _kernel_of_late)
 
 
+MODES: Final = Patch(
+    "torch.utils._python_dispatch",
+    "TorchDispatchMode.__enter__",
+    reason="operators that were registered late get kernels before a mode is entered",
+    versions="older ones, whose key Python is below Fake",
+)
 LATE: Final = LateOperators()
 
 
@@ -727,7 +733,24 @@ def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
 
 # -- modes of PyTorch's that trace: their tensors have no values, and pass the values' key by --
 
-TRACERS: Final = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+TRACERS: Final = Patch(
+    "torch",
+    *(
+        f"{tracer}.{method}"
+        for tracer in (
+            "_subclasses.fake_tensor.FakeTensorMode",
+            "_subclasses.functional_tensor.FunctionalTensorMode",
+            "fx.experimental.proxy_tensor.ProxyTorchDispatchMode",
+        )
+        for method in ("__enter__", "__exit__", "__torch_dispatch__")
+    ),
+    reason="tensors that are traced have no values, and a fallback of Python's fails beside a mode",
+)
+HIGHER_ORDER: Final = Patch(
+    "torch._ops",
+    "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS",
+    reason="higher-order operators have no kernel for the key of values",
+)
 
 
 def keep_from(keys: torch._C.DispatchKeySet) -> None:
@@ -738,9 +761,14 @@ def keep_from(keys: torch._C.DispatchKeySet) -> None:
     entered, and only then: torch.compile's guards compare a thread's keys, which must be the same
     when it makes them and when its code runs.
     """
-    for tracer in TRACERS:
-        for name in ("__enter__", "__exit__", "__torch_dispatch__"):
-            setattr(tracer, name, _WRAPPERS[name](keys, getattr(tracer, name)))
+    methods = TRACERS.values(torch)
+    TRACERS.put(
+        torch,
+        {
+            name: _WRAPPERS[name.rpartition(".")[2]](keys, method)
+            for name, method in methods.items()
+        },
+    )
 
 
 def let_higher_order_operators_pass(keys: Iterable[torch._C.DispatchKey]) -> None:
@@ -749,9 +777,9 @@ def let_higher_order_operators_pass(keys: Iterable[torch._C.DispatchKey]) -> Non
     These are cond, flex_attention, DTensor's random operators. The operators inside of them are
     seen by themselves.
     """
-    for key in keys:
-        torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # of new ones
-        for higher_order in torch._ops._higher_order_ops.values():
+    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *keys])  # of new ones
+    for higher_order in torch._ops._higher_order_ops.values():
+        for key in keys:
             higher_order.fallthrough(key)
 
 

@@ -9,9 +9,9 @@ from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE
 from pytest_gpumem.devices.virtual.compilation.max_autotune import (
+    COMPILATION,
     LEFT_OUT,
     MISSING,
-    MODULE,
     MaxAutotuneSwitch,
 )
 
@@ -64,7 +64,7 @@ def test_max_autotune_compiles_one_kernel_and_has_the_same_figures_again(tmp_pat
 @pytest.fixture
 def compiler():
     """A stand-in for PyTorch's module, with the settings of each compilation."""
-    module = types.ModuleType(MODULE)
+    module = types.ModuleType(COMPILATION.module)
     module.config = types.SimpleNamespace(
         max_autotune=False, max_autotune_gemm=False, triton=types.SimpleNamespace()
     )
