@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
-    from pytest_gpumem.devices.virtual.readbacks import Readbacks, Row
+    from pytest_gpumem.devices.virtual.decisions import Decisions, Row
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 PEAK_RESET: Final = Patch(
@@ -61,7 +61,7 @@ class Child(NamedTuple):
     ended: bool
     """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
     guesses: Sequence[Sequence[Row]] = ((), ())
-    """the unknown and the assumed values that it decided by, as Readbacks counts them"""
+    """the unknown and the assumed values that it decided by, as Decisions counts them"""
     notes: Sequence[str] = ()
     """sentences on values that were not computed, where all should have been"""
 
@@ -149,15 +149,15 @@ def value_notes(children: Sequence[Child], root: Path) -> list[Note]:
     They name no process, and are the same in whatever order the processes ended.
     """
     # Each Python process that a test starts imports this file, and most need no more of it.
-    from pytest_gpumem.devices.virtual.readbacks import Readbacks
+    from pytest_gpumem.devices.virtual.decisions import Decisions
 
-    readbacks = Readbacks()
+    decisions = Decisions()
     for child in children:
-        readbacks.add(child.guesses)
+        decisions.add(child.guesses)
     uncomputed = sorted({note for child in children for note in child.notes})
     return [
         Note(NoteKind.VALUES, f"in child processes: {sentence}")
-        for sentence in (*readbacks.notes(root), *uncomputed)
+        for sentence in (*decisions.notes(root), *uncomputed)
     ]
 
 
@@ -227,7 +227,7 @@ class _Watch:
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's number of a device of this process"""
         self._peaks: dict[int, Peak] = {}
-        self._readbacks: Readbacks | None = None
+        self._decisions: Decisions | None = None
         self._stack = ExitStack()
         self._mode: ValueMode | None = None
         self._failure = ""
@@ -235,27 +235,27 @@ class _Watch:
 
     def begin_values(self) -> None:
         """Compute values, and count the unknown ones, from now on: as CUDA is initialised."""
+        from pytest_gpumem.devices.virtual.decisions import Decisions
         from pytest_gpumem.devices.virtual.device import VirtualDevice
         from pytest_gpumem.devices.virtual.library import NativeLibrary
-        from pytest_gpumem.devices.virtual.readbacks import Readbacks
 
         if VirtualDevice.loaded() is not None:
             return  # a session of pytest, or use_virtual_gpu(), which have values of their own
         scope: Any = os.environ.get(VALUES, "off")
         try:
             library = NativeLibrary()
-            self._readbacks = readbacks = Readbacks(library.set_endless)
-            self._stack.enter_context(readbacks.watching(library))
+            self._decisions = decisions = Decisions(library.set_endless)
+            self._stack.enter_context(decisions.watching(library))
             if scope != "off":
                 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
-                self._mode = ValueMode(library, scope, readbacks).__enter__()
+                self._mode = ValueMode(library, scope, decisions).__enter__()
         except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
             self._failure = f"no values are computed: {type(error).__name__}: {error}"
 
-    def take_values(self, readbacks: Readbacks, mode: ValueMode | None) -> None:
+    def take_values(self, decisions: Decisions, mode: ValueMode | None) -> None:
         """Tell of values that are computed already."""
-        self._readbacks, self._mode = readbacks, mode
+        self._decisions, self._mode = decisions, mode
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
@@ -305,7 +305,7 @@ class _Watch:
             "rank": int(rank) if rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
             "peaks": peaks,
-            "guesses": self._readbacks.rows() if self._readbacks else ((), ()),
+            "guesses": self._decisions.rows() if self._decisions else ((), ()),
             "notes": [*(self._mode.notes() if self._mode else ()), *filter(None, [self._failure])],
         }
         for folder in self._folders:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.terminal.styles import Stretch
+    from pytest_gpumem.report.terminal.styles import StyledText
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -59,7 +59,7 @@ class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
     def __init__(
-        self, lines: Sequence[Stretch], longrepr: object, link: Callable[[str], str]
+        self, lines: Sequence[StyledText], longrepr: object, link: Callable[[str], str]
     ) -> None:
         self.lines = lines
         self._link = link
@@ -413,8 +413,8 @@ class GpuMemPlugin:
             terminalreporter.write_line("")
         link = self._linker(terminalreporter)
         for row in summary:
-            for span in row:
-                terminalreporter.write(link(span.text), **STYLES[span.style])
+            for part in row:
+                terminalreporter.write(link(part.text), **STYLES[part.style])
             terminalreporter.write_line("")
 
     @pytest.hookimpl(optionalhook=True)

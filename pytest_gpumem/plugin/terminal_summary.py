@@ -16,7 +16,7 @@ from pytest_gpumem.report.cause_sentences import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
-from pytest_gpumem.report.terminal.styles import Stretch, encodable_lines, lines_of
+from pytest_gpumem.report.terminal.styles import StyledText, encodable_lines, lines_of
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.report.text import can_encode, printable, wrapped
@@ -152,7 +152,7 @@ class Screen(NamedTuple):
 
 def failure_lines(
     results: Sequence[Result], screen: Screen, verbosity: int
-) -> dict[str, list[Stretch]]:
+) -> dict[str, list[StyledText]]:
     """Return the lines in place of each failed test's report, by its nodeid.
 
     Args:
@@ -183,7 +183,7 @@ def failure_lines(
         for nodeid, members in by_test.items()
     }
     toolchain = {
-        nodeid: [Stretch(line, "headline") for line in sentence.splitlines()]
+        nodeid: [StyledText(line, "headline") for line in sentence.splitlines()]
         for nodeid, sentence in short_texts(results).items()
     }
     shown = [result for result in results if result.nodeid not in toolchain]
@@ -242,12 +242,12 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         lines += _updates(updates, width, ascii_only=ascii_only, brief=verbosity < 0)
     command = session_text.next_command(results, updating=updating, arguments=arguments)
     if verbosity >= 0 and command:
-        words = Stretch(printable(str(command)), "command")
-        lines.append((Stretch("gpumem: to record baselines: "), words))
+        words = StyledText(printable(str(command)), "command")
+        lines.append((StyledText("gpumem: to record baselines: "), words))
     for accept in dict.fromkeys(result.verdict.accept for result in results):
         if accept and verbosity >= 0:
             lead = "gpumem: to accept this run's figures on another machine: "
-            lines.append((Stretch(lead), Stretch(printable(accept), "command")))
+            lines.append((StyledText(lead), StyledText(printable(accept), "command")))
     return lines
 
 
@@ -274,7 +274,7 @@ def _every_test(
     for block in (table, lines_of(cards_matrix(results, width))):
         lines += [*block, BLANK] if block else []
     number_words = session_text.counts(results)
-    lines += [(Stretch("gpumem: "), *number_words)] if number_words else []
+    lines += [(StyledText("gpumem: "), *number_words)] if number_words else []
     for paragraph in session_text.comparison_lines(results, width=width):
         lines += lines_of(paragraph)
     for reason, number in Counter(session_results.skipped).items():

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
-from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class VirtualValues:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._readbacks = Readbacks(library.set_endless)
+        self._decisions = Decisions(library.set_endless)
         self._recompile_limits = RecompileLimits()
         self._mode: ValueMode | None = None
         """while values are computed"""
@@ -38,7 +38,7 @@ class VirtualValues:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Watch runs, of which ``restart`` begins each, while the block runs."""
-        with self._readbacks.watching(self._library):
+        with self._decisions.watching(self._library):
             try:
                 yield
             finally:
@@ -51,9 +51,9 @@ class VirtualValues:
         self.compute(self.initial)
 
     @property
-    def counted(self) -> tuple[Readbacks, ValueMode | None]:
+    def counted(self) -> tuple[Decisions, ValueMode | None]:
         """The counters of unknown and assumed values, and the mode that computes all other ones."""
-        return self._readbacks, self._mode
+        return self._decisions, self._mode
 
     @property
     def all_computed(self) -> bool:
@@ -65,7 +65,7 @@ class VirtualValues:
         if self._mode is not None:
             self._mode.__exit__()
             self._mode = None
-        self._readbacks.clear()
+        self._decisions.clear()
         self._recompile_limits.begin(values=scope != "off")
         if scope != "off":
             self._mode = self._lasting_mode()
@@ -76,7 +76,7 @@ class VirtualValues:
         if self._kept_mode is None:
             from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
-            self._kept_mode = ValueMode(self._library, readbacks=self._readbacks)
+            self._kept_mode = ValueMode(self._library, decisions=self._decisions)
         return self._kept_mode
 
     @contextmanager
@@ -108,8 +108,8 @@ class VirtualValues:
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""
-        decided = self._readbacks.any_unknown or self._readbacks.any_assumed
-        return decided or (failed and self._readbacks.any_read)
+        decided = self._decisions.any_unknown or self._decisions.any_assumed
+        return decided or (failed and self._decisions.any_read)
 
     def assume_masks(self, share: float) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.assume_masks`."""
@@ -123,4 +123,4 @@ class VirtualValues:
         Files are named as seen from ``root``.
         """
         of_mode = self._mode.notes() if self._mode else ()
-        return [*notes_of(NoteKind.VALUES, [*self._readbacks.notes(root), *of_mode])]
+        return [*notes_of(NoteKind.VALUES, [*self._decisions.notes(root), *of_mode])]

@@ -11,7 +11,7 @@ from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.notes import NoteKind, ranked
 from pytest_gpumem.report.cause_sentences import shared_causes
 from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_table
-from pytest_gpumem.report.terminal.styles import Stretch
+from pytest_gpumem.report.terminal.styles import StyledText
 from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def brief_failures(
     width: int = 80,
     ascii_only: bool = False,
     whole_code: bool = False,
-) -> list[Stretch]:
+) -> list[StyledText]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed.
 
     Args:
@@ -40,7 +40,7 @@ def brief_failures(
         ascii_only: use no other characters.
         whole_code: whether source lines are shown whole, however long.
     """
-    lines: list[Stretch] = []
+    lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
         lines += _brief_lines(result, width, next_step=not repeated, whole_code=whole_code)
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
@@ -63,7 +63,9 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
         yield replace(result, snapshot="") if later else result, repeated
 
 
-def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: bool) -> list[Stretch]:
+def _brief_lines(
+    result: Result, width: int, *, next_step: bool, whole_code: bool
+) -> list[StyledText]:
     verdict = result.verdict
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
@@ -96,7 +98,7 @@ def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: boo
     if left_out:
         shown.append(f"({' and '.join(left_out)} with -v)")
     body = (*(line.text for line in causes), *shown)
-    return [*(Stretch(line, "headline") for line in head), *map(Stretch, body), *ending]
+    return [*(StyledText(line, "headline") for line in head), *map(StyledText, body), *ending]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
@@ -107,7 +109,7 @@ def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
     ]
 
 
-def _next_lines(result: Result, width: int) -> Iterator[Stretch]:
+def _next_lines(result: Result, width: int) -> Iterator[StyledText]:
     """Yield the step's circumstances, and the remedy."""
     verdict = result.verdict
     circumstances = [
@@ -117,31 +119,31 @@ def _next_lines(result: Result, width: int) -> Iterator[Stretch]:
         f"on {result.device_key}",
     ]
     step = wrapped("step: ", ", ".join(filter(None, circumstances)), width)
-    yield from map(Stretch, step.splitlines())
+    yield from map(StyledText, step.splitlines())
     if result.snapshot:
-        yield Stretch(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
+        yield StyledText(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     yield from remedy_lines(verdict, width)
 
 
-def remedy_lines(verdict: Verdict, width: int) -> Iterator[Stretch]:
+def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:
     """Yield the next thing to do, and its command on a line of its own."""
     if verdict.advice:
-        yield from map(Stretch, wrapped("next: ", verdict.advice, width).splitlines())
+        yield from map(StyledText, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:
-        yield Stretch(f"    {printable(str(verdict.command))}", "command")
+        yield StyledText(f"    {printable(str(verdict.command))}", "command")
     if verdict.accept:
-        yield Stretch(ACCEPT)
-        yield Stretch(f"    {printable(verdict.accept)}", "command")
+        yield StyledText(ACCEPT)
+        yield StyledText(f"    {printable(verdict.accept)}", "command")
 
 
-def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Stretch]]:
+def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[StyledText]]:
     """Return a line for each test that fails of the same cause as an earlier one, by nodeid."""
-    lines: dict[str, list[Stretch]] = {}
+    lines: dict[str, list[StyledText]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results
         for result in later:
             sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.place}"
             lines[result.nodeid] = [
-                Stretch(line, "headline") for line in wrapped("", sentence, width).splitlines()
+                StyledText(line, "headline") for line in wrapped("", sentence, width).splitlines()
             ]
     return lines

@@ -17,7 +17,7 @@ from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.terminal.brief_text import failures_in_order, remedy_lines, told_notes
 from pytest_gpumem.report.terminal.cause_text import cause_table
-from pytest_gpumem.report.terminal.styles import Stretch
+from pytest_gpumem.report.terminal.styles import StyledText
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -52,7 +52,7 @@ def failure_sections(
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
     ascii_only: bool = False,
-) -> list[Stretch]:
+) -> list[StyledText]:
     """Return the lines of one test's failures, those of its parts first: they tell where.
 
     A command that is the next step of several results, and their snapshot, stand in the last.
@@ -64,13 +64,13 @@ def failure_sections(
         whole_code: whether source lines are shown whole, however long.
         ascii_only: use no other characters.
     """
-    lines: list[Stretch] = []
+    lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
         shown = result
         if repeated:
             verdict = replace(result.verdict, command=None, advice="", accept="")
             shown = replace(result, verdict=verdict)
-        lines += [Stretch("")] if lines else []
+        lines += [StyledText("")] if lines else []
         lines += failure_section(
             shown, width=width, ascii_only=ascii_only, max_rows=max_rows, whole_code=whole_code
         )
@@ -84,7 +84,7 @@ def failure_section(
     ascii_only: bool = False,
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
-) -> list[Stretch]:
+) -> list[StyledText]:
     """Return the section of one failure: its cause, its figures, the next step."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
@@ -119,9 +119,12 @@ def failure_section(
     if remedy and not sentences:
         body.append("")
     lines = [
-        *(Stretch(line, "headline") for line in wrapped("", verdict.headline, width).splitlines()),
-        *([] if causes else [Stretch("")]),
-        *map(Stretch, body),
+        *(
+            StyledText(line, "headline")
+            for line in wrapped("", verdict.headline, width).splitlines()
+        ),
+        *([] if causes else [StyledText("")]),
+        *map(StyledText, body),
         *remedy,
     ]
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]

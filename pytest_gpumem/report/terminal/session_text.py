@@ -15,7 +15,7 @@ from pytest_gpumem.judge.result import count_kinds
 from pytest_gpumem.judge.verdict import DECLINED, MISSING, Kind
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.terminal.styles import Stretch
+from pytest_gpumem.report.terminal.styles import StyledText
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -62,7 +62,7 @@ def header(
     return [f"{description}, driver {printable(driver)}" if driver else description]
 
 
-def counts(results: Sequence[Result]) -> list[Stretch]:
+def counts(results: Sequence[Result]) -> list[StyledText]:
     """Return the number of results of each kind, in words; none without results."""
     recorded = sum(result.verdict.recorded for result in results)
     expected = count_kinds(result for result in results if result.expected)
@@ -70,17 +70,17 @@ def counts(results: Sequence[Result]) -> list[Stretch]:
     for kind, number in count_kinds(results).items():
         if kind is Kind.NO_BASELINE:
             missing = number - recorded
-            parts += [Stretch(f"{missing} without baseline", kind.tone)] if missing else []
-            parts += [Stretch(f"{recorded} recorded", "good")] if recorded else []
+            parts += [StyledText(f"{missing} without baseline", kind.tone)] if missing else []
+            parts += [StyledText(f"{recorded} recorded", "good")] if recorded else []
         else:
             as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
-            parts.append(Stretch(f"{number} {kind.word}{as_expected}", kind.tone))
-    return [span for part in parts for span in (Stretch(", "), part)][1:]
+            parts.append(StyledText(f"{number} {kind.word}{as_expected}", kind.tone))
+    return [text for part in parts for text in (StyledText(", "), part)][1:]
 
 
 def quiet_line(
     results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0
-) -> list[Stretch]:
+) -> list[StyledText]:
     """Return one line on the tests that failed, and on those that no baseline held; "" if none.
 
     Recorded ones are held from now on.
@@ -106,14 +106,14 @@ def quiet_line(
     failed = [result for result in results if result.verdict.failed and not result.expected]
     if not failed and not parts:
         return []
-    separator = [Stretch("; ")] if failed and parts else []
-    unheld = [Stretch(f"not compared: {', '.join(parts)}")] if parts else []
+    separator = [StyledText("; ")] if failed and parts else []
+    unheld = [StyledText(f"not compared: {', '.join(parts)}")] if parts else []
     return [
-        Stretch("gpumem: "),
+        StyledText("gpumem: "),
         *counts(failed),
         *separator,
         *unheld,
-        Stretch(" (run without -q for the reasons)"),
+        StyledText(" (run without -q for the reasons)"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Text in stretches, each with the name of its style.
+"""Lines of a terminal in parts, each with the name of its style.
 
 The text is the same without styles: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
 terminal has colours.
@@ -19,14 +19,14 @@ Style = Literal["headline", "command", "bad", "good", "open", ""]
 """a :data:`~pytest_gpumem.judge.verdict.Tone` is one of them"""
 
 
-class Stretch(NamedTuple):
-    """A stretch of a line."""
+class StyledText(NamedTuple):
+    """A part of a line, with the name of its style."""
 
     text: str
     style: Style = ""
 
 
-Line = tuple[Stretch, ...]
+Line = tuple[StyledText, ...]
 """a line of the terminal"""
 
 
@@ -39,12 +39,12 @@ def tone(result: Result) -> Style:
 
 def lines_of(text: str, style: Style = "") -> list[Line]:
     """Return the lines of a text in one style; of "" none."""
-    return [(Stretch(line, style),) for line in text.splitlines()]
+    return [(StyledText(line, style),) for line in text.splitlines()]
 
 
 def plain_text(lines: Iterable[Line]) -> str:
     """Return lines without their styles."""
-    return "\n".join("".join(span.text for span in line) for line in lines)
+    return "\n".join("".join(part.text for part in line) for line in lines)
 
 
 def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
@@ -52,6 +52,6 @@ def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
     if not ascii_only:
         return list(lines)
     return [
-        tuple(Stretch(encodable(text, ascii_only=True), style) for text, style in line)
+        tuple(StyledText(encodable(text, ascii_only=True), style) for text, style in line)
         for line in lines
     ]

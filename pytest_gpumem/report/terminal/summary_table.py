@@ -13,7 +13,7 @@ from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
 from pytest_gpumem.report.cause_sentences import row_cause
-from pytest_gpumem.report.terminal.styles import Line, Stretch, encodable_lines, lines_of, tone
+from pytest_gpumem.report.terminal.styles import Line, StyledText, encodable_lines, lines_of, tone
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -171,7 +171,9 @@ def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[
             lines += lines_of(drawn_row)
         else:
             start = len(drawn_row) - len(row.cells[-1])
-            lines.append((Stretch(drawn_row[:start]), Stretch(drawn_row[start:], tone(row.result))))
+            lines.append(
+                (StyledText(drawn_row[:start]), StyledText(drawn_row[start:], tone(row.result)))
+            )
     return lines
 
 

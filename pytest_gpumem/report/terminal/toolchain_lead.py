@@ -11,7 +11,7 @@ from pytest_gpumem.judge.toolchain_change import (
     moved_categories,
 )
 from pytest_gpumem.judge.verdict import Kind, UpdateCommand
-from pytest_gpumem.report.terminal.styles import Stretch, encodable_lines, lines_of
+from pytest_gpumem.report.terminal.styles import StyledText, encodable_lines, lines_of
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def lead_lines(
     paragraphs = [wrapped("gpumem: ", sentence, width) for sentence in sentences]
     lines = [line for paragraph in paragraphs for line in lines_of(paragraph)]
     if command:
-        lines.append((Stretch("    "), Stretch(printable(str(command)), "command")))
+        lines.append((StyledText("    "), StyledText(printable(str(command)), "command")))
     return encodable_lines(lines, ascii_only=ascii_only)
 
 

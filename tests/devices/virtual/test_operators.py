@@ -66,14 +66,14 @@ import sys
 
 sys.path.insert(0, {str(ROOT)!r})
 from benchmarks.operators import results
-from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 
 compute = VirtualValues.compute
 VirtualValues.compute = lambda engine, scope: compute(
     engine, "off" if scope == "auto" else scope
 )
-Readbacks.notes = lambda *_arguments: []
+Decisions.notes = lambda *_arguments: []
 options = ["--values", "auto", "--samples", "2", "--types", "float32", "--only", "unique"]
 sys.exit(results.main(options))
 """

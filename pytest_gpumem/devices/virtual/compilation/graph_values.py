@@ -31,8 +31,8 @@ from pytest_gpumem.devices.virtual.values.interception import KEYS, Interception
 from pytest_gpumem.devices.virtual.values.mode import OneThread, Plan
 from pytest_gpumem.devices.virtual.values.operators import (
     COLLECTIVES,
+    DATA_DEPENDENT,
     READS,
-    SIZED,
     OperatorCall,
     traits_of,
     writes_nothing,
@@ -327,7 +327,9 @@ class CodeThatRuns:
     def wants(self, call: OperatorCall) -> bool:
         """Write what an operator inside of the code reads, if that decides; False: it does not."""
         traits = call.traits
-        if not (traits.reads_back or traits.sized or (traits.copies and call.copies_to_host())):
+        if not (
+            traits.reads_back or traits.data_dependent or (traits.copies and call.copies_to_host())
+        ):
             return False
         tensors = [tensor for tensor in call.inputs() if tensor.is_cuda]
         if not tensors:
@@ -478,7 +480,7 @@ class _Computation:
             operator = node.traits.name
             if operator in TO_HOST and HOST in [*recorded.args, *recorded.kwargs.values()]:
                 operator = "copy_"
-            elif not (node.traits.reads_back or SIZED & {*node.traits.op.tags}):
+            elif not (node.traits.reads_back or DATA_DEPENDENT & {*node.traits.op.tags}):
                 return
         elif recorded.kind == "unknown" and recorded.target in BRANCHES:
             operator, tensors = READS, recorded.args[:1]

@@ -26,6 +26,7 @@ import torch.fx.experimental.proxy_tensor  # with these two, the modes of TRACER
 
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
+from pytest_gpumem.devices.virtual.values.data_dependent import COPIES, taken_of
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     NATIVE,
     describe,
@@ -33,9 +34,8 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     parts_of,
     tensors_in,
 )
-from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
-from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, taken_of
+from pytest_gpumem.devices.virtual.values.sparse_operators import opens
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
+    from pytest_gpumem.devices.virtual.decisions import Decisions
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
-    from pytest_gpumem.devices.virtual.readbacks import Readbacks
     from pytest_gpumem.devices.virtual.values.budget import Budget
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
@@ -148,7 +148,7 @@ class Computer(Protocol):
 
     budget: Budget
     count: Callable[[int], None]
-    readbacks: Readbacks
+    decisions: Decisions
     forget: Callable[[int, int], None]
     sizes_told: bool
     running_here: RunningHere
@@ -640,7 +640,7 @@ def _run(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the op
     run = _run_opened if is_opened and traits.op._schema.name not in COPIES else _run_closed
     try:
         if traits.copies and call.copies_floats_to_host():
-            with mode.readbacks.purpose("kept"):
+            with mode.decisions.purpose("kept"):
                 return run(mode, call)
         return run(mode, call)
     except BaseException:
@@ -665,11 +665,11 @@ def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
     here, plan = mode.running_here, None
     if here.opened is not None:
         here.opened.begin_inner(call.inputs())
-    counts = mode.readbacks.counts if traits.sized else (0, 0)
-    if traits.written or traits.sized or traits.reads_back or traits.copies:
+    counts = mode.decisions.counts if traits.data_dependent else (0, 0)
+    if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
         plan = mode.before(call)
     # It reads memory of its own back, which may lie where something else was known.
-    blind = traits.sized and not mode.sizes_told and (plan is None or plan.result is None)
+    blind = traits.data_dependent and not mode.sizes_told and (plan is None or plan.result is None)
     if blind:
         mode.look_away()
     mode.count(1)
@@ -681,15 +681,15 @@ def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
         raise
     finally:
         mode.count(-1)
-        mode.readbacks.answered = False
+        mode.decisions.answered = False
         if blind:
             mode.look_again()
-        if traits.sized:
+        if traits.data_dependent:
             mode.after(call)  # last: it may fail
-    if traits.sized and mode.readbacks.counts != counts:
+    if traits.data_dependent and mode.decisions.counts != counts:
         taken = taken_of(op._schema.name, args, result)
         if taken is not None:
-            mode.readbacks.seen_taken(*taken, counts)
+            mode.decisions.seen_taken(*taken, counts)
     mode.finish(call, result, plan)
     if here.opened is not None:
         here.opened.end_inner(call, result)

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
-from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
+from pytest_gpumem.devices.virtual.values.data_dependent import (
+    BOUNDS,
+    CHECKS,
+    copies_of,
+    masks_of,
+)
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
@@ -36,7 +42,6 @@ from pytest_gpumem.devices.virtual.values.interception import (
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.layouts import PRODUCTS, SELECTS, Layouts
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     FALSE_FOR,
@@ -44,12 +49,7 @@ from pytest_gpumem.devices.virtual.values.operators import (
     UNSCALES,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.sized_outputs import (
-    BOUNDS,
-    CHECKS,
-    copies_of,
-    masks_of,
-)
+from pytest_gpumem.devices.virtual.values.sparse_operators import PRODUCTS, SELECTS, SparseOperators
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.devices.virtual.values.layouts import HostCall
+    from pytest_gpumem.devices.virtual.values.data_dependent import Copies
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
-    from pytest_gpumem.devices.virtual.values.sized_outputs import Copies
+    from pytest_gpumem.devices.virtual.values.sparse_operators import HostCall
 
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
@@ -119,14 +119,14 @@ class ValueMode:
         self,
         library: NativeLibrary,
         scope: Literal["auto", "full"] = "auto",
-        readbacks: Readbacks | None = None,
+        decisions: Decisions | None = None,
     ) -> None:
         """Make a mode.
 
         Args:
             library: the virtual GPU's.
             scope: whether values are computed within a budget ("auto"), or all of them ("full").
-            readbacks: notes assumed values that the step reads back.
+            decisions: notes assumed values that the step reads back.
         """
         self._library = library
         self.full = scope == "full"
@@ -141,7 +141,7 @@ class ValueMode:
         self.thread_writes = library.thread_writes
         self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
-        self.layouts = Layouts(self.values, self.are_readable, self._compute_opened)
+        self.sparse = SparseOperators(self.values, self.are_readable, self._compute_opened)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -153,7 +153,7 @@ class ValueMode:
         """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
         self._impossible: set[str] = set()
         """full names of operators that the CPU has not"""
-        self.readbacks = readbacks or Readbacks()
+        self.decisions = decisions or Decisions()
 
     def __enter__(self) -> Self:
         """Begin to compute values."""
@@ -166,7 +166,7 @@ class ValueMode:
         self.renew()
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
-        self.readbacks.computes = True
+        self.decisions.computes = True
         Interception.begin(self)
         self._library.short_ways(on=not self.full)
         return self
@@ -177,7 +177,7 @@ class ValueMode:
         Interception.end()
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
-        self.readbacks.computes = False
+        self.decisions.computes = False
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
     def renew(self) -> None:
@@ -213,12 +213,12 @@ class ValueMode:
                 "the results of these operators were not computed, so their values are "
                 f"unknown ({'; '.join(reasons[:MAX_NAMED])}{also})"
             )
-        if self.unknown_code and (self.full or any(self.readbacks.counts)):
+        if self.unknown_code and (self.full or any(self.decisions.counts)):
             sentences.append(
                 "compiled code ran (torch.compile), and the virtual GPU did not compute these of "
                 f"its results, so their values are unknown: {_names(self.unknown_code)}"
             )
-        if self.unknown_kernels and (self.full or any(self.readbacks.counts)):
+        if self.unknown_kernels and (self.full or any(self.decisions.counts)):
             sentences.append(
                 "the virtual GPU does not run Triton kernels, so what these write is unknown: "
                 f"{_names(self.unknown_kernels)}"
@@ -286,10 +286,10 @@ class ValueMode:
     def before_opened(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that is run with the operators inside of it seen."""
         if call.name in PRODUCTS:
-            self._library.tell_nonzeros(self.layouts.nonzeros(call))
+            self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
-            self.running_here.count = self.layouts.nonzeros(call)
-        return self.layouts.prepared(call)
+            self.running_here.count = self.sparse.nonzeros(call)
+        return self.sparse.prepared(call)
 
     @without_function_modes
     def finish_opened(
@@ -301,7 +301,7 @@ class ValueMode:
     ) -> None:
         """Write such an operator's values, but for addresses that are told."""
         with OneThread(self.full):
-            self.layouts.finish(call, result, plan, told)
+            self.sparse.finish(call, result, plan, told)
 
     # -- before and after a CUDA operator --
 
@@ -317,9 +317,9 @@ class ValueMode:
     def _before_other(self, call: OperatorCall) -> Plan | None:
         """Prepare for an operator that writes its arguments, or reads values in their place."""
         traits = call.traits
-        masks = masks_of(call.op._schema.name, call.args) if traits.sized else None
+        masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
-        copies = copies_of(call.op) if traits.sized and not self.sizes_told else None
+        copies = copies_of(call.op) if traits.data_dependent and not self.sizes_told else None
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self._writes_computed(call.written()):
             return None
@@ -332,15 +332,15 @@ class ValueMode:
         self._tell_sizes(call, plan, copies, masks)
         parts = [part for tensor in inputs for part in parts_of(tensor) if is_plain(part)]
         if self.values.are_assumed(masks or parts):
-            self.readbacks.seen_assumed()
+            self.decisions.seen_assumed()
         if plan is None and call.name in {"equal", "allclose"}:
             # Large tensors are taken to be equal: that they are is what a test asks, mostly.
-            self.readbacks.seen_assumed()
+            self.decisions.seen_assumed()
             plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
             if copies is not None:
                 self._queue(copies, call, True)  # noqa: FBT003 - its result
             copies = None
-        self.readbacks.answered = plan is not None or self.sizes_told
+        self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             with OneThread(self.full):
@@ -362,8 +362,8 @@ class ValueMode:
             self.running_here.count = -1
         is_answered = self._makes_known(tensor)
         if is_plain(tensor) and self.values.are_assumed([tensor]):
-            self.readbacks.seen_assumed()
-        self.readbacks.answered = is_answered
+            self.decisions.seen_assumed()
+        self.decisions.answered = is_answered
         return Plan(call.args, call.kwargs, (), assumed=False) if is_answered else None
 
     def _makes_known(self, tensor: Tensor) -> bool:
@@ -402,14 +402,14 @@ class ValueMode:
             return
         bound = BOUNDS.get(call.op._schema.name)
         if bound is not None:
-            self.readbacks.seen_assumed()
+            self.decisions.seen_assumed()
             self._queue(lambda _result, args, kwargs: bound(*args, **kwargs), call, None)
             self.sizes_told = True
         if not masks:
             return
         if self.are_readable(masks) and not torch.cuda.is_current_stream_capturing():
             if call.name == "_coalesce" and not self.could_be_known(masks[0]):
-                self.layouts.spread(call.args[0])
+                self.sparse.spread(call.args[0])
             self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
                 self._queue(copies, call, None)
@@ -521,7 +521,7 @@ class ValueMode:
         if traits.carried or traits.reads_back:
             return
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
-            self.finish_opened(call, result, self.layouts.prepared(call), ())
+            self.finish_opened(call, result, self.sparse.prepared(call), ())
             return
         if plan is None and (self._forgets(call, result) or self._forgets_several(call, result)):
             return

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
+from pytest_gpumem.devices.virtual.values.data_dependent import COPIES, INDEXING
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
-from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, INDEXING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ UNDECLARED: Final = {
     "aten::batch_norm_update_stats": ("running_mean", "running_var"),
 }
 """arguments that an operator writes though its schema does not say so"""
-SIZED: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
 UNWRITTEN: Final = {"aten::record_stream"}
@@ -159,7 +159,7 @@ class Traits(NamedTuple):
     random: bool
     reads_back: bool
     """it returns a tensor's bytes to the host"""
-    sized: bool
+    data_dependent: bool
     """it reads memory of its own back, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
     """place and name of the arguments that it writes"""
@@ -294,7 +294,7 @@ def traits_of(op: OpOverload) -> Traits:
     )
     name = schema.name.partition("::")[2]
     overwrites = name in OVERWRITES
-    sized = (bool(SIZED & tags) or schema.name in COPIES) and name != READS
+    data_dependent = (bool(DATA_DEPENDENT & tags) or schema.name in COPIES) and name != READS
     unread = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
@@ -308,7 +308,7 @@ def traits_of(op: OpOverload) -> Traits:
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,
-        sized=sized,
+        data_dependent=data_dependent,
         written=written,
         unread=unread,
         tensors=tuple(
@@ -332,8 +332,8 @@ def _ways_of(traits: Traits) -> Ways:
     """Return what the native library is told of an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
     indexes = traits.op._schema.name in INDEXING
-    is_sized = traits.sized and not indexes
-    if traits.op.namespace != "aten" or is_sized or traits.opened or traits.carried:
+    is_data_dependent = traits.data_dependent and not indexes
+    if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
         return Ways(0)  # an operator of another library may run Python's code of its own
     if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
         return Ways.SHORT | Ways.COMPUTES | Ways.CHEAP | Ways.CHANGES

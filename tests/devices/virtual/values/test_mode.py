@@ -268,7 +268,7 @@ def test_large_tensors_are_taken_to_be_equal_and_finite(mode):
     assert not x.isnan().any()
     small = torch.ones(10, device="cuda")
     assert not torch.equal(small, small + 1)
-    assert mode.readbacks.notes(TESTS)
+    assert mode.decisions.notes(TESTS)
 
 
 @pytest.mark.usefixtures("mode")
@@ -591,10 +591,10 @@ def test_what_known_masks_and_indices_choose_of_large_tensors_has_its_size(mode)
     x[rows] = x[rows + 1]
     assert mode.values.is_known(known)
     assert not mode.values.is_known(x)
-    assert not mode.readbacks.any_assumed
+    assert not mode.decisions.any_assumed
     noise = torch.randn(5000, 1000, device="cuda")
     assert 100_000 < len(x[:400][noise[:400] > 0]) < 300_000
-    assert mode.readbacks.any_assumed
+    assert mode.decisions.any_assumed
 
 
 @pytest.mark.usefixtures("mode")

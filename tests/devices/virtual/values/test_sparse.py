@@ -8,7 +8,7 @@ import torch
 from helpers.virtual_gpu import opened, settle_all
 from torch import nn
 
-from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     is_sparse,
     over_device_memory,
@@ -55,10 +55,10 @@ def device():
 
 @pytest.fixture(params=["auto", "full"])
 def mode(request, device):
-    readbacks = Readbacks()
-    device.library.on_readback(readbacks.seen)
+    decisions = Decisions()
+    device.library.on_readback(decisions.seen)
     earlier = [torch.full((count,), 77).cuda() for count in (8, 64, 128, 512)]
-    with ValueMode(device.library, request.param, readbacks) as mode:
+    with ValueMode(device.library, request.param, decisions) as mode:
         earlier += [torch.full((count,), 77).cuda() for count in (8, 64, 128, 512)]
         del earlier  # its values lie where operators take memory for themselves
         yield mode
@@ -120,7 +120,7 @@ def test_a_sparse_result_has_its_size_and_indices(mode, dense):
             continue
         arguments = [coo(*dense)] if name in UNARY else [coo(*dense), coo(*dense, seed=2)]
         assert_like(*through(call, *arguments))
-        assert mode.readbacks.notes(Path()) == [], name
+        assert mode.decisions.notes(Path()) == [], name
 
 
 def test_coalesced_tensors_are_put_together_as_a_gpu_does(mode):
@@ -131,7 +131,7 @@ def test_coalesced_tensors_are_put_together_as_a_gpu_does(mode):
     assert (a.coalesce() * b)._nnz() == COUNT
     few = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1]]), torch.ones(3), (2,)).cuda()
     assert (few + few)._nnz() == 2  # more than elements: it is coalesced at once
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 LAYOUTS = [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
@@ -144,7 +144,7 @@ def test_conversions_between_layouts_have_their_sizes(mode, layout):
         assert_like(*through(lambda a: a.to_sparse(layout=layout, **blocks), argument))
     assert_like(*through(lambda a: a.to_sparse(), compressed(layout, ROWS, COLUMNS)))
     assert_like(*through(lambda a: a.to_dense(), compressed(layout, ROWS, COLUMNS)))
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 def test_more_conversions_have_their_sizes(mode):
@@ -163,7 +163,7 @@ def test_more_conversions_have_their_sizes(mode):
         *through(lambda a, b: b.sparse_mask(a), coo().coalesce(), mostly_zeros(ROWS, COLUMNS))
     )
     assert_like(*through(lambda a, b: b.sparse_mask(a), csr, mostly_zeros(ROWS, COLUMNS)))
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, *LAYOUTS[:2]], ids=str)
@@ -173,7 +173,7 @@ def test_products_have_their_nonzeros(mode, layout):
 
     assert_like(*through(torch.mm, sparse(ROWS, COLUMNS), sparse(COLUMNS, ROWS)))
     assert_like(*through(torch.mm, sparse(ROWS, COLUMNS), filled(COLUMNS, 8)))
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 def gradient(layer, rounds, optimizer, device):
@@ -199,7 +199,7 @@ def test_sparse_gradients_are_accumulated(mode, optimizer, layer, rounds):
         for device in ("cuda", "cpu")
     ]
     assert_like(*results)
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 def test_nested_tensors_of_a_mask_have_their_sizes(mode):
@@ -208,7 +208,7 @@ def test_nested_tensors_of_a_mask_have_their_sizes(mode):
     assert [part.shape for part in nested.unbind()] == [part.shape for part in host.unbind()]
     assert mode.values.is_known(nested.values())
     assert nested.values().tolist() == host.values().tolist()
-    assert mode.readbacks.notes(Path()) == []
+    assert mode.decisions.notes(Path()) == []
 
 
 def test_values_that_are_computed_are_the_cpus(mode):
@@ -225,11 +225,11 @@ def test_values_that_are_computed_are_the_cpus(mode):
 
 
 def test_unknown_indices_are_spread_and_a_note_says_so(device):
-    readbacks = Readbacks()
-    with ValueMode(device.library, "auto", readbacks) as mode:
+    decisions = Decisions()
+    with ValueMode(device.library, "auto", decisions) as mode:
         sparse = coo(3).cuda()
         mode.values.forget(sparse._indices())
         assert sparse.coalesce()._nnz() == COUNT
         indices = over_device_memory(sparse._indices())
         assert indices.unique(dim=1).shape[1] == COUNT
-    assert "1 value was assumed" in readbacks.notes(Path())[0]
+    assert "1 value was assumed" in decisions.notes(Path())[0]

@@ -63,7 +63,7 @@ class HostCall(NamedTuple):
     assumed: bool
 
 
-class Layouts:
+class SparseOperators:
     """Computes the parts of sparse tensors."""
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 from helpers.noted import texts_of
 from helpers.virtual_gpu import opened
 
-from pytest_gpumem.devices.virtual import readbacks
+from pytest_gpumem.devices.virtual import decisions
 from pytest_gpumem.errors import DeviceError
 
 
@@ -39,7 +39,7 @@ def count(x, rounds):
 def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypatch):
     import torch
 
-    monkeypatch.setattr(readbacks, "MAX_READ", 100)
+    monkeypatch.setattr(decisions, "MAX_READ", 100)
     with opened() as device:
         device.values.compute(values)
         x = torch.randn(3000, 3000, device="cuda")
@@ -48,7 +48,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
                 loop(x)
             line = loop.__code__.co_firstlineno + offset
             text = str(error.value)
-            assert f"test_readbacks.py:{line}: this line read 100 values" in text
+            assert f"test_decisions.py:{line}: this line read 100 values" in text
             assert 'values="full"' in text
             assert "gpu_memory.computes" in text
         count(x, 99)  # it ends by itself
@@ -80,7 +80,7 @@ def torch_zeros(size):
 def test_boxes_are_taken_too():
     import torch
 
-    from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
+    from pytest_gpumem.devices.virtual.values.data_dependent import taken_of
 
     assert taken_of("torchvision::nms", [torch.zeros(9, 4)], torch.arange(3)) == (3, 9)
     assert taken_of("aten::bincount", [torch.zeros(9)], torch.zeros(3)) is None
@@ -96,8 +96,8 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         line = take_rows.__code__.co_firstlineno
         (note,) = texts_of(device.notes(Path(__file__).parent))
         match = re.fullmatch(
-            rf"3 values were assumed \(([\d,]+) of 10,000 taken at test_readbacks.py:{line + 3}, "
-            rf"test_readbacks.py:{line + 5}\): the figures hold for .*",
+            rf"3 values were assumed \(([\d,]+) of 10,000 taken at test_decisions.py:{line + 3}, "
+            rf"test_decisions.py:{line + 5}\): the figures hold for .*",
             note,
         )
         assert match is not None, note
@@ -108,9 +108,9 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         take_others(torch.randn(5000, 1000, device="cuda"))
         line = take_others.__code__.co_firstlineno
         (unknown, assumed) = texts_of(device.notes(Path(__file__).parent))
-        assert f"(0 of 5,000,000 taken at test_readbacks.py:{line + 2})" in unknown
-        assert f"of 5,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
-        assert f", 0 of 1,000 taken at test_readbacks.py:{line + 4})" in assumed  # columns
+        assert f"(0 of 5,000,000 taken at test_decisions.py:{line + 2})" in unknown
+        assert f"of 5,000,000 taken at test_decisions.py:{line + 3}, " in assumed
+        assert f", 0 of 1,000 taken at test_decisions.py:{line + 4})" in assumed  # columns
 
 
 def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
@@ -233,7 +233,7 @@ def test_the_line_of_a_library_that_decides_is_named():
         optimizer.step(closure)
         (note,) = texts_of(device.notes(Path(__file__).parent))
         line = closure.__code__.co_firstlineno + 6
-        assert f"(test_readbacks.py:{line} through torch/optim/lbfgs.py:" in note
+        assert f"(test_decisions.py:{line} through torch/optim/lbfgs.py:" in note
 
 
 @pytest.mark.parametrize("values", ["off", "auto"])
@@ -258,4 +258,4 @@ def test_numbers_that_no_kernel_computed_are_compared_by_torch_testing(values):
         with pytest.raises(_comparison.ErrorMeta):
             ReadingPair(x.mean(), 2.0).compare()
         notes = " ".join(texts_of(device.notes(Path(__file__).parent)))
-        assert f"test_readbacks.py:{line}" in notes
+        assert f"test_decisions.py:{line}" in notes

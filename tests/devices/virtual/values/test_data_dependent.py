@@ -9,9 +9,9 @@ from helpers.torch_features import require, require_release
 from helpers.virtual_gpu import opened
 from torchvision import ops
 
+from pytest_gpumem.devices.virtual.values.data_dependent import COPIES
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
-from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 aten = torch.ops.aten
 BLOCK = 512
@@ -196,7 +196,7 @@ def test_large_unknown_values_raise_no_error_that_a_gpu_would_not(mode, dtype):
     numbers = torch.empty(1 << 20, dtype=dtype, device="cuda")
     mode.values.forget(numbers)
     rows = numbers.view(4, -1)
-    mode.readbacks.clear()
+    mode.decisions.clear()
     assert rows.mode(1).indices.shape == (4,)
     if dtype != torch.bool:
         assert torch.isin(numbers, numbers[:2000]).shape == numbers.shape
@@ -207,7 +207,7 @@ def test_large_unknown_values_raise_no_error_that_a_gpu_would_not(mode, dtype):
             assert torch.linalg.matrix_exp(numbers.view(shape)).shape == shape
     assert numbers.sort().values.dtype == dtype
     assert rows.to(torch.int8).max(1).values.dtype == torch.int8
-    assert mode.readbacks.any_assumed
+    assert mode.decisions.any_assumed
     assert mode.failures == {}
 
 

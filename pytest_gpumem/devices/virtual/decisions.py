@@ -138,10 +138,10 @@ class _Here(threading.local):
 class NumberRead:
     """The read of one number that was not computed: see uncertain_numbers.py."""
 
-    __slots__ = ("_guesses", "_readbacks", "site")
+    __slots__ = ("_decisions", "_guesses", "site")
 
-    def __init__(self, readbacks: Readbacks, guesses: _Guesses, *, whole: bool) -> None:
-        self._readbacks, self._guesses = readbacks, guesses
+    def __init__(self, decisions: Decisions, guesses: _Guesses, *, whole: bool) -> None:
+        self._decisions, self._guesses = decisions, guesses
         self.site = site_of_read(sys._getframe(1))
         if whole:
             guesses.unseen[self] = None
@@ -149,8 +149,8 @@ class NumberRead:
     def tell(self) -> None:
         """Note that the program decides by the number."""
         self.use()
-        if self._readbacks.holds(self._guesses):
-            self._readbacks.decide(self._guesses)
+        if self._decisions.holds(self._guesses):
+            self._decisions.decide(self._guesses)
 
     def use(self) -> None:
         """Note that the program computes with the number, or shows it."""
@@ -158,10 +158,10 @@ class NumberRead:
 
     def derive(self, *, whole: bool) -> NumberRead:
         """Return the read of a number that was computed from this one."""
-        return NumberRead(self._readbacks, self._guesses, whole=whole)
+        return NumberRead(self._decisions, self._guesses, whole=whole)
 
 
-class Readbacks:
+class Decisions:
     """Counts the values that a program decides by and that are unknown, or assumed, by its lines.
 
     A value that is only shown or logged is not counted: no figure depends on it.
