@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 
 native=pytest_gpumem/devices/virtual/native
 compiler=aarch64-linux-gnu-gcc
-flags=(-std=c11 -O2 -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Werror "-I$native")
+flags=(-std=c11 -O2 -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Wno-unused-parameter -Werror "-I$native")
 # Regions of 16 GiB in place of 1 TiB: the emulator keeps tables of them.
 "$compiler" "${flags[@]}" -DREGION_SHIFT=34 "$native"/*/*.c tests/helpers/native_harness.c -o "$folder/harness" -ldl
 "$compiler" "${flags[@]}" -shared "$native"/*/*.c -o "$folder/libgpumem_cuda.so" -Wl,-z,defs -ldl

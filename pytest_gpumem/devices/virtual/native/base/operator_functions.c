@@ -340,7 +340,6 @@ static void note_result(object value, void *data) {
 }
 
 static void forget_tensor(object value, void *data) {
-    (void)data;
     extent it;
     if (look(value, &it) == ON_DEVICE) gm_forget((const void *)(uintptr_t)it.address, it.span);
 }
@@ -811,7 +810,6 @@ GM_API int gpumem_in_operator(void) { return gm_operators_here() > opened; }
 
 /* The arguments, positional and by name, of the operator that runs on this thread on the short way; None: none does. */
 GM_API object gpumem_running(object module, object no_argument) {
-    (void)module, (void)no_argument;
     if (!running_args) {
         python.keep(python.none);
         return python.none;
@@ -842,7 +840,6 @@ static void note_known(object value, void *data) {
 /* The bytes of the tensors among an operator's arguments, a tuple and a dictionary; None where not all are known, or one is
  * no plain tensor, or larger than is computed. */
 GM_API object gpumem_known_bytes(object module, const object *arguments, intptr_t count) {
-    (void)module;
     all_known seen = {.no = count != 2};
     for (intptr_t i = 0; !seen.no && i < python.tuple_size(arguments[0]); i++)
         each(python.tuple_item(arguments[0], i), note_known, &seen);
@@ -855,7 +852,6 @@ GM_API object gpumem_known_bytes(object module, const object *arguments, intptr_
 
 /* Addresses and their sizes: unknown bytes are written there. */
 GM_API object gpumem_forget_ranges(object module, const object *ranges, intptr_t count) {
-    (void)module;
     for (intptr_t i = 0; i + 1 < count; i += 2)
         gm_forget((const void *)(uintptr_t)python.number_of(ranges[i]), python.number_of(ranges[i + 1]));
     python.keep(python.none);
@@ -864,7 +860,6 @@ GM_API object gpumem_forget_ranges(object module, const object *ranges, intptr_t
 
 /* The CPU's tensor over the bytes of a tensor of the device; None: Python makes it. */
 GM_API object gpumem_over(object module, object value) {
-    (void)module;
     extent it;
     dltensor tensor;
     object made = NULL;
@@ -880,7 +875,6 @@ GM_API object gpumem_over(object module, object value) {
 /* Puts the host's values, the second argument, where a tensor of the device lies: whether there is room; None: the two are
  * not alike, and Python does it. */
 GM_API object gpumem_put(object module, const object *arguments, intptr_t count) {
-    (void)module;
     object answer = python.none;
     extent it, from;
     if (count == 2 && python.export && are_alike(arguments[0], arguments[1], &it, &from))

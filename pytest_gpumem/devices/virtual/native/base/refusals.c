@@ -68,7 +68,6 @@ int gm_unsupported(const char *function, int status) {
 static void report_end(int status, void *unused) {
     const char *test = getenv("PYTEST_CURRENT_TEST");
     char message[MESSAGE_ROOM];
-    (void)unused;
     if (!test || !watched_process || getpid() != watched_process) return;
     int used = snprintf(message, sizeof message, "pytest-gpumem: the process ended with exit status %d in %s", status,
                         test);

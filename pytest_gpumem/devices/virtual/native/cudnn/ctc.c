@@ -22,13 +22,11 @@ GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) {
 }
 
 GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization, int gradients) {
-    (void)type, (void)normalization, (void)gradients;
     d->longest_label = 0;
     return GM_SUCCESS;
 }
 
 GM_API int cudnnSetCTCLossDescriptor_v9(ctc_loss *d, int type, int normalization, int gradients, int longest_label) {
-    (void)type, (void)normalization, (void)gradients;
     if (longest_label < 0) return BAD_PARAM;
     d->longest_label = longest_label;
     return GM_SUCCESS;
@@ -47,7 +45,6 @@ static int workspace(const void *scores, int longest_label, size_t *size) {
 GM_API int cudnnGetCTCLossWorkspaceSize(void *h, const void *scores, const void *gradients, const int *labels,
                                         const int *label_lengths, const int *input_lengths, int algorithm,
                                         ctc_loss *d, size_t *size) {
-    (void)h, (void)gradients, (void)labels, (void)input_lengths, (void)algorithm, (void)d;
     int longest = 0;
     for (int i = 0; i < gm_tensor_size(scores, 1); i++)
         if (label_lengths[i] > longest) longest = label_lengths[i];
@@ -56,7 +53,6 @@ GM_API int cudnnGetCTCLossWorkspaceSize(void *h, const void *scores, const void 
 
 GM_API int cudnnGetCTCLossWorkspaceSize_v8(void *h, int algorithm, const ctc_loss *d, const void *scores,
                                            const void *gradients, size_t *size) {
-    (void)h, (void)algorithm, (void)gradients;
     return workspace(scores, d->longest_label, size);
 }
 

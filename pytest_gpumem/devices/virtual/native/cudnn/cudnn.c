@@ -140,20 +140,17 @@ static int reserve_space(int mode, const void *x, size_t *size) {
 GM_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int operations, void *x,
                                                                     void *z, void *y, void *parameters,
                                                                     void *activation, size_t *size) {
-    (void)h, (void)operations, (void)z, (void)y, (void)parameters, (void)activation;
     return workspace(mode, x, size);
 }
 
 GM_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int operations, void *x, void *y,
                                                              void *dy, void *dz, void *dx, void *parameters,
                                                              void *activation, size_t *size) {
-    (void)h, (void)operations, (void)y, (void)dy, (void)dz, (void)dx, (void)parameters, (void)activation;
     return workspace(mode, x, size);
 }
 
 GM_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int operations,
                                                                 void *activation, void *x, size_t *size) {
-    (void)h, (void)operations, (void)activation;
     return reserve_space(mode, x, size);
 }
 

@@ -498,7 +498,6 @@ static void count_run(const descriptor *plan) {
 }
 
 GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack) {
-    (void)handle;
     if (!gm_visible()) return GM_CUDNN_NOT_INITIALIZED;
     if (plan) note_workspace(plan, pack);
     if (plan) count_run(plan);

@@ -79,7 +79,6 @@ GM_API int cudnnDestroyRNNDescriptor(network *n) {
 GM_API int cudnnSetRNNDescriptor_v8(network *n, int algorithm, int mode, int biases, int direction, int input_mode,
                                     int type, int precision, int math, int32_t input_size, int32_t hidden_size,
                                     int32_t projection_size, int32_t layers, void *dropout, uint32_t flags) {
-    (void)algorithm, (void)precision, (void)math, (void)dropout, (void)flags;
     *n = (network){mode, biases, direction == 1 ? 2 : 1, input_mode == 1, type,
                    input_size, hidden_size, projection_size, layers};
     return GM_SUCCESS;
@@ -97,7 +96,6 @@ GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) {
 
 GM_API int cudnnSetRNNDataDescriptor(sequences *s, int type, int layout, int time, int batch, int size,
                                      const int *lengths, void *fill) {
-    (void)type, (void)layout, (void)size, (void)lengths, (void)fill;
     *s = (sequences){time, batch};
     return GM_SUCCESS;
 }
@@ -139,14 +137,12 @@ static size_t weights(const network *n, int upto, bool with_biases) {
 }
 
 GM_API int cudnnGetRNNWeightSpaceSize(void *handle, const network *n, size_t *size) {
-    (void)handle;
     *size = weights(n, pseudo_layers(n), true) * element(n);
     return GM_SUCCESS;
 }
 
 GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer, size_t size, char *space,
                                    int32_t id, tensor *matrix, void **matrix_at, tensor *bias, void **bias_at) {
-    (void)handle, (void)size;
     int count = gates(n), half = id / count, gate = id % count;
     if (layer < 0 || layer >= pseudo_layers(n) || id < 0 || (half > 1 && !projects(n))) return BAD_PARAM;
     size_t at = weights(n, layer, false);
@@ -187,7 +183,6 @@ static size_t values_passed(const network *n, int training) {
 /* Not documented: estimates. */
 GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int training, const sequences *data,
                                      size_t *workspace, size_t *reserve) {
-    (void)handle;
     size_t steps = (size_t)data->time * (size_t)data->batch, hidden = (size_t)n->hidden_size;
     gm_note_sizes(GM_RNN);
     size_t bytes = steps * hidden * values_passed(n, training) * element(n);
@@ -219,7 +214,6 @@ GM_API int cudnnDestroyDropoutDescriptor(void *d) {
 }
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
-    (void)handle;
     gm_note_sizes(GM_RNN);
     *size = (size_t)gm_profile.sm_count * (size_t)gm_profile.max_threads_per_sm * 16;
     return GM_SUCCESS;
@@ -228,7 +222,6 @@ GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
 
 /* Kernels write the generator's states, and nothing else. */
 GM_API int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *states, size_t size) {
-    (void)dropout, (void)handle, (void)share;
     gm_forget(states, size);
     return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
 }

@@ -10,7 +10,6 @@ static _Thread_local void *context_stack[16];
 static _Thread_local int context_depth;
 
 GM_API int cuInit(unsigned flags) {
-    (void)flags;
     if (!gm_visible()) return GM_NO_DEVICE;
     gm_initialize();
     return GM_SUCCESS;
@@ -42,19 +41,16 @@ GM_API int cuDeviceGet(int *device, int ordinal) {
 }
 
 GM_API int cuDeviceGetName(char *name, int length, int device) {
-    (void)device;
     snprintf(name, (size_t)length, "%s", gm_profile.name);
     return GM_SUCCESS;
 }
 
 GM_API int cuDeviceTotalMem_v2(size_t *size, int device) {
-    (void)device;
     *size = gm_profile.total_memory;
     return GM_SUCCESS;
 }
 
 GM_API int cuDeviceComputeCapability(int *major, int *minor, int device) {
-    (void)device;
     *major = gm_profile.major;
     *minor = gm_profile.minor;
     return GM_SUCCESS;
@@ -83,10 +79,7 @@ GM_API int cuDevicePrimaryCtxRetain(void **context, int device) {
     return GM_SUCCESS;
 }
 
-GM_API int cuDevicePrimaryCtxRelease_v2(int device) {
-    (void)device;
-    return GM_SUCCESS;
-}
+GM_API int cuDevicePrimaryCtxRelease_v2(int device) { return GM_SUCCESS; }
 
 GM_API int cuCtxGetCurrent(void **context) {
     *context = gm_visible() && gm_device_used(gm_current_device()) ? &contexts[gm_current_device()] : NULL;
@@ -130,13 +123,9 @@ GM_API int cuCtxSynchronize(void) {
 }
 
 /* Limits of resources of kernels (stack, printf buffer): no kernel runs. */
-GM_API int cuCtxSetLimit(int limit, size_t value) {
-    (void)limit, (void)value;
-    return GM_SUCCESS;
-}
+GM_API int cuCtxSetLimit(int limit, size_t value) { return GM_SUCCESS; }
 
 GM_API int cuCtxGetLimit(size_t *value, int limit) {
-    (void)limit;
     *value = 1024;
     return GM_SUCCESS;
 }

@@ -47,23 +47,19 @@ static void refuse_runtime(const void *caller) {
 
 GM_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                             unsigned long long flags, int *result) {
-    (void)version, (void)flags;
     return gm_error(look_up(symbol, function, result));
 }
 
 GM_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *result) {
-    (void)flags;
     return gm_error(look_up(symbol, function, result));
 }
 
 GM_API int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *result) {
-    (void)version, (void)flags;
     if (strcmp(symbol, PRIVATE_TABLES) == 0) refuse_runtime(__builtin_return_address(0));
     return look_up(symbol, function, result);
 }
 
 GM_API int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
-    (void)version, (void)flags;
     if (strcmp(symbol, PRIVATE_TABLES) == 0) refuse_runtime(__builtin_return_address(0));
     return look_up(symbol, function, NULL);
 }

@@ -6,12 +6,10 @@ GM_API int cuMemAllocManaged(uintptr_t *address, size_t size, unsigned flags) {
 }
 
 GM_API int cuMemPrefetchAsync(uintptr_t address, size_t size, int device, void *stream) {
-    (void)stream;
     return gm_managed_prefetch((void *)address, size, device);
 }
 
 GM_API int cuMemPrefetchAsync_v2(uintptr_t address, size_t size, uint64_t location, unsigned flags, void *stream) {
-    (void)flags, (void)stream;
     return gm_managed_prefetch((void *)address, size, gm_location_device(location));
 }
 
@@ -36,6 +34,5 @@ GM_API int cuMemRangeGetAttributes(void **out, size_t *rooms, const int *attribu
 }
 
 GM_API int cuStreamAttachMemAsync(void *stream, uintptr_t address, size_t size, unsigned flags) {
-    (void)stream, (void)size, (void)flags;
     return gm_owner((void *)address) == GM_MANAGED ? GM_SUCCESS : GM_INVALID_VALUE;
 }

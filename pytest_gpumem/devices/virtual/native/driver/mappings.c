@@ -21,7 +21,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, uintptr_t hint,
                                unsigned long long flags) {
-    (void)alignment, (void)hint, (void)flags;
     if (!gm_visible()) return GM_NO_DEVICE;
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     size_t room = size + GRANULARITY;
@@ -46,14 +45,12 @@ GM_API int cuMemAddressFree(uintptr_t address, size_t size) {
 }
 
 GM_API int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) {
-    (void)properties, (void)option;
     *out = GRANULARITY;
     return GM_SUCCESS;
 }
 
 GM_API int cuMemCreate(allocation **out, size_t size, const allocation_properties *properties,
                        unsigned long long flags) {
-    (void)flags;
     if (!gm_visible()) return GM_NO_DEVICE;
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     if (properties->location_type != 1) return gm_unsupported("cuMemCreate (in host memory)", GM_NOT_SUPPORTED);
@@ -84,7 +81,6 @@ GM_API int cuMemRelease(allocation *memory) {
 }
 
 GM_API int cuMemMap(uintptr_t address, size_t size, size_t offset, allocation *memory, unsigned long long flags) {
-    (void)offset, (void)flags;
     pthread_mutex_lock(&lock);
     bool ok = address + size <= gm_addresses_end(address, GM_FROM_RESERVE) &&
               !gm_ranges_overlap(&mappings, address, address + size) &&
@@ -115,10 +111,7 @@ GM_API int cuMemUnmap(uintptr_t address, size_t size) {
     return GM_SUCCESS;
 }
 
-GM_API int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count) {
-    (void)address, (void)size, (void)access, (void)count;
-    return GM_SUCCESS;
-}
+GM_API int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count) { return GM_SUCCESS; }
 
 GM_API int cuMemGetAddressRange(uintptr_t *base, size_t *size, uintptr_t address) {
     void *found_base;

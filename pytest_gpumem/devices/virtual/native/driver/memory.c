@@ -11,10 +11,7 @@ GM_API int cuMemFree_v2(uintptr_t address) { return gm_free_any((void *)address)
 
 GM_API int cuMemAllocHost_v2(void **address, size_t size) { return gm_host_alloc(address, size); }
 
-GM_API int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
-    (void)flags;
-    return gm_host_alloc(address, size);
-}
+GM_API int cuMemHostAlloc(void **address, size_t size, unsigned flags) { return gm_host_alloc(address, size); }
 
 GM_API int cuMemFreeHost(void *address) { return gm_host_free(address); }
 

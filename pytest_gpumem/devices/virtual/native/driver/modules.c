@@ -11,34 +11,22 @@ static int token(void **out, char *value) {
     return GM_SUCCESS;
 }
 
-GM_API int cuModuleLoadData(void **module, const void *image) {
-    (void)image;
-    return token(module, &module_token);
-}
+GM_API int cuModuleLoadData(void **module, const void *image) { return token(module, &module_token); }
 
 GM_API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, void *options, void **values) {
-    (void)image, (void)count, (void)options, (void)values;
     return token(module, &module_token);
 }
 
-GM_API int cuModuleLoad(void **module, const char *path) {
-    (void)path;
-    return token(module, &module_token);
-}
+GM_API int cuModuleLoad(void **module, const char *path) { return token(module, &module_token); }
 
-GM_API int cuModuleUnload(void *module) {
-    (void)module;
-    return GM_SUCCESS;
-}
+GM_API int cuModuleUnload(void *module) { return GM_SUCCESS; }
 
 GM_API int cuModuleGetFunction(void **function, void *module, const char *name) {
-    (void)module, (void)name;
     return token(function, &function_token);
 }
 
 /* CUfunction_attribute: 0 most threads a block, 4 registers a thread, 8 most dynamic shared memory. */
 GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    (void)function;
     switch (attribute) {
     case 0: *value = 1024; break;
     case 1: case 2: case 3: *value = 0; break; /* static shared, constant and local (spilled) bytes */
@@ -50,15 +38,9 @@ GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
     return GM_SUCCESS;
 }
 
-GM_API int cuFuncSetAttribute(void *function, int attribute, int value) {
-    (void)function, (void)attribute, (void)value;
-    return GM_SUCCESS;
-}
+GM_API int cuFuncSetAttribute(void *function, int attribute, int value) { return GM_SUCCESS; }
 
-GM_API int cuFuncSetCacheConfig(void *function, int config) {
-    (void)function, (void)config;
-    return GM_SUCCESS;
-}
+GM_API int cuFuncSetCacheConfig(void *function, int config) { return GM_SUCCESS; }
 
 /* The leading fields of CUlaunchConfig. */
 typedef struct {
@@ -77,12 +59,10 @@ static int launched(const launch_config *config) {
 GM_API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                           unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **args,
                           void **extra) {
-    (void)function, (void)args, (void)extra;
     return launched(&(launch_config){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream});
 }
 
 GM_API int cuLaunchKernelEx(const launch_config *config, void *function, void **args, void **extra) {
-    (void)function, (void)args, (void)extra;
     return config ? launched(config) : GM_INVALID_VALUE;
 }
 
@@ -97,7 +77,6 @@ GM_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *functi
 }
 
 GM_API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
-    (void)function, (void)config;
     *clusters = gm_profile.sm_count;
     return GM_SUCCESS;
 }
@@ -114,7 +93,6 @@ GM_API int cuTensorMapEncodeIm2col(void *map, ...) {
 
 GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     int capturing = 0;
-    (void)flags;
     cudaStreamIsCapturing(stream, &capturing);
     if (!capturing) gm_write((void *)address, &value, sizeof value);
     return GM_SUCCESS;
@@ -123,12 +101,8 @@ GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value,
 /* CUDA logs nothing here, so registering a callback is all there is to do. */
 GM_API int cuLogsRegisterCallback(void *callback, void *data, void **handle) {
     static char none;
-    (void)callback, (void)data;
     if (handle) *handle = &none;
     return GM_SUCCESS;
 }
 
-GM_API int cuLogsUnregisterCallback(void *handle) {
-    (void)handle;
-    return GM_SUCCESS;
-}
+GM_API int cuLogsUnregisterCallback(void *handle) { return GM_SUCCESS; }

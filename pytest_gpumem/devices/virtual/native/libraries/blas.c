@@ -54,15 +54,9 @@ GM_API int cublasGetPointerMode_v2(handle *h, int *mode) {
     return GM_SUCCESS;
 }
 
-GM_API int cublasSetWorkspace_v2(handle *h, void *workspace, size_t size) {
-    (void)h, (void)workspace, (void)size;
-    return GM_SUCCESS;
-}
+GM_API int cublasSetWorkspace_v2(handle *h, void *workspace, size_t size) { return GM_SUCCESS; }
 
-GM_API int cublasSetSmCountTarget(handle *h, int count) {
-    (void)h, (void)count;
-    return GM_SUCCESS;
-}
+GM_API int cublasSetSmCountTarget(handle *h, int count) { return GM_SUCCESS; }
 
 GM_API const char *cublasGetStatusString(int status) {
     return status == GM_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_NOT_SUPPORTED by the virtual GPU";
@@ -80,7 +74,6 @@ static int dot(void *result, size_t size) {
 
 #define DOT(name, size)                                                                                 \
     GM_API int name(handle *h, int n, const void *x, int incx, const void *y, int incy, void *result) { \
-        (void)h, (void)n, (void)x, (void)incx, (void)y, (void)incy;                                     \
         return dot(result, size);                                                                       \
     }
 DOT(cublasSdot_v2, 4)
@@ -92,14 +85,12 @@ DOT(cublasZdotc_v2, 16)
 
 GM_API int cublasDotEx(handle *h, int n, const void *x, int xtype, int incx, const void *y, int ytype, int incy,
                        void *result, int type, int execution) {
-    (void)h, (void)n, (void)x, (void)xtype, (void)incx, (void)y, (void)ytype, (void)incy, (void)execution;
     return dot(result, type == 2 || type == 14 ? 2 : 4); /* CUDA_R_16F, CUDA_R_16BF, else CUDA_R_32F */
 }
 
 /* The norms and sums of a vector, and the place of its largest element: of zeros the first, counted from 1. */
 #define NORM(name, size)                                                       \
     GM_API int name(handle *h, int n, const void *x, int incx, void *result) { \
-        (void)h, (void)n, (void)x, (void)incx;                                 \
         return dot(result, size);                                              \
     }
 NORM(cublasSnrm2_v2, 4)
@@ -113,7 +104,6 @@ NORM(cublasDzasum_v2, 8)
 
 #define PLACE(name)                                                           \
     GM_API int name(handle *h, int n, const void *x, int incx, int *result) { \
-        (void)h, (void)x, (void)incx;                                         \
         dot(result, sizeof *result);                                          \
         if (gm_owner(result) < 0) *result = n > 0;                            \
         return GM_SUCCESS;                                                    \
@@ -136,19 +126,14 @@ static int solved(int *info) {
 #define BATCHED(T)                                                                                                \
     GM_API int cublas##T##geqrfBatched(handle *h, int m, int n, void *a, int lda, void *tau, int *info,           \
                                        int batch) {                                                               \
-        (void)h, (void)m, (void)n, (void)a, (void)lda, (void)tau, (void)batch;                                    \
         return solved(info);                                                                                      \
     }                                                                                                             \
     GM_API int cublas##T##gelsBatched(handle *h, int trans, int m, int n, int columns, void *a, int lda, void *c, \
                                       int ldc, int *info, int *each, int batch) {                                 \
-        (void)h, (void)trans, (void)m, (void)n, (void)columns, (void)a, (void)lda, (void)c, (void)ldc;            \
-        (void)each, (void)batch;                                                                                  \
         return solved(info);                                                                                      \
     }                                                                                                             \
     GM_API int cublas##T##getrsBatched(handle *h, int trans, int n, int columns, const void *a, int lda,          \
                                        const int *pivots, void *b, int ldb, int *info, int batch) {               \
-        (void)h, (void)trans, (void)n, (void)columns, (void)a, (void)lda, (void)pivots, (void)b, (void)ldb;       \
-        (void)batch;                                                                                              \
         return solved(info);                                                                                      \
     }
 BATCHED(S)
@@ -207,15 +192,11 @@ static int delete_descriptor(void *descriptor) {
 
 GM_API int cublasLtCreate(void **out) { return new_descriptor(out); }
 GM_API int cublasLtDestroy(void *handle) { return delete_descriptor(handle); }
-GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
-    (void)compute, (void)scale;
-    return new_descriptor(out);
-}
+GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) { return new_descriptor(out); }
 GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return delete_descriptor(descriptor); }
 GM_API int cublasLtMatmulPreferenceCreate(void **out) { return new_descriptor(out); }
 GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return delete_descriptor(preference); }
 GM_API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
-    (void)type, (void)rows, (void)columns, (void)leading;
     return new_descriptor(out);
 }
 GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return delete_descriptor(layout); }
@@ -236,7 +217,6 @@ typedef struct {
 /* One algorithm that needs no workspace of its own: PyTorch allots the same workspace whichever is chosen. */
 GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
                                           void *preference, int room, heuristic_result *results, int *count) {
-    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
     if (room < 1) return CUBLAS_INVALID;
     memset(results, 0, sizeof *results);
     results->waves_count = 1;
@@ -247,7 +227,6 @@ GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a
 /* That algorithm's settings are its only ones. */
 GM_API int cublasLtMatmulAlgoInit(void *handle, int compute, int scale, int a, int b, int c, int d, int id,
                                   uint64_t *algorithm) {
-    (void)handle, (void)compute, (void)scale, (void)a, (void)b, (void)c, (void)d, (void)id;
     memset(algorithm, 0, sizeof(((heuristic_result *)NULL)->algorithm));
     return GM_SUCCESS;
 }
@@ -255,19 +234,16 @@ GM_API int cublasLtMatmulAlgoInit(void *handle, int compute, int scale, int a, i
 GM_API int cublasLtMatmulAlgoCheck(void *handle, void *operation, void *a, void *b, void *c, void *d,
                                    const uint64_t *algorithm, heuristic_result *result) {
     int count;
-    (void)algorithm;
     return cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, d, NULL, 1, result, &count);
 }
 
 GM_API int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t *algorithm, int attribute, void *out, size_t size,
                                                 size_t *written) {
-    (void)algorithm, (void)attribute;
     memset(out, 0, size);
     if (written) *written = size;
     return GM_SUCCESS;
 }
 
 GM_API int cublasLtMatmulAlgoConfigSetAttribute(uint64_t *algorithm, int attribute, const void *value, size_t size) {
-    (void)algorithm, (void)attribute, (void)value, (void)size;
     return GM_SUCCESS;
 }

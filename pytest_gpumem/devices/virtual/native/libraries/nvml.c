@@ -11,10 +11,7 @@ GM_API int nvmlInit_v2(void) { return gm_machine_devices() ? GM_SUCCESS : NVML_N
 
 GM_API int nvmlInit(void) { return nvmlInit_v2(); }
 
-GM_API int nvmlInitWithFlags(unsigned flags) {
-    (void)flags;
-    return nvmlInit_v2();
-}
+GM_API int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
 
 GM_API int nvmlShutdown(void) { return GM_SUCCESS; }
 
@@ -71,7 +68,6 @@ GM_API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 }
 
 GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {
-    (void)device;
     snprintf(out, length, "%s", gm_profile.name);
     return GM_SUCCESS;
 }
@@ -98,7 +94,6 @@ GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
 }
 
 GM_API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
-    (void)device;
     *major = gm_profile.major;
     *minor = gm_profile.minor;
     return GM_SUCCESS;
@@ -106,37 +101,31 @@ GM_API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *min
 
 /* Nothing runs: no share of time, no power, no warmth. The clock is the profile's, as cudaDeviceProp has it. */
 GM_API int nvmlDeviceGetUtilizationRates(void *device, unsigned *out) {
-    (void)device;
     out[0] = out[1] = 0; /* per cent of the time: kernels ran, memory was read or written */
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
-    (void)device;
     *milliwatts = 0;
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
-    (void)device, (void)sensor;
     *celsius = 0;
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetTemperatureV(void *device, struct temperature *out) {
-    (void)device;
     out->celsius = 0;
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetClockInfo(void *device, int type, unsigned *megahertz) {
-    (void)device, (void)type;
     *megahertz = (unsigned)gm_profile.clock_rate_khz / 1000;
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *infos) {
-    (void)device, (void)infos;
     *count = 0;
     return GM_SUCCESS;
 }
@@ -167,7 +156,6 @@ enum { LARGEST_FABRIC_INFO = 256 }; /* bytes; a caller that sets no version has 
 
 /* Such a device has no fabric. PyTorch 2.13 takes any other answer for an error, wherever segments are expandable. */
 GM_API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *out) {
-    (void)device;
     size_t size = out->version & 0xffffff;
     if (size < sizeof *out || size > LARGEST_FABRIC_INFO) return NVML_INVALID;
     memset((char *)out + sizeof out->version, 0, size - sizeof out->version);

@@ -31,17 +31,17 @@ static int delete_descriptor(void *d) {
 
 GM_API int cusolverDnCreate(void **out) { return gm_visible() ? new_descriptor(out) : SOLVER_NOT_INITIALIZED; }
 GM_API int cusolverDnDestroy(void *handle) { return delete_descriptor(handle); }
-GM_API int cusolverDnSetStream(void *handle, void *stream) { (void)handle, gm_work_next_on(stream); return GM_SUCCESS; }
+GM_API int cusolverDnSetStream(void *handle, void *stream) { gm_work_next_on(stream); return GM_SUCCESS; }
 GM_API int cusolverDnCreateParams(void **out) { return new_descriptor(out); }
 GM_API int cusolverDnDestroyParams(void *d) { return delete_descriptor(d); }
 GM_API int cusolverDnCreateGesvdjInfo(void **out) { return new_descriptor(out); }
 GM_API int cusolverDnDestroyGesvdjInfo(void *d) { return delete_descriptor(d); }
 GM_API int cusolverDnCreateSyevjInfo(void **out) { return new_descriptor(out); }
 GM_API int cusolverDnDestroySyevjInfo(void *d) { return delete_descriptor(d); }
-GM_API int cusolverDnXgesvdjSetTolerance(void *d, double tolerance) { (void)d, (void)tolerance; return GM_SUCCESS; }
-GM_API int cusolverDnXgesvdjSetMaxSweeps(void *d, int sweeps) { (void)d, (void)sweeps; return GM_SUCCESS; }
-GM_API int cusolverDnXgesvdjSetSortEig(void *d, int sorted) { (void)d, (void)sorted; return GM_SUCCESS; }
-GM_API int cusolverDnXsyevjSetSortEig(void *d, int sorted) { (void)d, (void)sorted; return GM_SUCCESS; }
+GM_API int cusolverDnXgesvdjSetTolerance(void *d, double tolerance) { return GM_SUCCESS; }
+GM_API int cusolverDnXgesvdjSetMaxSweeps(void *d, int sweeps) { return GM_SUCCESS; }
+GM_API int cusolverDnXgesvdjSetSortEig(void *d, int sorted) { return GM_SUCCESS; }
+GM_API int cusolverDnXsyevjSetSortEig(void *d, int sorted) { return GM_SUCCESS; }
 
 /* ---- workspaces, in elements ---- */
 
@@ -92,51 +92,40 @@ static int answer_bytes(size_t *device, size_t *host, uint64_t elements, int typ
 /* T: S, D, C or Z. The names of some functions differ between real and complex ones. */
 #define FOR_EVERY_TYPE(T)                                                                                            \
     GM_API int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a, int lda, int *out) {               \
-        (void)h, (void)uplo, (void)a, (void)lda;                                                                     \
         return answer_elements(out, block_column(n, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a, int lda, int *out) {                  \
-        (void)h, (void)n, (void)a, (void)lda;                                                                        \
         return answer_elements(out, block_column(m, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda, int *out) {                         \
-        (void)h, (void)a, (void)lda;                                                                                 \
         return answer_elements(out, block_column(n, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a, int lda, int *out) {                  \
-        (void)h, (void)m, (void)a, (void)lda;                                                                        \
         return answer_elements(out, block_column(n, QR_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *out) {                                    \
-        (void)h;                                                                                                     \
         return answer_elements(out, singular_values(m, n));                                                          \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdj_bufferSize(void *h, int jobz, int econ, int m, int n, const void *a, int lda,   \
                                                 const void *s, const void *u, int ldu, const void *v, int ldv,       \
                                                 int *out, void *parameters) {                                        \
-        (void)h, (void)econ, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v, (void)ldv, (void)parameters;  \
         return answer_elements(out, jacobi(m, n, jobz, 1));                                                          \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdjBatched_bufferSize(void *h, int jobz, int m, int n, const void *a, int lda,      \
                                                        const void *s, const void *u, int ldu, const void *v,         \
                                                        int ldv, int *out, void *parameters, int batch) {             \
-        (void)h, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v, (void)ldv, (void)parameters;              \
         return answer_elements(out, jacobi(m, n, jobz, batch));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdaStridedBatched_bufferSize(                                                       \
         void *h, int jobz, int rank, int m, int n, const void *a, int lda, long long sa, const void *s,              \
         long long ss, const void *u, int ldu, long long su, const void *v, int ldv, long long sv, int *out,          \
         int batch) {                                                                                                 \
-        (void)h, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss, (void)u, (void)ldu, (void)su;          \
-        (void)v, (void)ldv, (void)sv;                                                                                \
         return answer_elements(out, jacobi(m, n, jobz, batch));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdaStridedBatched(                                                                  \
         void *h, int jobz, int rank, int m, int n, const void *a, int lda, long long sa, void *s, long long ss,      \
         void *u, int ldu, long long su, void *v, int ldv, long long sv, void *work, int lwork, int *info,            \
         double *residuals, int batch) {                                                                              \
-        (void)h, (void)jobz, (void)rank, (void)m, (void)n, (void)a, (void)lda, (void)sa, (void)s, (void)ss, (void)u; \
-        (void)ldu, (void)su, (void)v, (void)ldv, (void)sv, (void)work, (void)lwork, (void)info;                      \
         if (residuals) memset(residuals, 0, sizeof *residuals * (size_t)positive(batch)); /* in host memory */       \
         return computed();                                                                                           \
     }                                                                                                                \
@@ -161,27 +150,22 @@ FOR_EVERY_TYPE(Z)
 #define FOR_EITHER_KIND(EV, Q)                                                                                      \
     GM_API int cusolverDn##EV##d_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,             \
                                             const void *w, int *out) {                                              \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w;                                                           \
         return answer_elements(out, divide_and_conquer(n, jobz));                                                   \
     }                                                                                                               \
     GM_API int cusolverDn##EV##j_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,             \
                                             const void *w, int *out, void *parameters) {                            \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                         \
         return answer_elements(out, jacobi(n, n, jobz, 1));                                                         \
     }                                                                                                               \
     GM_API int cusolverDn##EV##jBatched_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,      \
                                                    const void *w, int *out, void *parameters, int batch) {          \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                         \
         return answer_elements(out, jacobi(n, n, jobz, batch));                                                     \
     }                                                                                                               \
     GM_API int cusolverDn##Q##gqr_bufferSize(void *h, int m, int n, int k, const void *a, int lda, const void *tau, \
                                              int *out) {                                                            \
-        (void)h, (void)m, (void)k, (void)a, (void)lda, (void)tau;                                                   \
         return answer_elements(out, block_column(n, QR_BLOCK));                                                     \
     }                                                                                                               \
     GM_API int cusolverDn##Q##mqr_bufferSize(void *h, int side, int trans, int m, int n, int k, const void *a,      \
                                              int lda, const void *tau, const void *c, int ldc, int *out) {          \
-        (void)h, (void)trans, (void)k, (void)a, (void)lda, (void)tau, (void)c, (void)ldc;                           \
         return answer_elements(out, block_column(side == 0 ? n : m, QR_BLOCK)); /* CUBLAS_SIDE_LEFT */              \
     }                                                                                                               \
     GM_API int cusolverDn##EV##d(void) { return computed(); }                                                       \
@@ -199,28 +183,24 @@ FOR_EITHER_KIND(Zheev, Zun)
 
 GM_API int cusolverDnXpotrf_bufferSize(void *h, void *parameters, int uplo, int64_t n, int type, const void *a,
                                        int64_t lda, int compute, size_t *device, size_t *host) {
-    (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)compute;
     return answer_bytes(device, host, block_column(n, LU_BLOCK), type);
 }
 
 GM_API int cusolverDnXgeqrf_bufferSize(void *h, void *parameters, int64_t m, int64_t n, int type, const void *a,
                                        int64_t lda, int tau_type, const void *tau, int compute, size_t *device,
                                        size_t *host) {
-    (void)h, (void)parameters, (void)m, (void)a, (void)lda, (void)tau_type, (void)tau, (void)compute;
     return answer_bytes(device, host, block_column(n, QR_BLOCK), type);
 }
 
 GM_API int cusolverDnXsyevd_bufferSize(void *h, void *parameters, int jobz, int uplo, int64_t n, int type,
                                        const void *a, int64_t lda, int w_type, const void *w, int compute,
                                        size_t *device, size_t *host) {
-    (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w, (void)compute;
     return answer_bytes(device, host, divide_and_conquer(n, jobz), type);
 }
 
 GM_API int cusolverDnXsyevBatched_bufferSize(void *h, void *parameters, int jobz, int uplo, int64_t n, int type,
                                              const void *a, int64_t lda, int w_type, const void *w, int compute,
                                              size_t *device, size_t *host, int64_t batch) {
-    (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w, (void)compute;
     return answer_bytes(device, host, jacobi(n, n, jobz, batch), type);
 }
 
@@ -229,8 +209,6 @@ GM_API int cusolverDnXgeev_bufferSize(void *h, void *parameters, int left, int r
                                       const void *a, int64_t lda, int w_type, const void *w, int left_type,
                                       const void *vl, int64_t ldvl, int right_type, const void *vr, int64_t ldvr,
                                       int compute, size_t *device, size_t *host) {
-    (void)h, (void)parameters, (void)left, (void)right, (void)a, (void)lda, (void)w_type, (void)w, (void)left_type;
-    (void)vl, (void)ldvl, (void)right_type, (void)vr, (void)ldvr, (void)compute;
     return answer_bytes(device, host, 4 * positive(n) + block_column(n, QR_BLOCK), type);
 }
 
@@ -238,7 +216,6 @@ GM_API int cusolverDnXgeev_bufferSize(void *h, void *parameters, int left, int r
 GM_API int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t columns, int type, const void *a,
                                        int64_t lda, const int64_t *pivots, int b_type, void *b, int64_t ldb,
                                        size_t *device, size_t *host) {
-    (void)h, (void)uplo, (void)columns, (void)a, (void)lda, (void)pivots, (void)b_type, (void)b, (void)ldb;
     return answer_bytes(device, host, positive(n), type);
 }
 

@@ -61,8 +61,8 @@ static int read_back(void *out, size_t size) {
 
 GM_API int cusparseCreate(void **out) { return gm_visible() ? new_descriptor(out, 64) : SPARSE_NOT_INITIALIZED; }
 GM_API int cusparseDestroy(void *handle) { return delete_descriptor(handle); }
-GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, gm_work_next_on(stream); return GM_SUCCESS; }
-GM_API int cusparseSetPointerMode(void *handle, int mode) { (void)handle, (void)mode; return GM_SUCCESS; }
+GM_API int cusparseSetStream(void *handle, void *stream) { gm_work_next_on(stream); return GM_SUCCESS; }
+GM_API int cusparseSetPointerMode(void *handle, int mode) { return GM_SUCCESS; }
 GM_API const char *cusparseGetErrorString(int status) {
     return status == GM_SUCCESS               ? "success"
            : status == SPARSE_NOT_INITIALIZED ? "no GPU here: the virtual GPU is visible only in marked tests"
@@ -71,10 +71,10 @@ GM_API const char *cusparseGetErrorString(int status) {
 
 GM_API int cusparseCreateMatDescr(void **out) { return new_descriptor(out, 64); }
 GM_API int cusparseDestroyMatDescr(void *d) { return delete_descriptor(d); }
-GM_API int cusparseSetMatType(void *d, int type) { (void)d, (void)type; return GM_SUCCESS; }
-GM_API int cusparseSetMatFillMode(void *d, int mode) { (void)d, (void)mode; return GM_SUCCESS; }
-GM_API int cusparseSetMatDiagType(void *d, int type) { (void)d, (void)type; return GM_SUCCESS; }
-GM_API int cusparseSetMatIndexBase(void *d, int base) { (void)d, (void)base; return GM_SUCCESS; }
+GM_API int cusparseSetMatType(void *d, int type) { return GM_SUCCESS; }
+GM_API int cusparseSetMatFillMode(void *d, int mode) { return GM_SUCCESS; }
+GM_API int cusparseSetMatDiagType(void *d, int type) { return GM_SUCCESS; }
+GM_API int cusparseSetMatIndexBase(void *d, int base) { return GM_SUCCESS; }
 
 GM_API int cusparseCreateBsrsm2Info(void **out) { return new_descriptor(out, 64); }
 GM_API int cusparseDestroyBsrsm2Info(void *d) { return delete_descriptor(d); }
@@ -135,14 +135,12 @@ static uint64_t all_products(const sparse_matrix *a, const sparse_matrix *b, int
 
 GM_API int cusparseCreateCoo(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_indices,
                              void *column_indices, void *values, int index_type, int base, int type) {
-    (void)row_indices, (void)column_indices, (void)values, (void)base;
     return new_matrix(out, rows, columns, nonzeros, index_type, type);
 }
 
 GM_API int cusparseCreateCsr(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_offsets,
                              void *column_indices, void *values, int offset_type, int index_type, int base,
                              int type) {
-    (void)row_offsets, (void)column_indices, (void)values, (void)offset_type, (void)base;
     return new_matrix(out, rows, columns, nonzeros, index_type, type);
 }
 
@@ -166,7 +164,6 @@ static int new_dense(dense_matrix **out, int64_t elements, int type) {
 
 GM_API int cusparseCreateDnMat(dense_matrix **out, int64_t rows, int64_t columns, int64_t leading, void *values,
                                int type, int order) {
-    (void)leading, (void)values, (void)order;
     return new_dense(out, rows * columns, type);
 }
 
@@ -174,7 +171,6 @@ GM_API int cusparseDestroyDnMat(void *d) { return delete_descriptor(d); }
 GM_API int cusparseDnMatSetStridedBatch(void) { return GM_SUCCESS; }
 
 GM_API int cusparseCreateDnVec(dense_matrix **out, int64_t size, void *values, int type) {
-    (void)values;
     return new_dense(out, size, type);
 }
 
@@ -184,46 +180,39 @@ GM_API int cusparseDestroyDnVec(void *d) { return delete_descriptor(d); }
 
 GM_API int cusparseSpMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a, void *b,
                                    const void *beta, const dense_matrix *c, int type, int algorithm, size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)b, (void)beta, (void)algorithm;
     return workspace(size, copy_of(a) + dense_copy(c, type));
 }
 
 GM_API int cusparseSDDMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, void *a, void *b,
                                     const void *beta, const sparse_matrix *c, int type, int algorithm, size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)type, (void)algorithm;
     return workspace(size, copy_of(c));
 }
 
 GM_API int cusparseSpMV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, void *x,
                                    const void *beta, const dense_matrix *y, int type, int algorithm, size_t *size) {
-    (void)h, (void)op, (void)alpha, (void)x, (void)beta, (void)algorithm;
     return workspace(size, copy_of(a) + dense_copy(y, type));
 }
 
 GM_API int cusparseSpSV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, const dense_matrix *x,
                                    const dense_matrix *y, int type, int algorithm, void *d, size_t *size) {
-    (void)h, (void)op, (void)alpha, (void)algorithm, (void)d;
     return workspace(size, copy_of(a) + dense_copy(x, type) + dense_copy(y, type));
 }
 
 GM_API int cusparseSpSM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
                                    const dense_matrix *b, const dense_matrix *c, int type, int algorithm, void *d,
                                    size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)algorithm, (void)d;
     return workspace(size, copy_of(a) + dense_copy(b, type) + dense_copy(c, type));
 }
 
 GM_API int cusparseSpGEMM_workEstimation(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
                                          const sparse_matrix *b, const void *beta, void *c, int type, int algorithm,
                                          void *d, size_t *size, void *buffer) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)c, (void)type, (void)algorithm, (void)d;
     return buffer ? computed() : workspace(size, copy_of(a) + copy_of(b));
 }
 
 GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
                                   const sparse_matrix *b, const void *beta, sparse_matrix *c, int type, int algorithm,
                                   void *d, size_t *size, void *buffer) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)algorithm, (void)d;
     c->computed = true;
     return buffer ? computed() : workspace(size, all_products(a, b, type));
 }
@@ -262,22 +251,17 @@ enum { SIZE_OF_S = 4, SIZE_OF_D = 8, SIZE_OF_C = 8, SIZE_OF_Z = 16 };
     GM_API int cusparse##T##bsrsm2_bufferSize(void *h, int direction, int a_op, int x_op, int mb, int n, int blocks, \
                                               void *d, void *values, const int *rows, const int *columns, int block, \
                                               void *info, int *size) {                                               \
-        (void)h, (void)direction, (void)a_op, (void)x_op, (void)n, (void)d, (void)values, (void)rows, (void)columns; \
-        (void)info;                                                                                                  \
         return block_workspace(size, mb, blocks, block, SIZE_OF_##T);                                                \
     }                                                                                                                \
     GM_API int cusparse##T##bsrsv2_bufferSize(void *h, int direction, int op, int mb, int blocks, void *d,           \
                                               void *values, const int *rows, const int *columns, int block,          \
                                               void *info, int *size) {                                               \
-        (void)h, (void)direction, (void)op, (void)d, (void)values, (void)rows, (void)columns, (void)info;            \
         return block_workspace(size, mb, blocks, block, SIZE_OF_##T);                                                \
     }                                                                                                                \
     GM_API int cusparse##T##csrgeam2_bufferSizeExt(                                                                  \
         void *h, int m, int n, const void *alpha, void *ad, int ac, const void *av, const int *ar, const int *ai,    \
         const void *beta, void *bd, int bc, const void *bv, const int *br, const int *bi, void *cd, const void *cv,  \
         const int *cr, const int *ci, size_t *size) {                                                                \
-        (void)h, (void)alpha, (void)ad, (void)av, (void)ar, (void)ai, (void)beta, (void)bd, (void)bv, (void)br;      \
-        (void)bi, (void)cd, (void)cv, (void)cr, (void)ci;                                                            \
         const sparse_matrix a = {m, n, ac, sizeof(int), SIZE_OF_##T, false};                                         \
         const sparse_matrix b = {m, n, bc, sizeof(int), SIZE_OF_##T, false};                                         \
         return workspace(size, copy_of(&a) + copy_of(&b));                                                           \
@@ -290,8 +274,6 @@ FOR_EVERY_TYPE(Z)
 
 GM_API int cusparseXcsrgeam2Nnz(void *h, int m, int n, void *ad, int ac, const int *ar, const int *ai, void *bd,
                                 int bc, const int *br, const int *bi, void *cd, int *cr, int *total, void *work) {
-    (void)h, (void)m, (void)n, (void)ad, (void)ac, (void)ar, (void)ai, (void)bd, (void)bc, (void)br, (void)bi;
-    (void)cd, (void)cr, (void)work;
     return read_back(total, sizeof *total);
 }
 
@@ -301,8 +283,8 @@ static int no_zero_pivot(int *position) {
     return GM_SUCCESS;
 }
 
-GM_API int cusparseXbsrsm2_zeroPivot(void *h, void *d, int *at) { (void)h, (void)d; return no_zero_pivot(at); }
-GM_API int cusparseXbsrsv2_zeroPivot(void *h, void *d, int *at) { (void)h, (void)d; return no_zero_pivot(at); }
+GM_API int cusparseXbsrsm2_zeroPivot(void *h, void *d, int *at) { return no_zero_pivot(at); }
+GM_API int cusparseXbsrsv2_zeroPivot(void *h, void *d, int *at) { return no_zero_pivot(at); }
 
 /* ---- conversions ---- */
 
@@ -314,13 +296,11 @@ static int sort_workspace(size_t *size, int rows, int columns, int nonzeros) {
 
 GM_API int cusparseXcoosort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
                                           size_t *size) {
-    (void)h, (void)rows, (void)columns;
     return sort_workspace(size, m, n, nonzeros);
 }
 
 GM_API int cusparseXcsrsort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
                                           size_t *size) {
-    (void)h, (void)rows, (void)columns;
     return sort_workspace(size, m, n, nonzeros);
 }
 
@@ -336,11 +316,10 @@ typedef struct {
     int32_t type;
 } lt_matrix;
 
-GM_API int cusparseLtInit(void *handle) { (void)handle; return computed(); }
+GM_API int cusparseLtInit(void *handle) { return computed(); }
 
 GM_API int cusparseLtDenseDescriptorInit(const void *h, lt_matrix *m, int64_t rows, int64_t columns, int64_t leading,
                                          uint32_t alignment, int type, int order) {
-    (void)h, (void)leading, (void)alignment, (void)order;
     *m = (lt_matrix){rows, columns, type};
     return GM_SUCCESS;
 }
@@ -348,7 +327,6 @@ GM_API int cusparseLtDenseDescriptorInit(const void *h, lt_matrix *m, int64_t ro
 GM_API int cusparseLtStructuredDescriptorInit(const void *h, lt_matrix *m, int64_t rows, int64_t columns,
                                               int64_t leading, uint32_t alignment, int type, int order,
                                               int sparsity) {
-    (void)h, (void)leading, (void)alignment, (void)order, (void)sparsity;
     *m = (lt_matrix){rows, columns, type};
     return GM_SUCCESS;
 }
@@ -356,7 +334,6 @@ GM_API int cusparseLtStructuredDescriptorInit(const void *h, lt_matrix *m, int64
 /* Half of the values, and two bits for the place of each (cuSPARSELt, "structured sparsity"); cudaDataType 0 is
  * float, 3 and 8 are 8-bit integers, 28 and 29 8-bit floats, 2 and 14 16-bit ones. */
 GM_API int cusparseLtSpMMACompressedSize2(const void *h, const lt_matrix *m, size_t *size, size_t *buffer) {
-    (void)h;
     size_t values = (size_t)(m->rows * m->columns) / 2;
     *size = values * (size_t)element_size(m->type) + (values + 3) / 4;
     return workspace(buffer, *size);
@@ -369,27 +346,23 @@ typedef struct {
 
 GM_API int cusparseLtMatmulDescriptorInit(const void *h, lt_product *product, int a_op, int b_op, const void *a,
                                           const void *b, const void *c, const lt_matrix *result, int type) {
-    (void)h, (void)a_op, (void)b_op, (void)a, (void)b, (void)c, (void)type;
     product->elements = result->rows * result->columns;
     return GM_SUCCESS;
 }
 
 GM_API int cusparseLtMatmulPlanInit(const void *h, lt_product *plan, const lt_product *product,
                                     const void *selection) {
-    (void)h, (void)selection;
     *plan = *product;
     return GM_SUCCESS;
 }
 
 /* At most the result in float, as for partial sums. */
 GM_API int cusparseLtMatmulGetWorkspace(const void *h, const lt_product *plan, size_t *size) {
-    (void)h;
     return workspace(size, (uint64_t)plan->elements * sizeof(float));
 }
 
 GM_API int cusparseLtMatmulAlgGetAttribute(const void *h, const void *selection, int attribute, void *data,
                                            size_t size) {
-    (void)h, (void)selection;
     memset(data, 0, size);
     if (attribute == 1 && size == sizeof(int)) *(int *)data = 1; /* ..._ALG_CONFIG_MAX_ID: one algorithm, 0 */
     return GM_SUCCESS;

@@ -77,14 +77,12 @@ static int set(void *address, int value, size_t size, bool later) {
 }
 
 GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
-    (void)kind;
     gm_count_wait();
     gm_await_stream(NULL);
     return gm_error(copy(to, from, size, false));
 }
 
 GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
-    (void)kind;
     bool later = captured(on);
     if (!later && gm_owner(to) == GM_PAGEABLE) gm_await_stream(on); /* such a copy has ended when the call returns */
     return gm_error(copy(to, from, size, later));
@@ -92,7 +90,6 @@ GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, vo
 
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                              size_t height, int kind, void *on) {
-    (void)kind;
     bool later = captured(on);
     for (size_t row = 0; row < height; row++) {
         int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, later);
@@ -102,17 +99,10 @@ GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t
 }
 
 GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *on) {
-    (void)to_device;
-    (void)from_device;
     return gm_error(copy(to, from, size, captured(on)));
 }
 
 GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
-    (void)symbol;
-    (void)from;
-    (void)size;
-    (void)offset;
-    (void)kind;
     return GM_SUCCESS;
 }
 

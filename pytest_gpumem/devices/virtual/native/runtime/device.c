@@ -276,10 +276,7 @@ GM_API int cudaGetDevice(int *device) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaSetDeviceFlags(unsigned flags) {
-    (void)flags;
-    return GM_SUCCESS;
-}
+GM_API int cudaSetDeviceFlags(unsigned flags) { return GM_SUCCESS; }
 
 GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     if (no_such_device(device) || no_such_device(peer)) return gm_error(GM_INVALID_DEVICE);
@@ -289,7 +286,6 @@ GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 
 GM_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     static atomic_uint enabled[GM_MAX_DEVICES];
-    (void)flags;
     if (no_such_device(peer) || peer == gm_current_device()) return gm_error(GM_INVALID_DEVICE);
     unsigned enabled_before = atomic_fetch_or(&enabled[gm_current_device()], 1u << peer);
     return gm_error(enabled_before >> peer & 1u ? GM_CONTEXT_IS_CURRENT : GM_SUCCESS);

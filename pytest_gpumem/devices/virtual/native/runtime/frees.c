@@ -13,6 +13,6 @@ int gm_free_any(void *address) { return gm_owner(address) == GM_MANAGED ? gm_man
 GM_API int cudaFree(void *address) { return gm_error(gm_free_any(address)); }
 
 GM_API int cudaFreeAsync(void *address, void *stream) {
-    (void)stream; /* streams are always idle */
+    /* streams are always idle */
     return gm_error(gm_free(address));
 }

@@ -250,7 +250,6 @@ GM_API int cudaGraphNodeGetDependencies(const graph_node *node, void **nodes, vo
 }
 
 GM_API int cudaGraphNodeGetDependencies_v2(const graph_node *node, void **nodes, void *data, size_t *count) {
-    (void)data;
     return gm_error(node ? list(node->dependencies, node->count, nodes, count) : GM_INVALID_VALUE);
 }
 

@@ -21,10 +21,7 @@ int gm_host_alloc(void **address, size_t size) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaHostAlloc(void **address, size_t size, unsigned flags) {
-    (void)flags;
-    return gm_error(gm_host_alloc(address, size));
-}
+GM_API int cudaHostAlloc(void **address, size_t size, unsigned flags) { return gm_error(gm_host_alloc(address, size)); }
 
 GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(gm_host_alloc(address, size)); }
 
@@ -38,7 +35,6 @@ int gm_host_free(void *address) {
 GM_API int cudaFreeHost(void *address) { return gm_error(gm_host_free(address)); }
 
 GM_API int cudaHostRegister(void *address, size_t size, unsigned flags) {
-    (void)flags;
     if (!address || !size) return gm_error(GM_INVALID_VALUE);
     bool ok = gm_addresses_add((uintptr_t)address, size, GM_PINNED, GM_FROM_HOST_REGISTER);
     return gm_error(ok ? GM_SUCCESS : GM_HOST_ALREADY_REGISTERED);
@@ -51,7 +47,6 @@ GM_API int cudaHostUnregister(void *address) {
 }
 
 GM_API int cudaHostGetDevicePointer(void **device, void *host, unsigned flags) {
-    (void)flags;
     *device = host;
     return GM_SUCCESS;
 }

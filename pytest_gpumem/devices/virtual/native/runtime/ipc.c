@@ -83,7 +83,6 @@ static int open_at(int place, const ipc_handle *handle) {
 }
 
 GM_API int cudaIpcOpenMemHandle(void **out, ipc_handle handle, unsigned flags) {
-    (void)flags;
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);
     if (handle.fields.magic != MEMORY_MAGIC || !handle.fields.size) return gm_error(GM_INVALID_VALUE);
     if (handle.fields.device < 0 || handle.fields.device >= gm_visible_devices()) return gm_error(GM_INVALID_DEVICE);

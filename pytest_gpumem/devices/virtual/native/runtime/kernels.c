@@ -36,7 +36,6 @@ static int architecture(void) {
 }
 
 GM_API int cudaFuncGetAttributes(func_attributes *attributes, const void *function) {
-    (void)function;
     memset(attributes, 0, sizeof *attributes);
     attributes->max_threads_per_block = 1024;
     attributes->registers = 32;
@@ -48,8 +47,6 @@ GM_API int cudaFuncGetAttributes(func_attributes *attributes, const void *functi
 
 GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int block_size,
                                                                   size_t shared, unsigned flags) {
-    (void)function;
-    (void)flags;
     if (block_size <= 0) return gm_error(GM_INVALID_VALUE);
     int count = gm_profile.max_threads_per_sm / block_size;
     if (count > gm_profile.max_blocks_per_sm) count = gm_profile.max_blocks_per_sm;

@@ -95,7 +95,6 @@ static int launched(dim3 grid, dim3 block, size_t shared, void *on) {
 }
 
 GM_API int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    (void)args;
     return is_idle(function) ? launched_idle(grid, block, shared, on) : launched(grid, block, shared, on);
 }
 
@@ -105,7 +104,6 @@ GM_API int __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **
 
 GM_API int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
                                        void *on) {
-    (void)function, (void)args;
     return launched(grid, block, shared, on);
 }
 
@@ -117,29 +115,20 @@ typedef struct {
 } launch_config;
 
 GM_API int cudaLaunchKernelExC(const launch_config *config, const void *function, void **args) {
-    (void)function, (void)args;
     if (!config) return gm_error(GM_INVALID_VALUE);
     return launched(config->grid, config->block, config->shared, config->on);
 }
 
-GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
-    (void)function, (void)attribute, (void)value;
-    return GM_SUCCESS;
-}
+GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) { return GM_SUCCESS; }
 
-GM_API int cudaFuncSetCacheConfig(const void *function, int config) {
-    (void)function, (void)config;
-    return GM_SUCCESS;
-}
+GM_API int cudaFuncSetCacheConfig(const void *function, int config) { return GM_SUCCESS; }
 
 GM_API int cudaLaunchHostFunc(void *on, void (*function)(void *), void *data) {
-    (void)on;
     function(data);
     return GM_SUCCESS;
 }
 
 GM_API int cudaStreamAddCallback(void *on, void (*callback)(void *, int, void *), void *data, unsigned flags) {
-    (void)flags;
     callback(on, GM_SUCCESS, data);
     return GM_SUCCESS;
 }
@@ -178,30 +167,23 @@ GM_API int __cudaGetKernel(const void **kernel, const void *function) {
 
 GM_API void **__cudaRegisterFatBinary(void *binary) {
     static void *handle;
-    (void)binary;
     return &handle;
 }
 
-GM_API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+GM_API void __cudaRegisterFatBinaryEnd(void **handle) { }
 
-GM_API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+GM_API void __cudaUnregisterFatBinary(void **handle) { }
 
 GM_API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
                                    void *tid, void *bid, void *block, void *grid, int *warp) {
     note_kernel(host, name);
-    (void)handle, (void)device, (void)limit;
-    (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
 }
 
 GM_API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
                               int constant, int global) {
-    (void)handle, (void)host, (void)device, (void)name, (void)external, (void)size, (void)constant, (void)global;
 }
 
-GM_API char __cudaInitModule(void **handle) {
-    (void)handle;
-    return 1;
-}
+GM_API char __cudaInitModule(void **handle) { return 1; }
 
 GM_API int cudaProfilerStart(void) { return GM_SUCCESS; }
 

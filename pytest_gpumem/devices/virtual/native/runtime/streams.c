@@ -278,7 +278,6 @@ void gm_await_stream(void *handle) { gm_order_host_waits_for_stream(&stream_of(h
 /* ---- events ---- */
 
 GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
-    (void)flags;
     event *e = calloc(1, sizeof *e);
     if (!e) return gm_error(GM_OUT_OF_MEMORY);
     e->device = gm_current_device();
@@ -523,7 +522,6 @@ GM_API int cudaStreamUpdateCaptureDependencies(void *handle, void *const *nodes,
 
 GM_API int cudaStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const void *data, size_t count,
                                                   unsigned flags) {
-    (void)data;
     return gm_error(update_dependencies(handle, nodes, count, flags));
 }
 
