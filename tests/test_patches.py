@@ -169,6 +169,8 @@ def by_hand(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete)):
             for target in targets:
                 for part in getattr(target, "elts", [target]):
+                    if ast.unparse(part).startswith("vars("):
+                        yield ast.unparse(node)
                     if any(name in foreign for name in chain(part)[:-1]):
                         yield ast.unparse(node)
 
@@ -183,6 +185,7 @@ def by_hand(tree):
         ("config = sys.modules.get(NAME)\nconfig.limit = 3", True),
         ("import torch\nself._torch = torch\nself._torch.cuda.count = None", True),
         ("setattr(owner, name, value)", True),
+        ('vars(owner)["name"] = value', True),
         ("from torch import nn\nself.torch = nn.Linear(3, 3)", False),
         ("from pytest_gpumem import sizes\nsizes.value = 3", False),
     ],

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +95,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
         unsupported = library.unsupported()
         if unsupported:
             found["status"], found["unsupported"] = "unsupported", unsupported
-        found["convolutions"] = asdict(library.convolutions())
+        found["convolutions"] = library.convolutions()._asdict()
         found["readbacks"] = library.counters().readbacks
     return found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual.library import Convolutions, SizeCounts
+from pytest_gpumem.patches import Patch
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
+BENCHMARK: Final = Patch(
+    "torch.backends.cudnn",
+    "benchmark.setter",
+    reason="PyTorch keeps no plan that was timed",
+)
 MIN_CUDNN: Final = 90800
 """the first cuDNN that plans for a device that the machine has not, by its release notes"""
 
@@ -58,7 +65,7 @@ def keep_no_timed_plans(torch: ModuleType) -> None:
             keep_no_plans()
         set_benchmark(value)
 
-    vars(switch)["setter"] = set_and_keep_none
+    BENCHMARK.on(switch, "setter", set_and_keep_none)
 
 
 class ConvolutionWatch:
@@ -88,11 +95,11 @@ class ConvolutionWatch:
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known, of cuDNN and of every library."""
-        return self._library.size_counts() - self._sizes_at_start
+        return SizeCounts(*map(sub, self._library.size_counts(), self._sizes_at_start))
 
     def counts(self) -> Convolutions:
         """Return how often cuDNN's plans ran."""
-        return self._library.convolutions() - self._start
+        return Convolutions(*map(sub, self._library.convolutions(), self._start))
 
     def range_reason(self) -> str:
         """Return the choice of cuDNN's that is not known, of workspaces that lie in a range."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.base import AllocatorEvent, Workspace, WorkspaceUse
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 _READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
-_WORDS: Final = {count: ctypes.c_uint64 * count for count in (2, 4, 5)}
-"""kept, as ctypes makes each such class anew once the last one has died, by a collection"""
+
+@functools.cache
+def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    """Return the class of an array; ctypes makes each anew once the last such one has died."""
+    return ctypes.c_uint64 * count
+
 
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
@@ -127,24 +131,6 @@ class _AnswerStruct(ctypes.Structure):
     )
 
 
-class _AccountStruct(ctypes.Structure):
-    """``gm_account``."""
-
-    _fields_ = (
-        ("charged", ctypes.c_uint64),
-        ("peak_charged", ctypes.c_uint64),
-        ("mallocs", ctypes.c_uint64),
-        ("frees", ctypes.c_uint64),
-        ("failures", ctypes.c_uint64),
-    )
-
-
-class _ManagedStruct(ctypes.Structure):
-    """``gm_managed``."""
-
-    _fields_ = (("bytes", ctypes.c_uint64), ("peak_bytes", ctypes.c_uint64))
-
-
 class EstimatedLibrary(NamedTuple):
     """A library whose sizes its maker does not document: native/base/estimated_libraries.h."""
 
@@ -155,51 +141,41 @@ class EstimatedLibrary(NamedTuple):
     """where its sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
 
 
-@dataclass(frozen=True)
-class Values:
-    """The bytes that device memory holds.
-
-    Attributes:
-        known: bytes that a real GPU would hold there too.
-        backed: bytes of pages that may take the host's memory.
-    """
+class Values(NamedTuple):
+    """The bytes that device memory holds."""
 
     known: int
+    """bytes that a real GPU would hold there too"""
     backed: int
+    """bytes of pages that may take the host's memory"""
 
 
-@dataclass(frozen=True)
-class CopyFaults:
-    """The queued copies to the host that an operator did not make as they were queued.
-
-    Attributes:
-        left: copies that were queued and not made.
-        strays: copies of a size that no form of the next queued one has.
-        stray_size: bytes of the first stray.
-        expected_size: bytes of the last form that was queued in its place.
-    """
+class CopyFaults(NamedTuple):
+    """The queued copies to the host that an operator did not make as they were queued."""
 
     left: int = 0
+    """copies that were queued and not made"""
     strays: int = 0
+    """copies of a size that no form of the next queued one has"""
     stray_size: int = 0
+    """bytes of the first stray"""
     expected_size: int = 0
+    """bytes of the last form that was queued in its place"""
 
     def __bool__(self) -> bool:
         """Return whether there was any fault."""
         return bool(self.left or self.strays)
 
 
-@dataclass(frozen=True)
-class Managed:
+class Managed(NamedTuple):
     """Managed memory of this process in bytes: it lies beside the devices' accounts."""
 
     bytes: int
     peak_bytes: int
 
 
-@dataclass(frozen=True)
-class Account:
-    """One virtual device's memory in bytes, and the number of its calls."""
+class Account(NamedTuple):
+    """``gm_account``: one virtual device's memory in bytes, and the number of its calls."""
 
     charged: int
     peak_charged: int
@@ -208,8 +184,7 @@ class Account:
     failures: int
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """Counts of this process: kernel launches, copies to the host and their bytes."""
 
     launches: int
@@ -217,59 +192,32 @@ class Counters:
     readback_bytes: int
 
 
-@dataclass(frozen=True)
-class SizeCounts:
-    """How many sizes of workspaces were not known in this process.
-
-    Attributes:
-        smaller: those that may be smaller than they were taken.
-        larger: those that may be larger.
-        choices: of plans of cuDNN's that PyTorch timed; the one with the largest workspace is kept.
-        bounded: of the larger, those that were taken as zero for want of an estimate.
-    """
+class SizeCounts(NamedTuple):
+    """How many sizes of workspaces were not known in this process."""
 
     smaller: int = 0
+    """those that may be smaller than they were taken"""
     larger: int = 0
+    """those that may be larger"""
     choices: int = 0
+    """of plans of cuDNN's that PyTorch timed; the one with the largest workspace is kept"""
     bounded: int = 0
-
-    def __sub__(self, start: SizeCounts) -> SizeCounts:
-        """Return how many were not known since an earlier count."""
-        return SizeCounts(
-            self.smaller - start.smaller,
-            self.larger - start.larger,
-            self.choices - start.choices,
-            self.bounded - start.bounded,
-        )
+    """of the larger, those that were taken as zero for want of an estimate"""
 
 
-@dataclass(frozen=True)
-class Convolutions:
-    """How often cuDNN's plans ran in this process.
-
-    Attributes:
-        unknown: convolutions with a workspace that cuDNN could not be asked for; taken as zero.
-        asked: of convolutions and attention, with the workspace that cuDNN names.
-        astray: of these, on another card than PyTorch had the plan made for.
-        ranged: questions for a convolution's workspace that lies in a range.
-        unfit: how often that found no room, so that PyTorch took the next plan.
-    """
+class Convolutions(NamedTuple):
+    """How often cuDNN's plans ran in this process."""
 
     unknown: int = 0
+    """convolutions with a workspace that cuDNN could not be asked for; taken as zero"""
     asked: int = 0
+    """of convolutions and attention, with the workspace that cuDNN names"""
     astray: int = 0
+    """of these, on another card than PyTorch had the plan made for"""
     ranged: int = 0
+    """questions for a convolution's workspace that lies in a range"""
     unfit: int = 0
-
-    def __sub__(self, start: Convolutions) -> Convolutions:
-        """Return the plans that ran since an earlier count."""
-        return Convolutions(
-            self.unknown - start.unknown,
-            self.asked - start.asked,
-            self.astray - start.astray,
-            self.ranged - start.ranged,
-            self.unfit - start.unfit,
-        )
+    """how often that found no room, so that PyTorch took the next plan"""
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:
@@ -277,7 +225,10 @@ def _check_layouts(library: ctypes.CDLL) -> None:
 
     A library that an older version left behind would read past them, or write past them.
     """
-    for name, mirror in (("card", _CardStruct), ("account", _AccountStruct)):
+    for name, expected_size in (
+        ("card", ctypes.sizeof(_CardStruct)),
+        ("account", ctypes.sizeof(ctypes.c_uint64) * len(Account._fields)),
+    ):
         try:
             function = getattr(library, f"gpumem_{name}_size")
         except AttributeError:
@@ -285,14 +236,14 @@ def _check_layouts(library: ctypes.CDLL) -> None:
         else:
             function.restype = ctypes.c_uint64
             size = function()
-        if size != ctypes.sizeof(mirror):
+        if size != expected_size:
             message = (
                 f"{native.LIBRARY} was built from the sources of another version "
-                f"(its gm_{name} has {size} bytes, Python's {ctypes.sizeof(mirror)})"
+                f"(its gm_{name} has {size} bytes, Python's {expected_size})"
             )
             raise OSError(message)
     for name, expected in (("value_limits", LIMITS), ("capacities", CAPACITIES)):
-        answered = (ctypes.c_uint64 * len(expected))()
+        answered = _words(len(expected))()
         if hasattr(library, f"gpumem_{name}"):
             getattr(library, f"gpumem_{name}")(answered)
         if tuple(answered) != expected:
@@ -328,8 +279,7 @@ class NativeLibrary:
             for row in rows[:count]
         ]
         """the libraries whose sizes are estimates"""
-        self._guess_array = ctypes.c_uint64 * count
-        for name in (*("largest_convolution", "launches", "guessed", "value_budget"),):
+        for name in ("largest_convolution", "launches", "guessed", "value_budget"):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         word = ctypes.c_uint64
         self.thread_writes: Callable[[], int] = self._function("thread_writes", word)
@@ -370,6 +320,12 @@ class NativeLibrary:
         function = getattr(self._lib, f"gpumem_{name}")
         function.restype, function.argtypes = returns, takes
         return function
+
+    def _figures(self, name: str, count: int, *args: object) -> Sequence[int]:
+        """Return the figures that a function writes into the array that is its last argument."""
+        figures = _words(count)()
+        getattr(self._lib, f"gpumem_{name}")(*args, figures)
+        return list(figures)
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
         """Compare the functions that torch's libraries in a folder link with those answered."""
@@ -461,15 +417,11 @@ class NativeLibrary:
 
     def account(self, device: int) -> Account:
         """Return a device's accounts."""
-        raw = _AccountStruct()
-        self._lib.gpumem_account(device, ctypes.byref(raw))
-        return Account(raw.charged, raw.peak_charged, raw.mallocs, raw.frees, raw.failures)
+        return Account(*self._figures("account", 5, device))
 
     def managed(self) -> Managed:
         """Return how much managed memory there is (``cudaMallocManaged``)."""
-        raw = _ManagedStruct()
-        self._lib.gpumem_managed(ctypes.byref(raw))
-        return Managed(raw.bytes, raw.peak_bytes)
+        return Managed(*self._figures("managed", 2))
 
     def forget_managed_peak(self) -> None:
         """Let managed memory count its peak from now on."""
@@ -477,9 +429,7 @@ class NativeLibrary:
 
     def values(self) -> Values:
         """Return how many bytes of device memory are known, and how many the host gives."""
-        raw = _WORDS[2]()
-        self._lib.gpumem_values(raw)
-        return Values(*raw)
+        return Values(*self._figures("values", 2))
 
     def set_value_limits(self, largest: int, budget: int, backed: int) -> None:
         """Set the limits of values from now on; :class:`ValueLimits` documents them."""
@@ -517,9 +467,7 @@ class NativeLibrary:
 
     def drop_queued_copies(self) -> CopyFaults:
         """Empty this thread's queue; return the faults since the last call."""
-        raw = _WORDS[4]()
-        self._lib.gpumem_drop_queued_copies(raw)
-        return CopyFaults(*raw)
+        return CopyFaults(*self._figures("drop_queued_copies", 4))
 
     def forget_peak(self, device: int) -> None:
         """Let a device's account count its peak from now on."""
@@ -527,9 +475,7 @@ class NativeLibrary:
 
     def counters(self) -> Counters:
         """Return the counts of this process so far."""
-        raw = _WORDS[2]()
-        self._lib.gpumem_readbacks(raw)
-        return Counters(int(self._lib.gpumem_launches()), *raw)
+        return Counters(int(self._lib.gpumem_launches()), *self._figures("readbacks", 2))
 
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` at every copy of unknown bytes to the host.
@@ -566,9 +512,7 @@ class NativeLibrary:
 
     def convolutions(self) -> Convolutions:
         """Return how often cuDNN's plans ran in this process so far."""
-        raw = _WORDS[5]()
-        self._lib.gpumem_convolutions(raw)
-        return Convolutions(*raw)
+        return Convolutions(*self._figures("convolutions", 5))
 
     def switch_emptying(self, function: object) -> None:
         """Set the C function by which PyTorch's emptying of its cache after timing is switched."""
@@ -631,9 +575,8 @@ class NativeLibrary:
         Returns:
             also how many events of the allocator of pinned memory.
         """
-        raw = _WORDS[2]()
-        self._lib.gpumem_early_answers(raw)
-        return raw[0], raw[1]
+        tensors, pinned = self._figures("early_answers", 2)
+        return tensors, pinned
 
     def forget_allocator_events(self) -> None:
         """Forget such events: a run begins."""
@@ -641,9 +584,7 @@ class NativeLibrary:
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""
-        raw = _WORDS[4]()
-        self._lib.gpumem_uncertain_sizes(raw)
-        return SizeCounts(*raw)
+        return SizeCounts(*self._figures("uncertain_sizes", 4))
 
     def cudnn_found(self) -> int:
         """Return the version of the cuDNN to ask (90501 is 9.5.1), 0 without one."""
@@ -657,9 +598,8 @@ class NativeLibrary:
         total, questions = self._guesses
         new_total = self._lib.gpumem_guessed()
         if new_total != total:
-            counts = self._guess_array()
-            self._lib.gpumem_guesses(counts)
-            questions = dict(zip((row.name for row in self.estimated), counts, strict=True))
+            names = [row.name for row in self.estimated]
+            questions = dict(zip(names, self._figures("guesses", len(names)), strict=True))
             self._guesses = new_total, questions
         return questions
 

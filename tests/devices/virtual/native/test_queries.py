@@ -360,13 +360,19 @@ def test_a_context_reserved_for_the_card_is_not_free(tmp_path):
     assert library.memory_info() == (54 * MIB, 64 * MIB)
 
 
-@pytest.mark.parametrize("mirror", ["card", "account"])
-def test_a_library_of_another_version_is_refused(tmp_path, monkeypatch, mirror):
-    class Longer(ctypes.Structure):
-        _fields_ = (("bytes", ctypes.c_char * 1000),)
+class Longer(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * 1000),)
 
-    monkeypatch.setattr(f"pytest_gpumem.devices.virtual.library._{mirror.title()}Struct", Longer)
-    with pytest.raises(OSError, match=rf"another version \(its gm_{mirror} has \d+ .* 1000\)"):
+
+def test_a_library_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.devices.virtual.library._CardStruct", Longer)
+    with pytest.raises(OSError, match=r"another version \(its gm_card has \d+ .* 1000\)"):
+        private_library(tmp_path)
+
+
+def test_a_library_with_other_accounts_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.devices.virtual.library.Account._fields", ("charged",))
+    with pytest.raises(OSError, match=r"another version \(its gm_account has 40 .* 8\)"):
         private_library(tmp_path)
 
 
