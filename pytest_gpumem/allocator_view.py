@@ -46,9 +46,7 @@ BINDINGS: Final = Patch(
     reason="code under test reads the allocator's figures as if nothing were measured",
 )
 LAZY_MODULES: Final = Patch(
-    "torch",
-    "_lazy_modules",
-    reason="a snapshot imports no Inductor for a program that has not",
+    "torch", "_lazy_modules", reason="a snapshot imports no Inductor for a program that has not"
 )
 CONTEXTS: Final = (None, "state", "alloc", "all")
 """contexts of a history, each with the frames of those before"""

@@ -259,9 +259,7 @@ def _one_rank(spec: MemorySpec) -> MemorySpec:
     call_text = f"@pytest.mark.gpu_memory({call_text})"
     if size is None:
         raise SpecError(
-            call_text,
-            "rank needs world_size",
-            f"write world_size={rank + 1 if rank else 8}",
+            call_text, "rank needs world_size", f"write world_size={rank + 1 if rank else 8}"
         )
     if spec.devices > 1:
         raise SpecError(

@@ -92,9 +92,7 @@ def _read_report(path: str) -> Source:
     return Source(path, figures, remarks, out_of_memory, of_report=True)
 
 
-def measured_entries(
-    results: Iterable[Result],
-) -> tuple[dict[Key, BaselineEntry], frozenset[Key]]:
+def measured_entries(results: Iterable[Result]) -> tuple[dict[Key, BaselineEntry], frozenset[Key]]:
     """Return the figures of a report's results, and the tests that ran out of memory: without."""
     entries, out_of_memory = {}, set()
     for result in results:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.verdict import (
-    HOST_FIGURES,
-    Comparison,
-    Kind,
-    Verdict,
-    beyond_tolerance,
-)
+from pytest_gpumem.judge.verdict import HOST_FIGURES, Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import NoteKind

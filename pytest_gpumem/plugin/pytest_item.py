@@ -243,10 +243,7 @@ class PytestItem:
         return list(getattr(self.item, "_excinfo", None) or ())
 
     def run_again(
-        self,
-        error: BaseException | None,
-        prepare: Callable[[], None],
-        execute: Callable[[], None],
+        self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
     ) -> Attempt:
         """Tear the test down, set it up and run it once more: see ``MarkedItem``."""
         if not self.has_set_up:

@@ -59,12 +59,7 @@ DEVICES: Final = ("auto", "cuda", "virtual", "none")
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
-    Option(
-        "card",
-        "the GPU model of the virtual GPU: T4, L4, A100-80GB ...",
-        "H100",
-        "NAME",
-    ),
+    Option("card", "the GPU model of the virtual GPU: T4, L4, A100-80GB ...", "H100", "NAME"),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option(
         "html",
@@ -198,12 +193,7 @@ OPTIONS: Final = (
         "both|allocated",
         ("both", "allocated"),
     ),
-    Option(
-        "select_fits",
-        "run only the tests whose baselines fit this card: T4",
-        "",
-        "NAME",
-    ),
+    Option("select_fits", "run only the tests whose baselines fit this card: T4", "", "NAME"),
     Option(
         "order",
         "the order of tests: as collected, or memory (the largest baselines first)",

@@ -25,12 +25,7 @@ same advice as a fast one"""
 
 
 def advice(
-    runner: Runner,
-    item: MarkedItem,
-    needed: Peak | None,
-    error: BaseException,
-    *,
-    batch_norm: bool,
+    runner: Runner, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
 ) -> list[Note]:
     """Return hints at ways to make a test fit, each tried by running it.
 

@@ -130,9 +130,7 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     assert result.measurement is not None  # noqa: S101 - for the type checker
     causes = result.verdict.causes
     lines = _grown_lines(
-        causes,
-        result.measurement.attributions[device].breakdown,
-        result.breakdowns_before[device],
+        causes, result.measurement.attributions[device].breakdown, result.breakdowns_before[device]
     )
     calls: Counter[Place] = Counter()
     modules: Counter[str] = Counter()

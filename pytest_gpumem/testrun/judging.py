@@ -128,12 +128,7 @@ class Judging:
         )
 
     def _look_up(
-        self,
-        nodeid: str,
-        part: str,
-        spec: MemorySpec,
-        device: DeviceInfo,
-        edits: tuple[Edit, ...],
+        self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo, edits: tuple[Edit, ...]
     ) -> Lookup:
         """Look for the baseline of a test or part, in each store."""
         if not spec.baseline:

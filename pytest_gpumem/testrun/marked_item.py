@@ -57,10 +57,7 @@ class MarkedItem(Protocol):
         """Call the test's function."""
 
     def run_again(
-        self,
-        error: BaseException | None,
-        prepare: Callable[[], None],
-        execute: Callable[[], None],
+        self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
     ) -> Attempt:
         """Tear the test down, set it up and run it once more; its output is dropped.
 

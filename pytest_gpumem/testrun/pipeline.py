@@ -346,10 +346,7 @@ class Pipeline:
         ((part, (spec, measurement)),) = case.measured.items()
         recording, needed = failed.recording, None
         with self._runner.again(
-            case.item,
-            error,
-            record=self._explainer.records_out_of_memory(),
-            uncapped=True,
+            case.item, error, record=self._explainer.records_out_of_memory(), uncapped=True
         ) as attempt:
             peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
             explanations = self._explainer.explain(run, [part]) if peaks else failed

@@ -52,11 +52,7 @@ class Runner:
     """Runs one marked test after the other on the session's device."""
 
     def __init__(
-        self,
-        choice: Choice,
-        root: Path,
-        progress: Callable[[str], None],
-        values: Values = "off",
+        self, choice: Choice, root: Path, progress: Callable[[str], None], values: Values = "off"
     ) -> None:
         """Run tests.
 

@@ -55,9 +55,7 @@ def is_replayed(run: Run) -> bool:
 
 
 def with_ranges(
-    run: Run,
-    measured: Mapping[str, tuple[MemorySpec, Measurement]],
-    recording: Recording | None,
+    run: Run, measured: Mapping[str, tuple[MemorySpec, Measurement]], recording: Recording | None
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the measurements of a test that has passed, and of its parts, with their ranges.
 

@@ -86,10 +86,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         )
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     process = subprocess.run(
-        [*command, *(["--pre"] if prereleases else [])],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, *(["--pre"] if prereleases else [])], capture_output=True, text=True, check=False
     )
     unreached = _UNREACHED.findall(process.stderr)
     if unreached:  # also where a folder of wheels has some releases: they would be too few

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 BENCHMARK: Final = Patch(
-    "torch.backends.cudnn",
-    "benchmark.setter",
-    reason="PyTorch keeps no plan that was timed",
+    "torch.backends.cudnn", "benchmark.setter", reason="PyTorch keeps no plan that was timed"
 )
 MIN_CUDNN: Final = 90800
 """the first cuDNN that plans for a device that the machine has not, by its release notes"""

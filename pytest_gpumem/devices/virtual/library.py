@@ -267,10 +267,7 @@ class NativeLibrary:
         # PyTorch looks NVRTC's functions up in that library alone, so it has to be this one
         self._compilers = [ctypes.CDLL(str(path)) for path in native.NVRTC]
         self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p
-        self._lib.gpumem_unsupported_name.argtypes = [
-            ctypes.c_int,
-            ctypes.POINTER(ctypes.c_uint64),
-        ]
+        self._lib.gpumem_unsupported_name.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         rows = ctypes.POINTER(_EstimatedLibrary)()
         count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))
@@ -439,11 +436,7 @@ class NativeLibrary:
         """Return the bytes of larger than small tensors that may be kept yet."""
         return int(self._lib.gpumem_value_budget())
 
-    def operator_functions(
-        self,
-        key: int,
-        called: CalledFunctions,
-    ) -> OperatorFunctions:
+    def operator_functions(self, key: int, called: CalledFunctions) -> OperatorFunctions:
         """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
         return OperatorFunctions(self._lib, key, called)
 

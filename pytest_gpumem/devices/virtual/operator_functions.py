@@ -111,12 +111,7 @@ class CalledFunctions(NamedTuple):
 class OperatorFunctions:
     """The functions of a loaded library."""
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        key: int,
-        called: CalledFunctions,
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, key: int, called: CalledFunctions) -> None:
         """Prepare them.
 
         Args:

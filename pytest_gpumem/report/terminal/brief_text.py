@@ -53,8 +53,7 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
     the last result alone keeps it.
     """
     failed = sorted(
-        (result for result in results if result.verdict.failed),
-        key=lambda result: not result.part,
+        (result for result in results if result.verdict.failed), key=lambda result: not result.part
     )
     for index, result in enumerate(failed):
         later = failed[index + 1 :]

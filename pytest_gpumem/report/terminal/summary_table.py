@@ -14,14 +14,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
 from pytest_gpumem.report.cause_sentences import row_cause
 from pytest_gpumem.report.terminal.styles import Line, StyledText, encodable_lines, lines_of, tone
-from pytest_gpumem.report.text import (
-    aligned_table,
-    columns,
-    mib,
-    printable,
-    shortened,
-    wrapped,
-)
+from pytest_gpumem.report.text import aligned_table, columns, mib, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:

@@ -82,7 +82,4 @@ class Compilation:
         parts = (self._max_autotune, self._earlier_graphs, self._compiled_code)
         sentences = [sentence for part in parts for sentence in part.notes()]
         of_time = [*self._kernel_timing.notes(), *self._products.notes()]
-        return [
-            *notes_of(NoteKind.COMPILATION, sentences),
-            *notes_of(NoteKind.TIMING, of_time),
-        ]
+        return [*notes_of(NoteKind.COMPILATION, sentences), *notes_of(NoteKind.TIMING, of_time)]

@@ -38,9 +38,7 @@ KEYS: Final = Patch(
     reason="Inductor asks of each matrix product whether padding it is faster",
 )
 ANSWERS: Final = Patch(
-    KEYS.module,
-    "get_cached_should_pad",
-    reason="no product is padded: a GPU's answer is not known",
+    KEYS.module, "get_cached_should_pad", reason="no product is padded: a GPU's answer is not known"
 )
 COMPILED: Final = Patch(
     COMPILER,

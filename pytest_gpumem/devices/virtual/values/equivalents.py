@@ -29,10 +29,7 @@ MAX: Final = 2
 
 
 def unique2(
-    values: Tensor,
-    _sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    values: Tensor, _sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the unique values, sorted; counts of a mask even where none are asked for."""
     is_mask = values.dtype == torch.bool and values.numel() > 0
@@ -62,10 +59,7 @@ def unique_dim(
 
 
 def unique_dim_consecutive(
-    values: Tensor,
-    dim: int,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    values: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the results of ``unique_dim_consecutive``."""
     result = aten.unique_dim_consecutive(values, dim, True, True)

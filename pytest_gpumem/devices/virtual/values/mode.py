@@ -16,12 +16,7 @@ from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
-from pytest_gpumem.devices.virtual.values.data_dependent import (
-    BOUNDS,
-    CHECKS,
-    copies_of,
-    masks_of,
-)
+from pytest_gpumem.devices.virtual.values.data_dependent import BOUNDS, CHECKS, copies_of, masks_of
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
@@ -42,12 +37,7 @@ from pytest_gpumem.devices.virtual.values.interception import (
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.operators import (
-    ASSUMED,
-    FALSE_FOR,
-    TRUE_FOR,
-    UNSCALES,
-)
+from pytest_gpumem.devices.virtual.values.operators import ASSUMED, FALSE_FOR, TRUE_FOR, UNSCALES
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sparse_operators import PRODUCTS, SELECTS, SparseOperators
 from pytest_gpumem.sizes import format_size

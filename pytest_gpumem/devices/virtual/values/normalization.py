@@ -79,11 +79,7 @@ def batch_norm_backward(
     tensors = (gradient, values, weight, running_mean, running_var, save_mean, save_scale)
     results = aten.native_batch_norm_backward(*map(_wide, tensors), training, eps, list(mask))
     by_values, by_weight, by_bias = results
-    return (
-        _stored(by_values, values),
-        _stored(by_weight, weight),
-        _stored(by_bias, weight),
-    )
+    return (_stored(by_values, values), _stored(by_weight, weight), _stored(by_bias, weight))
 
 
 def cudnn_batch_norm_backward(
@@ -263,11 +259,7 @@ def batch_norm_backward_elemt(
 
 
 def layer_norm(
-    values: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    values: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, and mean and inverse deviation in single precision, as CUDA keeps them."""
     output, mean, scale = aten.native_layer_norm(

@@ -118,10 +118,7 @@ UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
 """operators with results that are assumed at once, where nothing is known; all other results
 are unknown until they decide"""
-COMPOSED: Final = {
-    "aten::_nested_tensor_from_mask",
-    "aten::_nested_tensor_from_mask_left_aligned",
-}
+COMPOSED: Final = {"aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned"}
 """operators with a CUDA kernel that consists of other operators, and decides by their values"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""

@@ -61,11 +61,7 @@ def _in_shape(
 
 
 def _forward(
-    network: Network,
-    values: Tensor,
-    weights: Sequence[Tensor],
-    hidden: Tensor,
-    cell: Tensor | None,
+    network: Network, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the output and the last states, by PyTorch's own network of the CPU."""
     state = [hidden, cell] if network.mode == LSTM else hidden
@@ -88,11 +84,7 @@ def _forward(
 
 
 def _call(
-    run: Callable[..., Any],
-    network: Network,
-    values: Tensor,
-    state: object,
-    options: Sequence[Any],
+    run: Callable[..., Any], network: Network, values: Tensor, state: object, options: Sequence[Any]
 ) -> tuple[Tensor, ...]:
     result: tuple[Tensor, ...] = (
         run(values, torch.tensor(network.batch_sizes), state, *options)
