@@ -103,54 +103,13 @@ class MemorySpec:
     values: Literal["auto", "full", "off"] | None = None
     """which values a virtual GPU computes (None: those of the session's option)"""
 
-    @property
-    def max_bytes(self) -> int | None:
-        """``max_gib`` in bytes."""
-        return _limit_bytes(self.max_gib, GIB)
-
-    @property
-    def max_allocated_bytes(self) -> int | None:
-        """``max_allocated_gib`` in bytes."""
-        return _limit_bytes(self.max_allocated_gib, GIB)
-
-    @property
-    def max_reserved_bytes(self) -> int | None:
-        """``max_reserved_gib`` in bytes."""
-        return _limit_bytes(self.max_reserved_gib, GIB)
-
-    @property
-    def max_pinned_bytes(self) -> int | None:
-        """``max_pinned_gib`` in bytes."""
-        return _limit_bytes(self.max_pinned_gib, GIB)
-
-    @property
-    def max_host_bytes(self) -> int | None:
-        """``max_host_gib`` in bytes."""
-        return _limit_bytes(self.max_host_gib, GIB)
-
-    @property
-    def max_fixed_bytes(self) -> int | None:
-        """``max_fixed_gib`` in bytes."""
-        return _limit_bytes(self.max_fixed_gib, GIB)
-
-    @property
-    def max_leak_bytes(self) -> int | None:
-        """``max_leak_mib`` in bytes."""
-        return _limit_bytes(self.max_leak_mib, MIB)
-
-    @property
-    def max_sample_bytes(self) -> int | None:
-        """``max_mib_per_sample`` in bytes."""
-        return _limit_bytes(self.max_mib_per_sample, MIB)
-
-
-def _limit_bytes(limit: float | SizeLimit | None, unit: int) -> int | None:
-    """Return the bytes of a limit, which is text with a unit or a number of units."""
-    if limit is None:
-        return None
-    if isinstance(limit, SizeLimit):
-        return limit.nbytes
-    return math.floor(Fraction(repr(limit)) * unit)
+    def bytes_of(self, name: str) -> int | None:
+        """Return a limit in bytes, by the name of its field; None if it is not declared."""
+        limit: int | float | SizeLimit | None = getattr(self, name)
+        if limit is None or isinstance(limit, SizeLimit):
+            return None if limit is None else limit.nbytes
+        unit = GIB if name.endswith("_gib") else MIB
+        return math.floor(Fraction(repr(limit)) * unit)
 
 
 _DEFAULTS: Final[dict[str, Any]] = {

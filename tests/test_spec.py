@@ -81,16 +81,16 @@ def test_marker_without_arguments_leaves_the_defaults(marks: list[Mapping[str, o
 
 def test_budgets_are_also_there_in_bytes() -> None:
     declared = spec({"max_gib": 8, "max_allocated_gib": 0.1, "max_reserved_gib": 1.5})
-    assert declared.max_bytes == 8 * GIB
-    assert declared.max_allocated_bytes == 107_374_182
-    assert declared.max_reserved_bytes == 3 * GIB // 2
+    assert declared.bytes_of("max_gib") == 8 * GIB
+    assert declared.bytes_of("max_allocated_gib") == 107_374_182
+    assert declared.bytes_of("max_reserved_gib") == 3 * GIB // 2
 
 
 def test_a_leak_is_in_mib_and_may_be_a_fraction() -> None:
-    assert spec({"max_leak_mib": 0}).max_leak_bytes == 0
-    assert spec({"max_leak_mib": 0.1}).max_leak_bytes == 104_857
-    assert spec({"max_leak_mib": 3}).max_leak_bytes == 3 << 20
-    assert spec({}).max_leak_bytes is None
+    assert spec({"max_leak_mib": 0}).bytes_of("max_leak_mib") == 0
+    assert spec({"max_leak_mib": 0.1}).bytes_of("max_leak_mib") == 104_857
+    assert spec({"max_leak_mib": 3}).bytes_of("max_leak_mib") == 3 << 20
+    assert spec({}).bytes_of("max_leak_mib") is None
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "8MiB", True, 10**13])
@@ -107,7 +107,11 @@ def test_steady_is_true_or_false(value: object) -> None:
 
 def test_budgets_that_are_not_declared_have_no_bytes() -> None:
     empty = MemorySpec()
-    assert (empty.max_bytes, empty.max_allocated_bytes, empty.max_reserved_bytes) == (None,) * 3
+    assert (
+        empty.bytes_of("max_gib"),
+        empty.bytes_of("max_allocated_gib"),
+        empty.bytes_of("max_reserved_gib"),
+    ) == (None,) * 3
 
 
 def test_spec_cannot_be_changed() -> None:

@@ -15,8 +15,8 @@ def test_batch_sizes_are_ascending_and_the_last_is_the_batch_size() -> None:
     declared = spec({"batch_sizes": [32, 8, 16], "max_mib_per_sample": 0.5, "max_fixed_gib": 2})
     assert declared.batch_sizes == (8, 16, 32)
     assert declared.batch_size == 32
-    assert declared.max_sample_bytes == MIB // 2
-    assert declared.max_fixed_bytes == 2 * GIB
+    assert declared.bytes_of("max_mib_per_sample") == MIB // 2
+    assert declared.bytes_of("max_fixed_gib") == 2 * GIB
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,32 @@ def test_limits_as_text_are_the_same_limits_as_numbers() -> None:
             "max_leak": "0 B",
         }
     )
-    assert (declared.max_bytes, declared.max_allocated_bytes) == (8 * GIB, 5 * 10**9)
-    assert (declared.max_reserved_bytes, declared.max_sample_bytes) == (512 * MIB, 3 * MIB // 2)
-    assert (declared.max_fixed_bytes, declared.max_leak_bytes) == (10**9, 0)
+    assert (declared.bytes_of("max_gib"), declared.bytes_of("max_allocated_gib")) == (
+        8 * GIB,
+        5 * 10**9,
+    )
+    assert (declared.bytes_of("max_reserved_gib"), declared.bytes_of("max_mib_per_sample")) == (
+        512 * MIB,
+        3 * MIB // 2,
+    )
+    assert (declared.bytes_of("max_fixed_gib"), declared.bytes_of("max_leak_mib")) == (10**9, 0)
     assert describe_budget(declared) == (
         "max_memory='8 GiB', max_allocated='5GB', max_reserved='512 MiB', "
         "max_per_sample='1.5 MiB', max_fixed='1GB', max_leak='0 B'"
     )
     part = spec_from_call("forward", {"max_allocated": "5GB"}, declared)
-    assert part.max_allocated_bytes == 5 * 10**9
+    assert part.bytes_of("max_allocated_gib") == 5 * 10**9
 
 
 def test_the_nearest_marker_wins_in_either_spelling() -> None:
-    assert spec({"max_allocated": "5GB"}, {"max_allocated_gib": 1}).max_allocated_bytes == 5 * 10**9
-    assert spec({"max_allocated_gib": 1}, {"max_allocated": "5GB"}).max_allocated_bytes == GIB
+    assert (
+        spec({"max_allocated": "5GB"}, {"max_allocated_gib": 1}).bytes_of("max_allocated_gib")
+        == 5 * 10**9
+    )
+    assert (
+        spec({"max_allocated_gib": 1}, {"max_allocated": "5GB"}).bytes_of("max_allocated_gib")
+        == GIB
+    )
     assert spec({"max_allocated": None}, {"max_allocated_gib": 1}) == MemorySpec()
     twice = refusal(max_gib=8, max_memory="8GiB")
     assert "declared twice, as a number and as text; leave out one of the two" in str(twice)

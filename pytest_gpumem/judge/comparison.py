@@ -159,14 +159,14 @@ class Case:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
         spec = self.spec
         declared: tuple[tuple[str, FigureName, int | None], ...] = (
-            ("max_gib", "reserved", spec.max_bytes),
+            ("max_gib", "reserved", spec.bytes_of("max_gib")),
             ("card", "reserved", self.card_bytes),
-            ("max_allocated_gib", "allocated", spec.max_allocated_bytes),
-            ("max_reserved_gib", "reserved", spec.max_reserved_bytes),
-            ("max_mib_per_sample", "per sample", spec.max_sample_bytes),
-            ("max_fixed_gib", "fixed", spec.max_fixed_bytes),
-            ("max_pinned_gib", "pinned", spec.max_pinned_bytes),
-            ("max_host_gib", "host", spec.max_host_bytes),
+            ("max_allocated_gib", "allocated", spec.bytes_of("max_allocated_gib")),
+            ("max_reserved_gib", "reserved", spec.bytes_of("max_reserved_gib")),
+            ("max_mib_per_sample", "per sample", spec.bytes_of("max_mib_per_sample")),
+            ("max_fixed_gib", "fixed", spec.bytes_of("max_fixed_gib")),
+            ("max_pinned_gib", "pinned", spec.bytes_of("max_pinned_gib")),
+            ("max_host_gib", "host", spec.bytes_of("max_host_gib")),
         )
         limits = [
             Limit(name, getattr(spec, name), peak, nbytes)
@@ -188,8 +188,8 @@ class Case:
         if host is not None and tolerance is not None and not self.policy.against:
             old_host = self.entry.peak_host if self.entry else 0
             rows.append(self._compared(0, "host", host, old_host or None, tolerance))
-        elif host is not None and self.spec.max_host_bytes is not None:
-            rows.append(Comparison(0, "host", host, budget=self.spec.max_host_bytes))
+        elif host is not None and self.spec.bytes_of("max_host_gib") is not None:
+            rows.append(Comparison(0, "host", host, budget=self.spec.bytes_of("max_host_gib")))
         measured = self.measurement.slope
         if measured is not None:
             old = self.entry.slope if self.entry else None
@@ -213,7 +213,7 @@ class Case:
         old_pinned = baseline.pinned if baseline is not None else 0
         if self.measurement.pinned_count != "counted":
             old_pinned = 0
-        limited = device == 0 and self.spec.max_pinned_bytes is not None
+        limited = device == 0 and self.spec.bytes_of("max_pinned_gib") is not None
         rows: list[tuple[PeakName, int | None]] = [
             (peak, None if baseline is None else getattr(baseline, peak)) for peak in PEAKS
         ]

@@ -82,7 +82,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
         spec: its declaration.
         before: the verdict on its peaks, which were compared with its baseline or were not.
     """
-    limit = spec.max_leak_bytes
+    limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
     case = Case(measurement, spec, Lookup(), Policy(), "", None)

@@ -213,7 +213,7 @@ class Run:
         if self._uncapped:
             return None
         card_bytes = self.card.usable_memory if self.card else None
-        return _tightest(self.spec.max_bytes, card_bytes, self._turn.nbytes)
+        return _tightest(self.spec.bytes_of("max_gib"), card_bytes, self._turn.nbytes)
 
     # -- beside tests of other processes --
 
@@ -351,7 +351,7 @@ class Run:
         self, name: str, spec: MemorySpec, relations: tuple[Relation, ...]
     ) -> Iterator[PartFigures]:
         """Measure a named part, as it is declared."""
-        cap = None if self._uncapped else _tightest(self.limit, spec.max_bytes)
+        cap = None if self._uncapped else _tightest(self.limit, spec.bytes_of("max_gib"))
         figures = PartFigures(name)
         try:
             with self._capped(cap), self.meter.part() as tally:
@@ -437,7 +437,7 @@ class Run:
         if self._failed_part is not None and find_out_of_memory(self._failed_part[0]) is error:
             name = self._failed_part[1]
             part = self.parts[name]
-            tightest = part.spec.max_bytes
+            tightest = part.spec.bytes_of("max_gib")
             if tightest is not None and (self.limit is None or tightest <= self.limit):
                 result = self.meter.result(tally=part.tally, out_of_memory=record, notes=self.notes)
                 return name, part.spec, result

@@ -164,7 +164,7 @@ class WorkspaceReplay:
                 stage.end()
             unfit += stage.unfit
             for part, peak in peaks.items():
-                limit = run.parts[part].spec.max_bytes if part in run.parts else None
+                limit = run.parts[part].spec.bytes_of("max_gib") if part in run.parts else None
                 if limit is not None and peak.reserved > limit:
                     raise NoRangeError(UNFIT)
                 columns[part].append(peak)

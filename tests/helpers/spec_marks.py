@@ -79,7 +79,11 @@ KWARGS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=100), JUNK, 
 
 
 def assert_usable(made: MemorySpec) -> None:
-    for budget in (made.max_bytes, made.max_allocated_bytes, made.max_reserved_bytes):
+    for budget in (
+        made.bytes_of("max_gib"),
+        made.bytes_of("max_allocated_gib"),
+        made.bytes_of("max_reserved_gib"),
+    ):
         assert budget is None or 1 <= budget <= 10**9 * GIB
     assert made.card in (None, "T4")
     assert made.batch_size is None or made.batch_size >= 1
