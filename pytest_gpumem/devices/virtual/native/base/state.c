@@ -97,7 +97,6 @@ enum { DESCRIPTION_ROOM = 64 + 2 * sizeof(gm_card) };
 
 /* Python's mirrors of the two structs are compared with these: a library of another version must not be used. */
 GM_API uint64_t gpumem_card_size(void) { return sizeof(gm_card); }
-
 GM_API uint64_t gpumem_account_size(void) { return sizeof(gm_account); }
 
 GM_API void gpumem_set_versions(int cuda, int cudnn) {

@@ -415,7 +415,6 @@ GM_API void gpumem_values(uint64_t out[2]) {
 
 /* While Python computes values, it says itself which bytes are known: a launch by an operator changes nothing. */
 GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
-
 GM_API void gpumem_count_operators(int change) { gm_count_operators(change); }
 
 /* Whether the byte at an address is known or deferred. */
@@ -429,9 +428,7 @@ bool gm_could_know(const void *address) {
 }
 
 GM_API bool gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
-
 GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(address, size); }
-
 GM_API void gpumem_fill_zeros(void *address, uint64_t size) { gm_fill(address, 0, size); }
 
 /* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */

@@ -16,10 +16,7 @@ GM_API int cudnnCreateCTCLossDescriptor(ctc_loss **out) {
     return *out ? GM_SUCCESS : NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) {
-    free(d);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) { free(d); return GM_SUCCESS; }
 
 GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization, int gradients) {
     d->longest_label = 0;

@@ -12,7 +12,6 @@ static int version_at_hand(void) {
 }
 
 GM_API size_t cudnnGetVersion(void) { return (size_t)version_at_hand(); }
-
 GM_API size_t cudnnGetCudartVersion(void) { return (size_t)gm_cuda_version(); }
 
 /* libraryPropertyType: 0 major, 1 minor, 2 patch level. */
@@ -48,10 +47,7 @@ GM_API int cudnnCreate(handle **out) {
     return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroy(handle *h) {
-    free(h);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroy(handle *h) { free(h); return GM_SUCCESS; }
 
 GM_API int cudnnSetStream(handle *h, void *stream) {
     gm_work_next_on(stream);
@@ -59,10 +55,7 @@ GM_API int cudnnSetStream(handle *h, void *stream) {
     return GM_SUCCESS;
 }
 
-GM_API int cudnnGetStream(handle *h, void **stream) {
-    *stream = h->stream;
-    return GM_SUCCESS;
-}
+GM_API int cudnnGetStream(handle *h, void **stream) { *stream = h->stream; return GM_SUCCESS; }
 
 /* ---- descriptors of the other operations, and batch normalisation ---- */
 

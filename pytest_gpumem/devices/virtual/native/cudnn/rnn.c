@@ -25,10 +25,7 @@ GM_API int cudnnCreateTensorDescriptor(tensor **out) {
     return *out ? GM_SUCCESS : NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroyTensorDescriptor(tensor *t) {
-    free(t);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroyTensorDescriptor(tensor *t) { free(t); return GM_SUCCESS; }
 
 GM_API int cudnnSetTensorNdDescriptor(tensor *t, int type, int count, const int *sizes, const int *strides) {
     if (count < 0 || count > MAX_DIMENSIONS) return BAD_PARAM;
@@ -69,10 +66,7 @@ GM_API int cudnnCreateRNNDescriptor(network **out) {
     return *out ? GM_SUCCESS : NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroyRNNDescriptor(network *n) {
-    free(n);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroyRNNDescriptor(network *n) { free(n); return GM_SUCCESS; }
 
 /* cudnnRNNMode_t: 0 ReLU, 1 tanh, 2 LSTM, 3 GRU; cudnnRNNBiasMode_t: 0 none, 1 input, 2 both, 3 recurrent;
  * cudnnDirectionMode_t: 0 one, 1 two; cudnnRNNInputMode_t: 0 linear, 1 skip. */
@@ -89,10 +83,7 @@ GM_API int cudnnCreateRNNDataDescriptor(sequences **out) {
     return *out ? GM_SUCCESS : NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) {
-    free(s);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) { free(s); return GM_SUCCESS; }
 
 GM_API int cudnnSetRNNDataDescriptor(sequences *s, int type, int layout, int time, int batch, int size,
                                      const int *lengths, void *fill) {
@@ -208,10 +199,7 @@ GM_API int cudnnCreateDropoutDescriptor(void **out) {
     return *out ? GM_SUCCESS : NOT_INITIALIZED;
 }
 
-GM_API int cudnnDestroyDropoutDescriptor(void *d) {
-    free(d);
-    return GM_SUCCESS;
-}
+GM_API int cudnnDestroyDropoutDescriptor(void *d) { free(d); return GM_SUCCESS; }
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     gm_note_sizes(GM_RNN);

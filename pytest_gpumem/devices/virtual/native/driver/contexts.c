@@ -15,10 +15,7 @@ GM_API int cuInit(unsigned flags) {
     return GM_SUCCESS;
 }
 
-GM_API int cuDriverGetVersion(int *version) {
-    *version = gm_cuda_version();
-    return GM_SUCCESS;
-}
+GM_API int cuDriverGetVersion(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }
 
 /* The status of a question to the driver, which answers none before cuInit (CUDA Driver API, "Initialization"). */
 static int ready(void) {
@@ -45,10 +42,7 @@ GM_API int cuDeviceGetName(char *name, int length, int device) {
     return GM_SUCCESS;
 }
 
-GM_API int cuDeviceTotalMem_v2(size_t *size, int device) {
-    *size = gm_profile.total_memory;
-    return GM_SUCCESS;
-}
+GM_API int cuDeviceTotalMem_v2(size_t *size, int device) { *size = gm_profile.total_memory; return GM_SUCCESS; }
 
 GM_API int cuDeviceComputeCapability(int *major, int *minor, int device) {
     *major = gm_profile.major;
@@ -107,13 +101,8 @@ GM_API int cuCtxPopCurrent_v2(void **context) {
 }
 
 GM_API int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
-
 GM_API int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
-
-GM_API int cuCtxGetDevice(int *device) {
-    *device = gm_current_device();
-    return GM_SUCCESS;
-}
+GM_API int cuCtxGetDevice(int *device) { *device = gm_current_device(); return GM_SUCCESS; }
 
 GM_API int cuCtxSynchronize(void) {
     int status = gm_status_of_device_end(gm_current_device());
@@ -124,12 +113,7 @@ GM_API int cuCtxSynchronize(void) {
 
 /* Limits of resources of kernels (stack, printf buffer): no kernel runs. */
 GM_API int cuCtxSetLimit(int limit, size_t value) { return GM_SUCCESS; }
-
-GM_API int cuCtxGetLimit(size_t *value, int limit) {
-    *value = 1024;
-    return GM_SUCCESS;
-}
-
+GM_API int cuCtxGetLimit(size_t *value, int limit) { *value = 1024; return GM_SUCCESS; }
 GM_API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 
 /* CUpointer_attribute: 1 context, 2 memory type, 3 device pointer, 8 is managed, 9 device ordinal. */

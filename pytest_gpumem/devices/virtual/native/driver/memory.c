@@ -8,11 +8,8 @@ GM_API int cuMemAlloc_v2(uintptr_t *address, size_t size) {
 }
 
 GM_API int cuMemFree_v2(uintptr_t address) { return gm_free_any((void *)address); }
-
 GM_API int cuMemAllocHost_v2(void **address, size_t size) { return gm_host_alloc(address, size); }
-
 GM_API int cuMemHostAlloc(void **address, size_t size, unsigned flags) { return gm_host_alloc(address, size); }
-
 GM_API int cuMemFreeHost(void *address) { return gm_host_free(address); }
 
 /* ---- copies: of any kind of memory to any ---- */

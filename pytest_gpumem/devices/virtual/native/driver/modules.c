@@ -18,7 +18,6 @@ GM_API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
 }
 
 GM_API int cuModuleLoad(void **module, const char *path) { return token(module, &module_token); }
-
 GM_API int cuModuleUnload(void *module) { return GM_SUCCESS; }
 
 GM_API int cuModuleGetFunction(void **function, void *module, const char *name) {
@@ -39,7 +38,6 @@ GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
 }
 
 GM_API int cuFuncSetAttribute(void *function, int attribute, int value) { return GM_SUCCESS; }
-
 GM_API int cuFuncSetCacheConfig(void *function, int config) { return GM_SUCCESS; }
 
 /* The leading fields of CUlaunchConfig. */
@@ -86,10 +84,7 @@ GM_API int cuTensorMapEncodeTiled(void *map, ...) {
     return GM_SUCCESS;
 }
 
-GM_API int cuTensorMapEncodeIm2col(void *map, ...) {
-    memset(map, 0, 128);
-    return GM_SUCCESS;
-}
+GM_API int cuTensorMapEncodeIm2col(void *map, ...) { memset(map, 0, 128); return GM_SUCCESS; }
 
 GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     int capturing = 0;

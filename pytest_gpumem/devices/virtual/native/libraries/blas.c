@@ -18,10 +18,7 @@ GM_API int cublasCreate_v2(handle **out) {
     return *out ? GM_SUCCESS : CUBLAS_INVALID;
 }
 
-GM_API int cublasDestroy_v2(handle *h) {
-    free(h);
-    return GM_SUCCESS;
-}
+GM_API int cublasDestroy_v2(handle *h) { free(h); return GM_SUCCESS; }
 
 GM_API int cublasSetStream_v2(handle *h, void *stream) {
     gm_work_next_on(stream);
@@ -29,33 +26,12 @@ GM_API int cublasSetStream_v2(handle *h, void *stream) {
     return GM_SUCCESS;
 }
 
-GM_API int cublasGetStream_v2(handle *h, void **stream) {
-    *stream = h->stream;
-    return GM_SUCCESS;
-}
-
-GM_API int cublasSetMathMode(handle *h, int mode) {
-    h->math_mode = mode;
-    return GM_SUCCESS;
-}
-
-GM_API int cublasGetMathMode(handle *h, int *mode) {
-    *mode = h->math_mode;
-    return GM_SUCCESS;
-}
-
-GM_API int cublasSetPointerMode_v2(handle *h, int mode) {
-    h->pointer_mode = mode;
-    return GM_SUCCESS;
-}
-
-GM_API int cublasGetPointerMode_v2(handle *h, int *mode) {
-    *mode = h->pointer_mode;
-    return GM_SUCCESS;
-}
-
+GM_API int cublasGetStream_v2(handle *h, void **stream) { *stream = h->stream; return GM_SUCCESS; }
+GM_API int cublasSetMathMode(handle *h, int mode) { h->math_mode = mode; return GM_SUCCESS; }
+GM_API int cublasGetMathMode(handle *h, int *mode) { *mode = h->math_mode; return GM_SUCCESS; }
+GM_API int cublasSetPointerMode_v2(handle *h, int mode) { h->pointer_mode = mode; return GM_SUCCESS; }
+GM_API int cublasGetPointerMode_v2(handle *h, int *mode) { *mode = h->pointer_mode; return GM_SUCCESS; }
 GM_API int cublasSetWorkspace_v2(handle *h, void *workspace, size_t size) { return GM_SUCCESS; }
-
 GM_API int cublasSetSmCountTarget(handle *h, int count) { return GM_SUCCESS; }
 
 GM_API const char *cublasGetStatusString(int status) {

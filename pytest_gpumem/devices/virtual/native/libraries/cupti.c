@@ -78,11 +78,7 @@ GM_API int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
     return GM_SUCCESS;
 }
 
-GM_API int cuptiSubscribe(void **out, void *callback, void *data) {
-    *out = &subscriber;
-    return GM_SUCCESS;
-}
-
+GM_API int cuptiSubscribe(void **out, void *callback, void *data) { *out = &subscriber; return GM_SUCCESS; }
 GM_API int cuptiUnsubscribe(void *handle) { return handle == &subscriber ? GM_SUCCESS : CUPTI_INVALID_PARAMETER; }
 
 GM_API int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {

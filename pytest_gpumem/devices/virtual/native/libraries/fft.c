@@ -40,10 +40,7 @@ GM_API int cufftSetAutoAllocation(int plan, int automatic) {
     return automatic ? gm_unsupported("cufftSetAutoAllocation (switched on)", FFT_NOT_SUPPORTED) : GM_SUCCESS;
 }
 
-GM_API int cufftSetStream(int plan, void *stream) {
-    gm_work_next_on(stream);
-    return GM_SUCCESS;
-}
+GM_API int cufftSetStream(int plan, void *stream) { gm_work_next_on(stream); return GM_SUCCESS; }
 
 GM_API int cufftSetWorkArea(int plan, void *area) {
     unsigned at = (unsigned)plan % PLANS;

@@ -41,19 +41,10 @@ static int join_world(communicator **out, int ranks, int rank, const unique_id *
     return status;
 }
 
-GM_API int ncclGetVersion(int *version) {
-    *version = 22800;
-    return GM_SUCCESS;
-}
-
+GM_API int ncclGetVersion(int *version) { *version = 22800; return GM_SUCCESS; }
 GM_API const char *ncclGetErrorString(int status) { return status ? "not supported by the virtual GPU" : "no error"; }
-
 GM_API const char *ncclGetLastError(void *c) { return ""; }
-
-GM_API int ncclGetUniqueId(unique_id *id) {
-    gm_world_name(id->bytes);
-    return GM_SUCCESS;
-}
+GM_API int ncclGetUniqueId(unique_id *id) { gm_world_name(id->bytes); return GM_SUCCESS; }
 
 GM_API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) {
     return join_world(out, ranks, rank, &id);
@@ -124,28 +115,11 @@ static int delete_communicator(communicator *c) {
 
 GM_API int ncclCommDestroy(communicator *c) { return delete_communicator(c); }
 GM_API int ncclCommAbort(communicator *c) { return delete_communicator(c); }
-
 GM_API int ncclCommFinalize(communicator *c) { return GM_SUCCESS; }
-
-GM_API int ncclCommCount(const communicator *c, int *count) {
-    *count = c->ranks;
-    return GM_SUCCESS;
-}
-
-GM_API int ncclCommUserRank(const communicator *c, int *rank) {
-    *rank = c->rank;
-    return GM_SUCCESS;
-}
-
-GM_API int ncclCommCuDevice(const communicator *c, int *device) {
-    *device = c->device;
-    return GM_SUCCESS;
-}
-
-GM_API int ncclCommGetAsyncError(communicator *c, int *error) {
-    *error = 0;
-    return GM_SUCCESS;
-}
+GM_API int ncclCommCount(const communicator *c, int *count) { *count = c->ranks; return GM_SUCCESS; }
+GM_API int ncclCommUserRank(const communicator *c, int *rank) { *rank = c->rank; return GM_SUCCESS; }
+GM_API int ncclCommCuDevice(const communicator *c, int *device) { *device = c->device; return GM_SUCCESS; }
+GM_API int ncclCommGetAsyncError(communicator *c, int *error) { *error = 0; return GM_SUCCESS; }
 
 GM_API int ncclCommRegister(const communicator *c, void *buffer, size_t size, void **handle) {
     *handle = buffer;

@@ -8,11 +8,8 @@
 enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LOADED = 9 };
 
 GM_API int nvmlInit_v2(void) { return gm_machine_devices() ? GM_SUCCESS : NVML_NOT_LOADED; }
-
 GM_API int nvmlInit(void) { return nvmlInit_v2(); }
-
 GM_API int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
-
 GM_API int nvmlShutdown(void) { return GM_SUCCESS; }
 
 GM_API const char *nvmlErrorString(int status) {
@@ -105,10 +102,7 @@ GM_API int nvmlDeviceGetUtilizationRates(void *device, unsigned *out) {
     return GM_SUCCESS;
 }
 
-GM_API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
-    *milliwatts = 0;
-    return GM_SUCCESS;
-}
+GM_API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 0; return GM_SUCCESS; }
 
 GM_API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
     *celsius = 0;
@@ -134,10 +128,7 @@ GM_API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count
     return nvmlDeviceGetComputeRunningProcesses(device, count, infos);
 }
 
-GM_API int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    *version = gm_cuda_version();
-    return GM_SUCCESS;
-}
+GM_API int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }
 
 GM_API int nvmlSystemGetDriverVersion(char *out, unsigned length) {
     snprintf(out, length, "virtual");

@@ -75,7 +75,6 @@ GM_API int cusparseSetMatType(void *d, int type) { return GM_SUCCESS; }
 GM_API int cusparseSetMatFillMode(void *d, int mode) { return GM_SUCCESS; }
 GM_API int cusparseSetMatDiagType(void *d, int type) { return GM_SUCCESS; }
 GM_API int cusparseSetMatIndexBase(void *d, int base) { return GM_SUCCESS; }
-
 GM_API int cusparseCreateBsrsm2Info(void **out) { return new_descriptor(out, 64); }
 GM_API int cusparseDestroyBsrsm2Info(void *d) { return delete_descriptor(d); }
 GM_API int cusparseCreateBsrsv2Info(void **out) { return new_descriptor(out, 64); }

@@ -106,9 +106,7 @@ GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size,
     return GM_SUCCESS;
 }
 
-GM_API int cudaMemset(void *address, int value, size_t size) {
-    return set(address, value, size, false);
-}
+GM_API int cudaMemset(void *address, int value, size_t size) { return set(address, value, size, false); }
 
 GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
     return set(address, value, size, captured(on));

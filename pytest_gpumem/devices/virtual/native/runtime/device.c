@@ -271,11 +271,7 @@ GM_API int cudaSetDevice(int device) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaGetDevice(int *device) {
-    *device = gm_current_device();
-    return GM_SUCCESS;
-}
-
+GM_API int cudaGetDevice(int *device) { *device = gm_current_device(); return GM_SUCCESS; }
 GM_API int cudaSetDeviceFlags(unsigned flags) { return GM_SUCCESS; }
 
 GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
@@ -303,12 +299,5 @@ GM_API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaDriverGetVersion(int *version) {
-    *version = gm_cuda_version();
-    return GM_SUCCESS;
-}
-
-GM_API int cudaRuntimeGetVersion(int *version) {
-    *version = gm_cuda_version();
-    return GM_SUCCESS;
-}
+GM_API int cudaDriverGetVersion(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }
+GM_API int cudaRuntimeGetVersion(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }

@@ -6,7 +6,6 @@
 static char endless[1024] = "the launch timed out and was terminated"; /* the last text that Python set */
 
 GM_API int cudaGetLastError(void) { return gm_last_error(true); }
-
 GM_API int cudaPeekAtLastError(void) { return gm_last_error(false); }
 
 static const struct {
@@ -47,7 +46,6 @@ static const char *describe(int status, bool name) {
 }
 
 GM_API const char *cudaGetErrorName(int status) { return describe(status, true); }
-
 GM_API const char *cudaGetErrorString(int status) { return describe(status, false); }
 
 GM_API int cuGetErrorString(int status, const char **message) {

@@ -139,7 +139,6 @@ GM_API int cudaUserObjectCreate(user_object **out, void *payload, void (*destroy
 }
 
 GM_API int cudaUserObjectRetain(user_object *object, unsigned count) { return gm_error(retain(object, count)); }
-
 GM_API int cudaUserObjectRelease(user_object *object, unsigned count) { return gm_error(release(object, count)); }
 
 GM_API int cudaGraphRetainUserObject(graph *g, user_object *object, unsigned count, unsigned flags) {
@@ -199,15 +198,8 @@ GM_API int cudaGraphInstantiateWithFlags(void **out, const graph *source, unsign
     return cudaGraphInstantiate(out, source, flags);
 }
 
-GM_API int cudaGraphDestroy(void *g) {
-    delete_graph(g);
-    return GM_SUCCESS;
-}
-
-GM_API int cudaGraphExecDestroy(graph *g) {
-    delete_graph(g);
-    return GM_SUCCESS;
-}
+GM_API int cudaGraphDestroy(void *g) { delete_graph(g); return GM_SUCCESS; }
+GM_API int cudaGraphExecDestroy(graph *g) { delete_graph(g); return GM_SUCCESS; }
 
 /* All but the flag to upload the graph, which does not change an executable graph. */
 GM_API int cudaGraphExecGetFlags(const graph *executable, unsigned long long *flags) {

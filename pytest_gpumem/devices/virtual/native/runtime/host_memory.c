@@ -22,7 +22,6 @@ int gm_host_alloc(void **address, size_t size) {
 }
 
 GM_API int cudaHostAlloc(void **address, size_t size, unsigned flags) { return gm_error(gm_host_alloc(address, size)); }
-
 GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(gm_host_alloc(address, size)); }
 
 int gm_host_free(void *address) {

@@ -120,7 +120,6 @@ GM_API int cudaLaunchKernelExC(const launch_config *config, const void *function
 }
 
 GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) { return GM_SUCCESS; }
-
 GM_API int cudaFuncSetCacheConfig(const void *function, int config) { return GM_SUCCESS; }
 
 GM_API int cudaLaunchHostFunc(void *on, void (*function)(void *), void *data) {
@@ -160,10 +159,7 @@ GM_API int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, v
     return GM_SUCCESS;
 }
 
-GM_API int __cudaGetKernel(const void **kernel, const void *function) {
-    *kernel = function;
-    return GM_SUCCESS;
-}
+GM_API int __cudaGetKernel(const void **kernel, const void *function) { *kernel = function; return GM_SUCCESS; }
 
 GM_API void **__cudaRegisterFatBinary(void *binary) {
     static void *handle;
@@ -171,7 +167,6 @@ GM_API void **__cudaRegisterFatBinary(void *binary) {
 }
 
 GM_API void __cudaRegisterFatBinaryEnd(void **handle) { }
-
 GM_API void __cudaUnregisterFatBinary(void **handle) { }
 
 GM_API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
@@ -184,9 +179,7 @@ GM_API void __cudaRegisterVar(void **handle, char *host, char *device, const cha
 }
 
 GM_API char __cudaInitModule(void **handle) { return 1; }
-
 GM_API int cudaProfilerStart(void) { return GM_SUCCESS; }
-
 GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
 
 /* ---- functions that Python calls ---- */
