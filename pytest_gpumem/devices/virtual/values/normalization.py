@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -47,19 +47,9 @@ def batch_norm(
     return output.to(values.dtype), kept_mean, kept_scale
 
 
-def cudnn_batch_norm(
-    values: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
+def cudnn_batch_norm(*arguments: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - the operator's
     """Return batch_norm's results; of cuDNN's reserve space nothing is needed."""
-    result = batch_norm(values, weight, bias, running_mean, running_var, training, momentum, eps)
-    return *result, None
+    return *batch_norm(*arguments), None
 
 
 def batch_norm_backward(
@@ -99,32 +89,14 @@ def cudnn_batch_norm_backward(
     )
 
 
-def batch_norm_with_update(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
-    """Return batch_norm's results of training, and no reserve space."""
-    result = batch_norm(values, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *result, None
+def batch_norm_of(*, training: bool) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the operator of training or of evaluation alone: its results have a reserve space."""
 
+    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - the operator's
+        completed = (*arguments[:5], training, *arguments[5:])
+        return *batch_norm(*completed), None
 
-def batch_norm_no_update(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
-    """Return batch_norm's results of evaluation, and no reserve space."""
-    result = batch_norm(values, weight, bias, running_mean, running_var, False, momentum, eps)
-    return *result, None
+    return forward
 
 
 def batch_norm_no_stats(
@@ -196,21 +168,11 @@ def batch_norm_gather_stats_with_counts(
     return whole, (var + eps).rsqrt()
 
 
-def batch_norm_gather_stats(
-    values: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[Tensor, Tensor]:
+def batch_norm_gather_stats(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - the operator's
     """Return the mean and inverse deviation of ranks with as many values each."""
-    counts = torch.full((mean.shape[0],), float(count))
-    return batch_norm_gather_stats_with_counts(
-        values, mean, scale, running_mean, running_var, momentum, eps, counts
-    )
+    means, count = arguments[1], arguments[-1]
+    counted = (*arguments[:-1], torch.full((means.shape[0],), float(count)))
+    return batch_norm_gather_stats_with_counts(*counted)
 
 
 def batch_norm_backward_reduce(
