@@ -29,7 +29,6 @@ class ArchLimits:
     reserved_shared_memory_per_block: int = KIB
     shared_memory_per_block: int = 48 * KIB
     registers_per_sm: int = 65536
-    registers_per_block: int = 65536
 
 
 def _limits(
