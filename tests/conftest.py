@@ -19,7 +19,7 @@ from helpers import installed_packages, known_plugins
 from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
 from helpers.suites import Suite
-from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
+from helpers.virtual_gpu import CARD_80GIB, virtual_card, virtual_device
 from helpers.warm import SHARED, warm_python
 
 import pytest_gpumem
@@ -150,7 +150,7 @@ def torch():
 @pytest.fixture
 def meter():
     """A measurement that has begun, on a card of 80 GiB."""
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
         meter.start()
         try:

@@ -32,7 +32,7 @@ from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.packing import GPUS, MEMORY, figures, lower_bound, made_up, suite, wall_time
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 TESTS = 500
 WORKERS = (1, 2, 4, 8, 16, 32)
@@ -66,7 +66,7 @@ def sessions(number: int, workers: int) -> list[str]:
         RuntimeError: a session failed.
     """
     VirtualDevice.load(CARDS["H100"])
-    with tempfile.TemporaryDirectory() as name, opened("H100", GPUS):
+    with tempfile.TemporaryDirectory() as name, virtual_card("H100", GPUS):
         folder = Path(name)
         (folder / "test_suite.py").write_text(suite(number), encoding="utf-8")
         pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")

@@ -16,7 +16,7 @@ from helpers.recorded_runs import (
     rounded,
     train,
 )
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened, virtual_device
+from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card, virtual_device
 from helpers.wrapped_tensors import wrapped
 
 from pytest_gpumem.measurement import Peak
@@ -236,7 +236,7 @@ def test_cublas_workspaces_that_outlive_the_step(torch):
 @contextmanager
 def rank_of_four(torch):
     """Rank 1 of a distributed run, recorded."""
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         spec = MemorySpec(world_size=4, rank=1)
         with Run.open(spec, device, ROOT, record=True) as run:
             run.start()
@@ -302,7 +302,7 @@ def test_nothing_at_all(torch):
 
 def test_what_others_hold_is_in_no_category(torch):
     model = None
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         model = linears(torch)
     try:
         device = virtual_device()
@@ -322,7 +322,7 @@ def test_what_others_hold_is_in_no_category(torch):
 
 
 def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         model = linears(torch)
     try:
         held = Peak(3 * PARAMETERS, 0)

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import MIB, child, opened
+from helpers.virtual_gpu import MIB, child, virtual_card
 
 from pytest_gpumem.attribution.history_replay import Block, History, Replay, next_division
 from pytest_gpumem.attribution.recorder import Recorder
@@ -84,7 +84,7 @@ def tensor(chance):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_allocated_figure_is_that_of_the_allocator(seed):
-    with opened("H100"):
+    with virtual_card("H100"):
         found = wild(seed)
     assert {name: pair[0] for name, pair in found.items()} == {
         name: pair[1] for name, pair in found.items()

@@ -1,7 +1,7 @@
 """Seeing that a step was the first of its optimizer, whose state comes last."""
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 
@@ -11,7 +11,7 @@ N = 2 * MIB
 
 @pytest.fixture
 def watch():
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         watch = OptimizerWatch()
         watch.start()
         yield watch

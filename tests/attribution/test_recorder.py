@@ -17,7 +17,7 @@ from helpers.recorded_runs import (
     recorded,
     train,
 )
-from helpers.virtual_gpu import CARD_80GIB, opened
+from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.explain import explain
@@ -119,7 +119,7 @@ def test_calls_that_end_in_another_order_are_told_apart(torch):
 
 
 def test_a_test_that_is_not_recorded_has_no_attribution(torch):
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         with Run.open(MemorySpec(), device, ROOT) as run:
             run.start()
         measurement = run.measurement()
@@ -132,7 +132,7 @@ def test_a_test_that_is_not_recorded_has_no_attribution(torch):
 
 def test_recording_changes_no_figure(torch):
     def peaks(*, record):
-        with opened(CARD_80GIB) as device:
+        with virtual_card(CARD_80GIB) as device:
             with Run.open(MemorySpec(), device, ROOT, record=record) as run:
                 run.start()
             model = linears(torch, 5)
@@ -152,7 +152,7 @@ def test_recording_changes_no_figure(torch):
 def test_recording_breaks_no_graph_of_torch_compile(torch):
     def peaks(*, record):
         torch._dynamo.reset()
-        with opened(CARD_80GIB) as device:
+        with virtual_card(CARD_80GIB) as device:
             with Run.open(MemorySpec(), device, ROOT, record=record) as run:
                 run.start()
             layers = [layer for one in linears(torch, 3) for layer in (one, torch.nn.GELU())]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.git import commit, git
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.errors import SpecError
@@ -138,7 +138,7 @@ def test_files_of_a_real_gpu_are_those_of_its_update_too(suite, gpumem):
     git("init", "-q", "-b", "main")
     suite.write(".gitignore", "r.json\n__pycache__\n")
     cuda = "--gpumem-device=cuda"
-    with opened("H100", 2):
+    with virtual_card("H100", 2):
         sources(suite, grown=False)
         assert suite.run(UPDATE, cuda).ret == 0
         commit("one")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import GIB, MIB, opened, virtual_device
+from helpers.virtual_gpu import GIB, MIB, virtual_card, virtual_device
 
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
@@ -21,7 +21,7 @@ from pytest_gpumem.meter.meter import Meter
 @pytest.fixture
 def gpu():
     """A machine that shows one GPU, as far as torch can tell."""
-    with opened("A100-40GB") as device:
+    with virtual_card("A100-40GB") as device:
         yield device
 
 
@@ -84,7 +84,7 @@ def test_more_gpus_than_there_are_cannot_be_had(gpu):
 def test_a_ranks_gpu_is_the_one_of_its_number():
     import torch
 
-    with opened("A100-40GB", count=2):
+    with virtual_card("A100-40GB", count=2):
         device = CudaDevice(first=1)
         info = device.open(None, 1)
         assert torch.cuda.current_device() == 1

@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from helpers.virtual_gpu import GIB, MIB, opened
+from helpers.virtual_gpu import GIB, MIB, virtual_card
 
 from pytest_gpumem.devices import memory_use
 from pytest_gpumem.devices.cards import CARDS
@@ -25,7 +25,7 @@ CONTEXT = CARDS["L4"].context
 
 @pytest.fixture
 def gpu():
-    with opened("L4") as device:
+    with virtual_card("L4") as device:
         yield device
 
 

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from helpers.paths import TESTS
-from helpers.virtual_gpu import CARD_80GIB, opened
+from helpers.virtual_gpu import CARD_80GIB, virtual_card
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.explain import explain
 from pytest_gpumem.testrun.run import Run
@@ -14,7 +14,7 @@ ROOT = TESTS
 @contextmanager
 def recorded(devices=1):
     """A run that is recorded, on a card of 80 GiB."""
-    with opened(CARD_80GIB, devices) as device:
+    with virtual_card(CARD_80GIB, devices) as device:
         spec = MemorySpec(devices=devices)
         with Run.open(spec, device, ROOT, record=True) as run:
             run.start()

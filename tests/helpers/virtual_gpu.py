@@ -73,7 +73,7 @@ def settle_all(count):
 
 
 @contextmanager
-def opened(card="H100", count=1):
+def virtual_card(card="H100", count=1):
     """The virtual GPU, settled, as a card (a name or a Card); hidden again at the end."""
     device = virtual_device()
     device.open(CARDS[card] if isinstance(card, str) else card, count)

@@ -4,7 +4,7 @@ import gc
 import threading
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened, tensor
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, tensor, virtual_card
 from helpers.warm import HANGS
 
 from pytest_gpumem.allocator_view import VIEW
@@ -24,7 +24,7 @@ from pytest_gpumem.meter.isolation import Plugs
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         yield device
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.busy_backward import busy_backward
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, virtual_card
 
 import pytest_gpumem
 from pytest_gpumem.devices import autograd_threads
@@ -21,7 +21,7 @@ from pytest_gpumem.meter.meter import Meter
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         yield device
 
 

@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import MIB, child, opened, tensor, virtual_device
+from helpers.virtual_gpu import MIB, child, tensor, virtual_card, virtual_device
 
 import pytest_gpumem
 from pytest_gpumem.devices.cards import CARDS
@@ -18,7 +18,7 @@ from pytest_gpumem.meter.meter import Meter
 def device(monkeypatch):
     """No test of the plugin's is being measured: measurements begin of their own."""
     monkeypatch.setattr(block, "_active", [])
-    with opened("T4", count=2) as device:
+    with virtual_card("T4", count=2) as device:
         monkeypatch.setattr(device, "card", CARDS["T4"])  # as use_virtual_gpu("T4") does
         yield device
 

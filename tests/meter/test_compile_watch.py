@@ -3,7 +3,7 @@
 import types
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 
 from pytest_gpumem.meter.compile_watch import COMPILER, WATCHED
 from pytest_gpumem.meter.meter import Meter
@@ -24,7 +24,7 @@ LEFT = (
 def meter():
     import torch
 
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         torch.cuda.reset_peak_memory_stats()  # of earlier tests; the meter leaves it to the step
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
         meter.start()
@@ -129,5 +129,5 @@ def test_compiled_anew_after_a_restart_nothing_of_before_is_told(meter, compiler
 
 @pytest.mark.usefixtures("compiler")
 def test_without_a_measurement_the_compiler_is_left_alone(compiler):
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         assert compiler.compile_fx(3).numel() == 1 * MIB

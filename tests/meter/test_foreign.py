@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened, tensor
+from helpers.virtual_gpu import CARD_80GIB, MIB, tensor, virtual_card
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
@@ -15,7 +15,7 @@ from pytest_gpumem.meter.out_of_memory import WATCH
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         yield device
 
 

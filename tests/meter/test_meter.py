@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened, tensor
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, tensor, virtual_card
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
@@ -19,7 +19,7 @@ from pytest_gpumem.meter.provenance import provenance
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         yield device
 
 
@@ -185,11 +185,11 @@ def test_garbage_that_the_step_leaves_is_not_retained(meter):
 
 def test_devices_that_hold_nothing_are_not_settled():
     code = """
-        from helpers.virtual_gpu import CARD_80GIB, opened
+        from helpers.virtual_gpu import CARD_80GIB, virtual_card
         from pytest_gpumem.meter.meter import Meter
         import torch
 
-        with opened(CARD_80GIB, count=2) as device:
+        with virtual_card(CARD_80GIB, count=2) as device:
             meter = Meter(device, device.open(CARD_80GIB, 2), 2, record=True)
             meter.start()
             meter.resettle()  # as at each use of a fixture of wider scope

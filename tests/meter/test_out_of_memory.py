@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened, tensor
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, tensor, virtual_card
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ HERE = Path(__file__)
 @pytest.fixture
 def device():
     """Two devices, of which each may reserve 100 MiB."""
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         for index in (0, 1):
             set_cap(index, 100 * MIB, device.cap_total(index))
         yield device

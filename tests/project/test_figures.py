@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from helpers.left_out import need_triton
 from helpers.paths import TESTS
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, virtual_card
 
 # Peaks in bytes, (allocated, reserved), by torch version: major and minor.
 RESNET = {"2.15": (3_122_711_552, 3_454_009_344), "2.7": (3_181_766_656, 3_531_603_968)}
@@ -27,7 +27,7 @@ PUBLISHED = {
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         yield device
         assert device.trouble() is None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.packing import figures, lower_bound, made_up, suite, wall_time
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.sharing import gpu_ledger
 
@@ -34,7 +34,7 @@ def test_no_figure_differs_from_the_serial_runs(suite_folder, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(suite_folder.path))
     common = ("--gpumem-device=cuda", "--gpumem-attribution=off")
     packed = ("--gpumem-packing=baselines", "-n", "2", "--gpumem-json=packed.json")
-    with opened("H100", 8):
+    with virtual_card("H100", 8):
         serial = ("--gpumem-update-baselines", "--gpumem-json=serial.json")
         assert suite_folder.run(*common, *serial, source=suite(16)).ret == 0
         session = suite_folder.run_apart(*common, *packed)

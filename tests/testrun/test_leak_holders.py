@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from helpers.marked_sessions import LEAKS, leaked
-from helpers.virtual_gpu import CARD_80GIB, opened
+from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.attribution.referrers import UNNAMED, holders
@@ -151,7 +151,7 @@ def test_the_holder_is_the_same_whatever_the_clock_says(suite, monkeypatch):
 
 
 def test_memory_without_a_name_comes_last_however_much_it_is(torch):
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         small = torch.zeros(1 << 18, device="cuda")
         named, unnamed = holders({place_of(small): 1 << 20, (0, 512): 1 << 30})
         del small

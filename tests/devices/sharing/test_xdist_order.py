@@ -10,7 +10,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,7 +170,7 @@ def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch, tmp_path
     nvml = Nvml(DIVIDED)
     monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", asked.append)
     monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
-    with opened("T4"):
+    with virtual_card("T4"):
         device = CudaDevice(shared=True)
         device.open(None, 1)
         for name in ("MIG-a", "MIG-c"):
@@ -198,7 +198,7 @@ def test_as_many_workers_as_gpus_have_all_of_them_first(count):
 
 
 def test_cuda_itself_is_asked_in_another_process():
-    with opened("T4", 3):  # processes started meanwhile find three of them
+    with virtual_card("T4", 3):  # processes started meanwhile find three of them
         assert [bytes.fromhex(name).decode() for name in names(os.environ)] == ["Tesla T4"] * 3
     assert names({}) == []
 
@@ -232,14 +232,14 @@ def test_only_a_worker_turns_and_only_before_torch_is_there(worker, imported, gi
 
 def test_the_virtual_gpu_takes_no_turns(monkeypatch):
     monkeypatch.setattr("pytest_gpumem.devices.select.take_turns", pytest.fail)
-    with opened("T4") as device:
+    with virtual_card("T4") as device:
         monkeypatch.setattr(device, "card", device.card)  # choose() sets it, for the whole process
         assert choose("virtual", CARDS["T4"], worker="gw1").device is device
 
 
 def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with opened("T4", 3):
+    with virtual_card("T4", 3):
         device = CudaDevice(shared=True)
         for number in (2, 3, 1):
             device.open(None, number)
@@ -279,7 +279,7 @@ def test_workers_on_a_machine_of_three_gpus(suite, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("TMPDIR", str(suite.path))
-    with opened("T4", 3):
+    with virtual_card("T4", 3):
         session = suite.run_apart("--gpumem-device=cuda", "-n", "2", source=STEPS)
     assert session.outcomes == {"passed": 6}, session.out
     lines = (suite.path / "spans").read_text().splitlines()

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened, tensor
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, tensor, virtual_card
 
 from pytest_gpumem.devices.memory_cap import set_cap
 
@@ -17,7 +17,7 @@ LARGE_SEGMENT, FROM_ITS_OWN, ROUND = 20 * MIB, 10 * MIB, 2 * MIB
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         yield device
 
 
@@ -129,7 +129,7 @@ def test_a_cap_is_exact(device, limit):
 def test_two_devices_hold_memory_of_their_own():
     import torch
 
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         one, two = tensor(30 * MIB, 0), tensor(1, 1)
         assert (held(0), held(1)) == ((30 * MIB, 30 * MIB), (512, SMALL_SEGMENT))
         there = one.to("cuda:1")

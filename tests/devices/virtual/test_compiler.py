@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.recorded_runs import recorded
-from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
+from helpers.virtual_gpu import CARD_80GIB, virtual_card, virtual_device
 
 import pytest_gpumem
 
@@ -51,7 +51,7 @@ def test_graphs_and_guards_are_those_without(programs):
 
 
 def test_inductors_cache_is_asked_for_the_same_keys(programs):
-    with opened(CARD_80GIB):  # the card is in the keys
+    with virtual_card(CARD_80GIB):  # the card is in the keys
         without = programs.compiled_of(programs.module_with_hooks, "cpu", lowers=True)
     with measured():
         within = programs.compiled_of(programs.module_with_hooks, "cpu", lowers=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import left_out
 from helpers.paths import HELPERS, ROOT
-from helpers.virtual_gpu import child, opened
+from helpers.virtual_gpu import child, virtual_card
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, MIN_CUDNN, PLANS_KEPT
@@ -59,7 +59,7 @@ def skip_without_cudnn(device):
 @pytest.mark.parametrize("row", MEASURED, ids=[row["id"] for row in MEASURED])
 def test_workspaces_are_those_measured_on_real_gpus(row):
     left_out.need_cudnn()
-    with opened(CHIPS[row["gpu"]]) as device:
+    with virtual_card(CHIPS[row["gpu"]]) as device:
         import torch
 
         dtype = getattr(torch, ast.literal_eval(row["dtypes"])[0].removeprefix("torch."))
@@ -77,7 +77,7 @@ def test_workspaces_are_those_measured_on_real_gpus(row):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_convolution_of_1x1_is_a_product_of_cublaslt_without_workspace(card, dtype):
     """An RTX 4090 took none for it in 20 published peaks (vae-peaks.csv); other engines copy."""
-    with opened(card) as device:
+    with virtual_card(card) as device:
         import torch
 
         x = torch.zeros(1, 512, 64, 64, dtype=getattr(torch, dtype), device="cuda")
@@ -125,7 +125,7 @@ def apart(suite, monkeypatch, *args, source, **environment):
 
 def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):
     left_out.need_cudnn()
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS)
     assert session.outcomes == {"passed": 2}
@@ -136,7 +136,7 @@ def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):
 
 def test_a_workspace_of_another_card_is_not_passed_over_in_silence(suite, monkeypatch):
     left_out.need_cudnn()
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS, **{PLANS_KEPT: "100"})
     assert session.out.count("8978944") == 2
@@ -154,7 +154,7 @@ def test_cards_of_the_same_chip_have_the_same_plans(suite, monkeypatch):
 
 def test_nothing_is_to_be_said_of_convolutions_that_were_asked_for(suite):
     left_out.need_cudnn()
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     assert "cuDNN" not in suite.run("-v", source=CONV).flat
 
@@ -262,7 +262,7 @@ BENCHMARK = """
 
 def test_benchmark_mode_has_a_range(suite, monkeypatch):
     left_out.need_cudnn()
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "--gpumem-json=r.json", source=BENCHMARK)
     assert session.outcomes == {"passed": 4}
@@ -333,7 +333,7 @@ def test_attention_that_was_not_asked_for_is_not_taken_for_a_convolution(suite, 
 
 def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
     left_out.need_cudnn()
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=ATTENTION)
     assert session.outcomes == {"passed": 1}
@@ -345,7 +345,7 @@ def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
 
 def test_fused_convolutions_are_asked_for(torch):
     left_out.need_cudnn()
-    with opened("A100-80GB") as device:
+    with virtual_card("A100-80GB") as device:
         x = torch.zeros(2, 64, 28, 28, device="cuda", dtype=torch.half)
         w = torch.zeros(64, 64, 3, 3, device="cuda", dtype=torch.half)
         bias = torch.zeros(64, device="cuda", dtype=torch.half)
@@ -507,7 +507,7 @@ OLDER_FIRST = """
 
 def test_a_card_has_its_workspaces_whatever_card_was_before_it_in_the_process(suite, monkeypatch):
     """cuDNN keeps something of a first 1x1 convolution that was planned for a card without TF32."""
-    with opened() as device:
+    with virtual_card() as device:
         skip_without_cudnn(device)
     alone = apart(suite, monkeypatch, "-k", "newer", source=OLDER_FIRST).figures()["test_newer"]
     after = apart(suite, monkeypatch, source=OLDER_FIRST).figures()["test_newer"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.noted import texts_of
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.virtual import decisions
 from pytest_gpumem.errors import DeviceError
@@ -40,7 +40,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
     import torch
 
     monkeypatch.setattr(decisions, "MAX_READ", 100)
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute(values)
         x = torch.randn(3000, 3000, device="cuda")
         for loop, offset in ((wait, 1), (wait_within, 2), (wait_by_a_number, 1)):
@@ -89,7 +89,7 @@ def test_boxes_are_taken_too():
 def test_a_note_says_how_many_of_how_many_an_operator_took():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         rows = torch.randn(5000, 1000, device="cuda")
         take_rows(rows)
@@ -116,7 +116,7 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
 def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         loss = torch.randn(1000, device="cuda").mean()
         losses, total = [], 0.0
         for step in range(2):
@@ -186,7 +186,7 @@ SHOWS = [
 def test_a_number_tells_whether_a_program_decides_by_it(code, verdict, capsys):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.randn(3000, 3000, device="cuda")
         n = (x.mean(0) > 2).sum()
@@ -199,7 +199,7 @@ def test_a_number_tells_whether_a_program_decides_by_it(code, verdict, capsys):
 def test_a_number_is_like_any_other_and_outlives_no_test():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.randn(3000, 3000, device="cuda")
         loss, count = x.mean().item(), (x.mean(0) > 2).sum().item()
@@ -219,7 +219,7 @@ def test_a_number_is_like_any_other_and_outlives_no_test():
 def test_the_line_of_a_library_that_decides_is_named():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         weight = torch.nn.Parameter(torch.randn(3000, 3000, device="cuda"))
         optimizer = torch.optim.LBFGS([weight], max_iter=3)
@@ -245,7 +245,7 @@ def test_numbers_that_no_kernel_computed_are_compared_by_torch_testing(values):
         def _process_inputs(self, actual, expected, *, id):  # noqa: A002 - PyTorch's
             return actual.item(), expected
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute(values)
         x = torch.randn(3000, 3000, device="cuda")
         number = x.mean().item()

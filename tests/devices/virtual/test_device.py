@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened, virtual_device
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, virtual_card, virtual_device
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.memory_cap import set_cap
@@ -37,7 +37,7 @@ def test_the_device_is_the_card_that_was_asked_for(name):
     import torch
 
     card = CARDS[name]
-    with opened(card) as device:
+    with virtual_card(card) as device:
         found = torch.cuda.get_device_properties(0)
         assert (found.name, found.total_memory) == (card.device_name, card.total_memory)
         assert (found.major, found.minor) == card.capability == torch.cuda.get_device_capability()
@@ -50,7 +50,7 @@ def test_the_device_is_the_card_that_was_asked_for(name):
 
 @pytest.mark.parametrize("name", CARDS)
 def test_cublas_takes_the_workspace_that_pytorch_gives_it_on_that_card(name):
-    with opened(name):
+    with virtual_card(name):
         major = CARDS[name].capability[0]
         if major == 9:
             assert workspace() == LARGE_WORKSPACE
@@ -62,7 +62,7 @@ def test_cublas_takes_the_workspace_that_pytorch_gives_it_on_that_card(name):
 
 def test_the_workspace_follows_the_card_there_and_back():
     for name, size in [("T4", WORKSPACE), ("H100", LARGE_WORKSPACE), ("T4", WORKSPACE)]:
-        with opened(name):
+        with virtual_card(name):
             assert workspace() == size
 
 
@@ -72,7 +72,7 @@ def test_caps_are_exact_on_every_card(name):
     import torch
 
     card = CARDS[name]
-    with opened(card) as device:
+    with virtual_card(card) as device:
         for limit in (3 * GIB, card.usable_memory // 2 + 12345, card.usable_memory):
             whole = limit // (2 * MIB) * (2 * MIB)
             set_cap(0, limit, device.cap_total(0))
@@ -93,7 +93,7 @@ def test_without_a_cap_the_cards_memory_is_the_limit():
     import torch
 
     for name in ("T4", "H100"):
-        with opened(name):
+        with virtual_card(name):
             most = CARDS[name].usable_memory // (2 * MIB) * (2 * MIB)
             with pytest.raises(torch.OutOfMemoryError):
                 torch.cuda.caching_allocator_alloc(most + 1, 0)
@@ -104,12 +104,12 @@ def test_without_a_cap_the_cards_memory_is_the_limit():
 def test_room_beyond_the_card_is_for_one_session_alone():
     import torch
 
-    with opened("T4") as device:
+    with virtual_card("T4") as device:
         device.make_room([8 * GIB])
         block = torch.cuda.caching_allocator_alloc(20 * GIB, 0)
         torch.cuda.caching_allocator_delete(block)
         torch.cuda.empty_cache()
-    with opened("T4"), pytest.raises(torch.OutOfMemoryError):
+    with virtual_card("T4"), pytest.raises(torch.OutOfMemoryError):
         torch.cuda.caching_allocator_alloc(20 * GIB, 0)
 
 
@@ -121,7 +121,7 @@ def test_seventeen_devices_are_too_many():
 def test_sixteen_devices_each_have_their_memory():
     import torch
 
-    with opened(CARD_80GIB, count=16) as device:
+    with virtual_card(CARD_80GIB, count=16) as device:
         blocks = [torch.empty(MIB, device=f"cuda:{index}") for index in range(16)]
         assert [device.library.account(index).charged for index in range(16)] == [20 * MIB] * 16
         assert len({torch.cuda.get_device_properties(index).uuid for index in range(16)}) == 16
@@ -133,7 +133,7 @@ def test_kernels_that_depend_on_the_sm_count_see_the_cards():
     import torch
 
     def peak(sms):
-        with opened(replace(CARD_80GIB, name=f"{sms} SMs", sm_count=sms)):
+        with virtual_card(replace(CARD_80GIB, name=f"{sms} SMs", sm_count=sms)):
             x = torch.empty(1 << 24, device="cuda")
             torch.cuda.reset_peak_memory_stats()
             x.sum()
@@ -170,12 +170,12 @@ def test_the_first_card_of_a_process_leaves_nothing_behind():
 
 
 def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):
-    with opened("T4"):
+    with virtual_card("T4"):
         pass
     monkeypatch.setattr("pytest_gpumem.devices.virtual.device._PROPERTIES_SYMBOLS", ())
     with pytest.raises(DeviceError, match="keeps the properties of T4"):
         virtual_device().open(CARDS["L4"], 1)
-    with opened("T4"):
+    with virtual_card("T4"):
         import torch
 
         assert torch.cuda.mem_get_info()[1] == CARDS["T4"].total_memory

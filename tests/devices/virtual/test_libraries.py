@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, opened
+from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.report.json_report import read_report
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         yield device
         import torch
 
@@ -328,7 +328,7 @@ def test_an_embeddings_sparse_gradient(device):
 @pytest.mark.parametrize(("cutlass", "card"), [(True, "A100-80GB"), (False, "H100")])
 def test_a_matrix_with_two_nonzeros_in_four(monkeypatch, cutlass, card):
     """PyTorch's own kernels, which run on capability 8.x alone, and cuSPARSELt's."""
-    with opened(card) as device:
+    with virtual_card(card) as device:
         import torch
         from torch.sparse import SparseSemiStructuredTensor
 
@@ -341,7 +341,7 @@ def test_a_matrix_with_two_nonzeros_in_four(monkeypatch, cutlass, card):
 @pytest.mark.parametrize("card", sorted(CARDS))
 def test_sorting_and_embeddings_run_on_every_card(card):
     """CUB looks for the architecture that its kernels were compiled for; not every card's is."""
-    with opened(card) as device:
+    with virtual_card(card) as device:
         import torch
 
         tokens = torch.zeros(4096, dtype=torch.int64, device="cuda")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 
 def kernel_of(device, op, ways, *, written=0, unread=0):
@@ -27,7 +27,7 @@ def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
 
     from pytest_gpumem.devices.virtual.operator_functions import Ways
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         known, other = (torch.ones(8, device="cuda") for _ in range(2))
         unknown = torch.empty(8, device="cuda")
@@ -48,7 +48,7 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
     from pytest_gpumem.devices.virtual.operator_functions import Ways
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         unknown = torch.empty(8, device="cuda")
         device.library.forget(unknown.data_ptr(), 32)
@@ -75,7 +75,7 @@ def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_n
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
     called = []
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         unknown = torch.empty(8, device="cuda")
         device.library.forget(unknown.data_ptr(), 32)
@@ -94,7 +94,7 @@ def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_n
 def test_operators_on_unknown_values_take_numbers_and_raise_errors_as_without_values():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         x = torch.empty(512, 512, device="cuda")
         for mode in ("off", "auto"):
             device.values.compute(mode)
@@ -117,7 +117,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
     key = torch._C._dispatch_key_parse(KEY)
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     seen = []
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         functions = Interception.functions
         number = torch.ones(())
@@ -146,7 +146,7 @@ def test_ranges_are_forgotten():
 
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         library = device.library
         address = torch.empty(64, dtype=torch.uint8, device="cuda").data_ptr()
@@ -161,7 +161,7 @@ def test_where_tensors_lie_is_the_same_by_dlpack_and_by_attributes():
 
     from pytest_gpumem.devices.virtual.values.host_tensors import describe
 
-    with opened():
+    with virtual_card():
         block = torch.ones(4, 8, device="cuda")
         assert describe(block)[:5] == (2, block.data_ptr(), 128, 128, 1)
         assert describe(block.t()[2:])[1:4] == (block.data_ptr() + 8, 96, 120)
@@ -179,7 +179,7 @@ def computing(device, op, *, written=0):
 def test_a_result_of_known_tensors_is_computed_without_python():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x, y = (torch.arange(8.0, device="cuda") for _ in range(2))
         kernel, told = computing(device, torch.ops.aten.add.Tensor)
@@ -194,7 +194,7 @@ def test_a_result_of_known_tensors_is_computed_without_python():
 def test_a_known_tensor_that_an_operator_changes_is_computed_without_python():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x, y = (torch.arange(8.0, device="cuda") for _ in range(2))
         kernel, told = computing(device, torch.ops.aten.mul_.Tensor, written=1)
@@ -207,7 +207,7 @@ def test_a_known_tensor_that_an_operator_changes_is_computed_without_python():
 def test_while_values_are_assumed_python_looks_at_every_result():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.ones(8, device="cuda")
         kernel, told = computing(device, torch.ops.aten.mul_.Tensor, written=1)
@@ -240,7 +240,7 @@ def told_to_python(monkeypatch, *calls):
 def test_plain_copies_and_zeros_of_small_tensors_are_left_to_the_library(monkeypatch, shape):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         host = torch.rand(shape)
         x = host.to("cuda").clone()
@@ -263,7 +263,7 @@ def test_plain_copies_and_zeros_of_small_tensors_are_left_to_the_library(monkeyp
 def test_a_copy_of_unknown_values_and_zeros_there_are_python_s(monkeypatch):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.ones(64, device="cuda")
 
@@ -280,7 +280,7 @@ def test_a_copy_of_unknown_values_and_zeros_there_are_python_s(monkeypatch):
 def test_a_copy_in_another_order_is_no_plain_one():
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.arange(6.0, device="cuda").reshape(2, 3)
         for _ in range(2):
@@ -330,7 +330,7 @@ def large_calls(device):
 def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         mode, library = device.values._mode, device.library
         on_device, on_host = large_calls("cuda"), large_calls("cpu")
@@ -380,7 +380,7 @@ def test_what_the_host_has_not_costs_nothing():
     def missing(*_args, **_kwargs):
         raise NotImplementedError
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.ones(1 << 20, device="cuda")
         functions, mode = Interception.functions, device.values._mode
@@ -401,7 +401,7 @@ def test_what_the_host_has_not_costs_nothing():
 def test_a_number_that_is_read_is_not_computed(monkeypatch):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         x = torch.ones(8, device="cuda")
         mode = device.values._mode

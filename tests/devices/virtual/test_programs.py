@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from helpers.native_sources import compiler
 from helpers.paths import ROOT
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 from helpers.warm import HANGS, warm_python
 from packaging.version import Version
 
@@ -250,7 +250,7 @@ def test_a_compiler_links_with_the_driver(tmp_path, monkeypatch):
     source.write_text("int cuInit(unsigned); int init(void) { return cuInit(0); }\n")
     command = [*compiler(), "-shared", "-fPIC", source, "-lcuda", "-o", library]
     monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "users"))
-    with opened():
+    with virtual_card():
         subprocess.run(command, check=True)
         assert os.environ["LIBRARY_PATH"].startswith(f"{tmp_path / 'users'}:")
         assert ctypes.CDLL(str(library)).init() == 0

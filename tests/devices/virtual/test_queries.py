@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 from helpers.warm import HANGS
 
 MAX_DEVICES = 16
@@ -13,7 +13,7 @@ C = "cuda"
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=MAX_DEVICES) as device:
+    with virtual_card(CARD_80GIB, count=MAX_DEVICES) as device:
         yield device
         assert device.trouble() is None
 

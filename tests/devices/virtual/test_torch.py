@@ -1,14 +1,14 @@
 """What of PyTorch runs on the virtual GPU, each in small; what does not is refused by name."""
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, opened
+from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 C = "cuda"
 
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB, count=2) as device:
+    with virtual_card(CARD_80GIB, count=2) as device:
         yield device
 
 

@@ -1,7 +1,7 @@
 """Steps agree with the count of live tensors that anyone can make by hand."""
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 
 from pytest_gpumem.meter.allocator import settle
 
@@ -11,7 +11,7 @@ N = 3 * MIB
 
 @pytest.fixture
 def device():
-    with opened(CARD_80GIB) as device:
+    with virtual_card(CARD_80GIB) as device:
         yield device
         assert device.trouble() is None
 

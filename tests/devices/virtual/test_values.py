@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 
 @pytest.fixture
 def device():
-    with opened() as device:
+    with virtual_card() as device:
         yield device
 
 

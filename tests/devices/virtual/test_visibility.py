@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.left_out import need_libraries, need_triton
-from helpers.virtual_gpu import CARD_80GIB, child, opened, run_python
+from helpers.virtual_gpu import CARD_80GIB, child, run_python, virtual_card
 
 from pytest_gpumem.devices.torch_import import IMPORTS, ImportHooks
 from pytest_gpumem.devices.virtual.visibility import HIDDEN
@@ -19,7 +19,7 @@ NO_DEVICE = 100
 def test_nobody_sees_a_device_before_it_is_opened_and_after_it_is_closed(torch):
     early = torch.cuda.is_available, torch.cuda.device_count
     assert [ask() for ask in early] == [False, 0]
-    with opened(CARD_80GIB, count=2):
+    with virtual_card(CARD_80GIB, count=2):
         assert [ask() for ask in early] == [True, 2]
         assert torch.accelerator.is_available()
     assert [ask() for ask in early] == [False, 0]
@@ -30,7 +30,7 @@ def test_nobody_sees_a_device_before_it_is_opened_and_after_it_is_closed(torch):
 def test_the_count_that_pytorch_keeps_is_forgotten(torch):
     """torch.cuda.device_count() keeps its first answer once CUDA is initialised."""
     for count in (1, 3, 2):
-        with opened(CARD_80GIB, count=count):
+        with virtual_card(CARD_80GIB, count=count):
             torch.cuda.init()
             assert torch.cuda.device_count() == count
             assert torch.cuda.device_count() == count
@@ -43,10 +43,10 @@ def test_what_the_compiler_found_without_a_gpu_or_on_another_card_is_forgotten(t
     from torch.utils import _triton
 
     assert not _triton.has_triton()
-    with opened("H100"):
+    with virtual_card("H100"):
         assert _triton.has_triton()
         new = _triton.has_triton_tma_device()
-    with opened("T4"):
+    with virtual_card("T4"):
         assert not _triton.has_triton_tma_device()
     assert not _triton.has_triton()
     assert new
@@ -55,12 +55,12 @@ def test_what_the_compiler_found_without_a_gpu_or_on_another_card_is_forgotten(t
 def test_nvml_based_checks_see_no_device_either(torch, monkeypatch):
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     assert not torch.cuda.is_available()
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         assert torch.cuda.is_available()
 
 
 def test_a_tensor_on_a_hidden_device_is_refused_with_the_reason(torch):
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         torch.zeros(1, device="cuda")
     with pytest.raises(RuntimeError, match="only in tests marked gpu_memory"):
         torch.zeros(1, device="cuda")
@@ -96,13 +96,13 @@ def test_cuda_is_not_initialised_while_no_gpu_is_shown():
 
 def test_a_device_beyond_those_that_were_asked_for_is_refused(torch):
     """As on a machine that has no more of them."""
-    with opened(CARD_80GIB, count=1), pytest.raises((RuntimeError, AssertionError)):
+    with virtual_card(CARD_80GIB, count=1), pytest.raises((RuntimeError, AssertionError)):
         torch.zeros(1, device="cuda:1")
 
 
 def test_other_frameworks_find_no_device_outside(torch):
     """JAX, CuPy and Numba open the driver by its name."""
-    with opened(CARD_80GIB):
+    with virtual_card(CARD_80GIB):
         driver = ctypes.CDLL("libcuda.so.1")
         assert driver.cuInit(0) == 0
         count = ctypes.c_int()
@@ -179,7 +179,7 @@ def test_a_skipif_at_collection_does_not_blind_pytorch():
 
 def test_a_child_process_of_a_step_can_have_devices_of_its_own(torch):
     """It inherits the step's one device, and asks for three of another card."""
-    with opened(CARD_80GIB, count=1):
+    with virtual_card(CARD_80GIB, count=1):
         text = child(
             """
             import torch

@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
@@ -85,7 +85,9 @@ def shared_gpu(suite, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(
         "pytest_gpumem.devices.select.CudaDevice", lambda **_arguments: device(shared=True)
     )
-    with opened("T4") as virtual:  # whose total of memory is what this process's PyTorch keeps
+    with virtual_card(
+        "T4"
+    ) as virtual:  # whose total of memory is what this process's PyTorch keeps
         monkeypatch.setattr(CudaDevice, "cap_total", lambda _gpu, index: virtual.cap_total(index))
         yield partial(suite.run, "--gpumem-device=cuda")
 
@@ -156,7 +158,7 @@ def test_two_workers_run_their_tests_side_by_side(suite, monkeypatch):
     """Each waits for the other one, which would wait for its turn for ever without packing."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("TMPDIR", str(suite.path))
-    with opened("T4"):
+    with virtual_card("T4"):
         assert (
             suite.run("--gpumem-device=cuda", "--gpumem-update-baselines", source=TOGETHER).ret == 0
         )

@@ -5,7 +5,7 @@ import types
 
 import pytest
 from helpers.left_out import need_triton
-from helpers.virtual_gpu import child, opened
+from helpers.virtual_gpu import child, virtual_card
 
 from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE
 from pytest_gpumem.devices.virtual.compilation.max_autotune import (
@@ -80,7 +80,7 @@ def compiler():
 def test_only_what_this_torch_has_is_turned_off(compiler):
     switch = MaxAutotuneSwitch()
     switch.install(compiler)
-    with opened():
+    with virtual_card():
         compiler.compile_fx(None, [])
         compiler.compile_fx(None, [], config_patches={"triton.cudagraphs": True})
         assert switch.notes() == []

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 
 def minimised(width, search):
@@ -64,7 +64,7 @@ def test_a_small_program_decides_as_with_all_values(program):
     import torch
 
     answers = []
-    with opened() as device:
+    with virtual_card() as device:
         for scope in ("full", "auto"):
             device.values.compute(scope)
             torch.cuda.reset_peak_memory_stats()
@@ -77,7 +77,7 @@ def test_a_small_program_decides_as_with_all_values(program):
 def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
     import torch
 
-    with opened() as device:
+    with virtual_card() as device:
         if sparse_before:
             device.values.compute("auto")
             torch.eye(4, device="cuda").to_sparse()
@@ -106,7 +106,7 @@ def test_the_budget_of_a_large_test_ends_once(monkeypatch):
         end(budget)
 
     monkeypatch.setattr(Budget, "end", counted)
-    with opened() as device:
+    with virtual_card() as device:
         device.values.compute("auto")
         for count in (1, 2):
             large = torch.randn(3000, 3000, device="cuda")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.paths import ROOT
 from helpers.torch_features import require, require_release
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 from torchvision import ops
 
 from pytest_gpumem.devices.virtual.values.data_dependent import COPIES
@@ -133,7 +133,7 @@ CASES = [(op, args, {}) for op, calls in CALLS.items() for args in calls] + NAME
 
 @pytest.fixture(scope="module")
 def opened_mode():
-    with opened() as device, ValueMode(device.library) as mode:
+    with virtual_card() as device, ValueMode(device.library) as mode:
         yield mode
 
 

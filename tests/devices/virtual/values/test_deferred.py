@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.library import CAPACITIES
@@ -16,7 +16,7 @@ SIZE = 1024
 def mode():
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
-    with opened() as device, ValueMode(device.library) as mode:
+    with virtual_card() as device, ValueMode(device.library) as mode:
         yield mode
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.paths import ROOT
 from helpers.torch_features import require, require_kernel
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -23,7 +23,7 @@ ELSEWHERE = {"c10d", "_c10d_functional", "symm_mem", "_test"}
 
 @pytest.fixture(scope="module")
 def opened_mode():
-    with opened() as device, ValueMode(device.library) as mode:
+    with virtual_card() as device, ValueMode(device.library) as mode:
         yield mode
 
 

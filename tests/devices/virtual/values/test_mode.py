@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 from helpers.paths import TESTS
-from helpers.virtual_gpu import child, opened
+from helpers.virtual_gpu import child, virtual_card
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.meter.allocator import current
@@ -17,7 +17,7 @@ from pytest_gpumem.meter.allocator import current
 def mode():
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
-    with opened() as device, ValueMode(device.library) as mode:
+    with virtual_card() as device, ValueMode(device.library) as mode:
         yield mode
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.virtual_gpu import opened, settle_all
+from helpers.virtual_gpu import settle_all, virtual_card
 from torch import nn
 from torch.utils import checkpoint
 
@@ -260,7 +260,7 @@ PEAKS = ("allocated_bytes", "reserved_bytes", "segment", "allocation", "active_b
 
 @pytest.fixture(scope="module")
 def device():
-    with opened() as device:
+    with virtual_card() as device:
         yield device
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.virtual_gpu import opened, settle_all
+from helpers.virtual_gpu import settle_all, virtual_card
 from torch import nn
 
 from pytest_gpumem.devices.virtual.decisions import Decisions
@@ -49,7 +49,7 @@ def compressed(layout, *shape):
 
 @pytest.fixture(scope="module")
 def device():
-    with opened() as device:
+    with virtual_card() as device:
         yield device
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import virtual_card
 from torch import nn
 from torch.nn import functional
 
@@ -15,7 +15,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def device():
-    with opened() as device:
+    with virtual_card() as device:
         yield device
 
 
