@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual.compilation import (
@@ -21,10 +22,10 @@ from pytest_gpumem.notes import NoteKind, notes_of
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from types import ModuleType
 
     from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
     from pytest_gpumem.notes import Note
+    from pytest_gpumem.patches import Patch
 
 
 class Compilation:
@@ -48,26 +49,19 @@ class Compilation:
 
     def install(self) -> None:
         """Wait for the imports of PyTorch's compiler."""
-        for patch, install in (
-            (max_autotune.COMPILATION, self._max_autotune.install),
-            (kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing),
-            (kernel_timing.CHOICES, self._kernel_timing.watch_inductor),
-            (kernel_timing.BENCHES, self._kernel_timing.watch_triton),
-            (padded_products.KEYS, self._products.pad_nothing),
-            (earlier_graphs.REPLAYS, self._earlier_graphs.install),
-            (compiled_code.CALLS, self._compiled_code.install),
-            (compiled_numbers.TRACED, compiled_numbers.trace_numbers),
-            (compiled_values.COMPILES, compiled_values.keep_graphs),
-            (compiled_values.CALLS, compiled_values.compute_graphs),
-            (padded_products.COMPILED, self._products.keep_products),
-            (padded_products.CODE_CALLS, self._products.watch_code),
-            (constant_folding.FOLDING, self._compute_constants),
-            (triton_launches.LAUNCHES, triton_launches.tell_launches),
-        ):
-            IMPORTS.call_after(patch.module, install)
-
-    def _compute_constants(self, module: ModuleType) -> None:
-        constant_folding.compute_constants(module, self._computing)
+        IMPORTS.call_after(max_autotune.COMPILATION.module, self._max_autotune.install)
+        IMPORTS.call_after(compiled_numbers.TRACED.module, compiled_numbers.trace_numbers)
+        wrappers: tuple[tuple[Patch, Callable[[Any], Any]], ...] = (
+            *self._kernel_timing.wrappers(),
+            (earlier_graphs.REPLAYS, self._earlier_graphs.noted),
+            (compiled_code.CALLS, self._compiled_code.noted),
+            *compiled_values.WRAPPERS,
+            *self._products.wrappers(),
+            (constant_folding.FOLDING, partial(constant_folding.with_constants, self._computing)),
+            (triton_launches.LAUNCHES, triton_launches.telling),
+        )
+        for patch, make in wrappers:
+            IMPORTS.call_after(patch.module, partial(patch.wrap, make=make))
 
     def begin(self) -> None:
         """Begin to watch a run."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pytest_gpumem.patches import Patch
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 CALLS: Final = Patch(
     "torch._inductor.output_code",
@@ -34,15 +31,13 @@ class CompiledCode:
         """Return sentences that a reader of the figures has to know about compiled code."""
         return [LESS_SURE] * self._ran
 
-    def install(self, module: ModuleType) -> None:
-        """Wrap the call of compiled graphs; ``module`` is that of CALLS, just imported."""
-        CALLS.wrap(module, self._noted)
+    def noted(self, call: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+        """Return the call of compiled graphs, which is noted."""
 
-    def _noted(self, call: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        def noted(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        def called(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
             if "cuda" in getattr(compiled, "device_types", ("cuda",)):
                 self._ran = True
             return call(compiled, *args, **kwargs)
 
-        return noted
+        return called

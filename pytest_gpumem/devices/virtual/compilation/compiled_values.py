@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
 from pytest_gpumem.patches import Patch
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 COMPILER: Final = "torch._inductor.compile_fx"
 """PyTorch's module with the functions through which Inductor compiles each graph"""
@@ -36,12 +33,6 @@ CALLS: Final = Patch(
 )
 INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
 """our module that knows whether values are computed; imported once any are"""
-
-
-def keep_graphs(module: ModuleType) -> None:
-    """Have each graph kept with its code; ``module`` is COMPILER, just imported."""
-    COMPILES.wrap(module, _keeping_compiled)
-    LOADS.wrap(module, _keeping_loaded)
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
@@ -86,11 +77,6 @@ def _keep(compiled: Any, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
             setattr(compiled, GRAPH, graph)
 
 
-def compute_graphs(module: ModuleType) -> None:
-    """Have graphs computed as their code is called; ``module`` is that of CALLS, just imported."""
-    CALLS.wrap(module, _computing)
-
-
 def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
     def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
         __tracebackhide__ = True
@@ -102,3 +88,7 @@ def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         return call_with_values(mode, compiled, call, args[0])
 
     return computed
+
+
+WRAPPERS: Final = ((COMPILES, _keeping_compiled), (LOADS, _keeping_loaded), (CALLS, _computing))
+"""what is wrapped in what"""

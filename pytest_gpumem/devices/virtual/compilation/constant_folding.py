@@ -13,7 +13,6 @@ from pytest_gpumem.patches import Patch
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from types import ModuleType
 
 FOLDING: Final = Patch(
     "torch._inductor.constant_folding",
@@ -22,25 +21,20 @@ FOLDING: Final = Patch(
 )
 
 
-def compute_constants(
-    module: ModuleType, computing: Callable[[], AbstractContextManager[None]]
-) -> None:
-    """Have the constants of graphs for a GPU computed, whatever values a run asks for.
+def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+    """Return the folding of constants, which are computed whatever values a run asks for.
 
     Args:
-        module: that of FOLDING, just imported.
         computing: makes a context manager in which values are computed.
+        run: folds.
     """
 
-    def make(run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-        def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
-            is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
-            with computing() if is_for_gpu else nullcontext():
-                return run(self, *args, **kwargs)
+    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
+        with computing() if is_for_gpu else nullcontext():
+            return run(self, *args, **kwargs)
 
-        return computed
-
-    FOLDING.wrap(module, make)
+    return computed
 
 
 def _is_on_gpu(node: Any) -> bool:  # noqa: ANN401 - PyTorch's

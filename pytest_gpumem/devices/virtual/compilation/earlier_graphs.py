@@ -8,12 +8,9 @@ has another peak than alone.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pytest_gpumem.patches import Patch
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 REPLAYS: Final = Patch(
     "torch._inductor.cudagraph_trees",
@@ -41,17 +38,15 @@ class EarlierGraphs:
         """Return a sentence if graphs of this run were recorded, or run, beside earlier ones."""
         return [BESIDE_OTHERS] * (self._had_some and self._ran)
 
-    def install(self, module: ModuleType) -> None:
-        """Wrap the call of graphs; ``module`` is that of REPLAYS, just imported."""
-        REPLAYS.wrap(module, self._noted)
+    def noted(self, run: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+        """Return the call of graphs, which is noted."""
 
-    def _noted(self, run: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        def called(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
             self._ran = True
             return run(*arguments, **options)
 
-        return noted
+        return called
 
 
 def any_graphs() -> bool:

@@ -21,7 +21,6 @@ from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
-    from types import ModuleType
 
     from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 
@@ -94,9 +93,14 @@ class KernelTiming:
         """Return sentences that a reader of the figures has to know about times."""
         return [NOT_TIMED] * self._asked
 
-    def time_nothing(self, module: ModuleType) -> None:
-        """Have all kernels take as long; ``module`` is that of BENCHMARKS."""
-        BENCHMARKS.wrap(module, self._untimed)
+    def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
+        """Yield what is wrapped, and in what."""
+        yield BENCHMARKS, self._untimed
+        yield CHOICES, self._at_first
+        yield LAUNCHES, self._at_each_launch
+        yield COPIED, _copying_nothing
+        yield BENCHES, self._benched_once
+        yield TUNED_CALLS, self._at_each_call
 
     def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -108,12 +112,6 @@ class KernelTiming:
         return benchmark_gpu
 
     # -- Inductor's kernels --
-
-    def watch_inductor(self, module: ModuleType) -> None:
-        """Tell of each kernel what timing it takes; ``module`` is that of CHOICES."""
-        CHOICES.wrap(module, self._at_first)
-        LAUNCHES.wrap(module, self._at_each_launch)
-        COPIED.wrap(module, _copying_nothing)
 
     def _at_first(self, choose: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def chosen(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -134,15 +132,9 @@ class KernelTiming:
 
     # -- kernels that a program tunes by Triton --
 
-    def watch_triton(self, module: ModuleType) -> None:
-        """Have configurations that can run take as long; ``module`` is that of BENCHES.
-
-        Each is compiled and called once: one that takes too much shared memory is never picked.
-        """
-        BENCHES.wrap(module, self._benched_once)
-        TUNED_CALLS.wrap(module, self._at_each_call)
-
     def _benched_once(self, bench: Any) -> Any:  # noqa: ANN401 - Triton's, and in its place
+        """Have each configuration called once: one with too much shared memory is never picked."""
+
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
             return [TIME] * len(quantiles)

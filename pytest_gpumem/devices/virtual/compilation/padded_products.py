@@ -27,8 +27,7 @@ from pytest_gpumem.devices.virtual.cublas_workspace import chosen_workspace
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 
@@ -165,32 +164,33 @@ class PaddedProducts:
         """Return sentences that a reader of the figures has to know about padding."""
         return [NOT_PADDED] * bool(self._products)
 
+    def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
+        """Yield what is wrapped, and in what."""
+        yield KEYS, self._asking
+        yield ANSWERS, self._answering
+        yield COMPILED, self._keeping
+        yield CODE_CALLS, self._telling
+
     # -- while it compiles --
 
-    def pad_nothing(self, module: ModuleType) -> None:
-        """Answer that padding is not faster; ``module`` is that of KEYS.
+    def _asking(self, make_key: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        """Note a product that PyTorch makes a key of, to ask a cache on the disk first."""
 
-        PyTorch makes a key of a product, and asks a cache on the disk first, which may have a real
-        GPU's answers. It makes operands of full size next.
+        def key_of(match: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            if is_shown() and not options.get("is_base_time_key"):
+                product = asked_product(sys.modules[KEYS.module], match, *args)
+                self._asked[product] = None
+            return make_key(match, *args, **options)
+
+        return key_of
+
+    @staticmethod
+    def _answering(look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        """Answer that padding is not faster: the cache may have a real GPU's answers.
+
+        Without an answer, PyTorch would make operands of full size next.
         """
-
-        def asking(make_key: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            def key_of(match: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
-                if is_shown() and not options.get("is_base_time_key"):
-                    self._asked[asked_product(module, match, *args)] = None
-                return make_key(match, *args, **options)
-
-            return key_of
-
-        def answering(look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            return lambda key: False if is_shown() else look_up(key)
-
-        KEYS.wrap(module, asking)
-        ANSWERS.wrap(module, answering)
-
-    def keep_products(self, module: ModuleType) -> None:
-        """Have them kept with compiled code; ``module`` is COMPILER."""
-        COMPILED.wrap(module, self._keeping)
+        return lambda key: False if is_shown() else look_up(key)
 
     def _keeping(self, make: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
         def made(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -204,10 +204,6 @@ class PaddedProducts:
         return made
 
     # -- while it runs --
-
-    def watch_code(self, module: ModuleType) -> None:
-        """Tell of code's products as it is called; ``module`` is that of CALLS."""
-        CODE_CALLS.wrap(module, self._telling)
 
     def _telling(self, call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def called(compiled: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's

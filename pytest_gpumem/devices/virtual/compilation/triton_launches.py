@@ -15,7 +15,6 @@ from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 LAUNCHES: Final = Patch(
     "triton.runtime.jit",
@@ -26,12 +25,9 @@ MIN_ADDRESS: Final = 1 << 40
 """no size or index is as large; addresses are"""
 
 
-def tell_launches(module: ModuleType) -> None:
-    """Have only a kernel's arguments unknown after it; ``module`` is that of LAUNCHES."""
-    LAUNCHES.wrap(module, _telling)
+def telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
+    """Return the launch of a kernel after which only its arguments are unknown."""
 
-
-def _telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's, passed on
         __tracebackhide__ = True
         mode = current_mode()
