@@ -136,29 +136,14 @@ class _History(NamedTuple):
 
     def shown(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return these events of a history with more as this one has them."""
-        return [
-            event if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc") else _frameless(event)
-            for event in events
-            if event["action"] not in self.skipped
-        ]
+        shown = [event for event in events if event["action"] not in self.skipped]
+        if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc"):
+            return shown
+        return [{**event, "frames": []} if "frames" in event else event for event in shown]
 
     def last(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return as many of the last events as this history keeps."""
         return events[max(0, len(events) - self.number) :]
-
-
-def _frameless(record: dict[str, Any]) -> dict[str, Any]:
-    return {**record, "frames": []} if "frames" in record else record
-
-
-def _leave_out_cpp(snapshot: dict[str, Any]) -> None:
-    """Leave the frames of C++ out of a snapshot."""
-    _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))
-
-
-def _leave_out_own(snapshot: dict[str, Any]) -> None:
-    """Leave the frames of this package out of a snapshot: operators are called through it."""
-    _keep_frames(snapshot, lambda filename: not filename.startswith(OWN_FOLDER))
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
@@ -258,7 +243,7 @@ class AllocatorView:
         with self._unchanged(), _inductor_not_imported():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         if self._test_history is not None and self._test_history.stacks == "all":
-            _leave_out_cpp(snapshot)
+            _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))  # none of C++
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
@@ -591,7 +576,8 @@ class AllocatorView:
             for segment in snapshot["segments"]:
                 for record in (segment, *segment["blocks"]):
                     record["frames"] = []
-        _leave_out_own(snapshot)
+        # Operators are called through this package.
+        _keep_frames(snapshot, lambda filename: not filename.startswith(OWN_FOLDER))
         return snapshot
 
     def _hide_plugs(self, segment: dict[str, Any]) -> None:

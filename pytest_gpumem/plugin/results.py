@@ -52,7 +52,7 @@ class SessionResults:
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""
-        self._rank_count = 0
+        self.rank_count = 0
         """ranks of torchrun's that the results are of; 0: torchrun started none"""
 
     def __bool__(self) -> bool:
@@ -172,11 +172,6 @@ class SessionResults:
         complete = nodeid in self._complete
         return self._outcomes.get(nodeid, "passed" if complete else "unfinished")
 
-    @property
-    def rank_count(self) -> int:
-        """The number of torchrun's ranks that the results are of; 0 of a plain session."""
-        return self._rank_count
-
     def changes(self) -> list[NewBaseline]:
         """Return the new baselines of the tests that ran and passed."""
         from pytest_gpumem.baselines.store import NewBaseline
@@ -189,7 +184,7 @@ class SessionResults:
                 continue
             measured = [result for result in results if result.measurement is not None]
             parts = {
-                result.part: entry_of(result, ranks=self._rank_count)
+                result.part: entry_of(result, ranks=self.rank_count)
                 for result in measured
                 if result.baseline
             }
@@ -259,7 +254,7 @@ class SessionResults:
             shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
         """
         by_test = {nodeid: [results] for nodeid, results in self._by_test.items()}
-        self._rank_count = 1 + len(data_by_rank)
+        self.rank_count = 1 + len(data_by_rank)
         for rank, data in data_by_rank.items():
             if data is None:
                 self._problems.append(f"rank {rank} sent no results: no baselines are written")

@@ -242,7 +242,7 @@ class Explanations:
     def __init__(self) -> None:
         self._attributions: dict[str, tuple[Attribution, ...]] = {}
         self._peaks: dict[str, tuple[Peak, ...]] = {}
-        self._obstacle = ""
+        self.obstacle = ""
         """the reason why there are none"""
         self.note: Note | None = None
         """on the run that they are of, where that is not the test's first one"""
@@ -272,8 +272,8 @@ class Explanations:
             self._attributions[part] = tuple(peak.attribution for peak in complete)
             self.scenes[part] = tuple(peak.scene for peak in complete)
             self._peaks[part] = peaks
-        elif not self._obstacle:
-            self._obstacle = "this recording does not show where the peak comes from"
+        elif not self.obstacle:
+            self.obstacle = "this recording does not show where the peak comes from"
 
     def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
         """Add the keepers of blocks at the peak of one of a part's devices."""
@@ -283,15 +283,11 @@ class Explanations:
         attributions[device] = replace(attributions[device], keepers=keepers)
         self._attributions[part] = tuple(attributions)
 
-    def useless(self, reason: str) -> None:
-        """Note that a recording explains nothing, and why."""
-        self._obstacle = reason
-
     def attached(self, part: str, measurement: Measurement) -> Measurement:
         """Return the measurement of a part with its attributions, or with a note of the reason."""
         attributions = self._attributions.get(part)
         if attributions is None:
-            obstacle = [Note(NoteKind.BREAKDOWN, self._obstacle)] * bool(self._obstacle)
+            obstacle = [Note(NoteKind.BREAKDOWN, self.obstacle)] * bool(self.obstacle)
             own = [self.note] if self.note else []
             return replace(measurement, notes=(*measurement.notes, *obstacle, *own))
         oom = measurement.out_of_memory
@@ -326,7 +322,7 @@ def record(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Ex
         return explanations
     explanations.recording = recording
     if recording.overflowed:
-        explanations.useless(
+        explanations.obstacle = (
             "it is unknown where the peak comes from: the allocator's history keeps "
             f"{MAX_EVENTS} events, and this test had more"
         )

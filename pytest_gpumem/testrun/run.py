@@ -449,10 +449,6 @@ class Run:
             return self.meter.peaks()
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
-    def child_peaks(self) -> list[Peak]:
-        """Return the peaks of processes that the test started, one a process and device."""
-        return [peak for child in self.children for peak in child.peaks.values()]
-
     def windows(self, part: str) -> list[Span]:
         """Return when the test was measured, or a part of it."""
         return self.meter.windows(self.parts[part].tally if part else None)

@@ -361,7 +361,7 @@ class Bisection:
         else:
             lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
         sizes = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
-        change = _growth_words(low, high)
+        change = "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
         if self._falls:
             change = change.replace("+", "-")
         lines.append(f"{followed.name}: {' -> '.join(sizes)}{change}")
@@ -480,10 +480,6 @@ def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None
 
 def _size(value: float) -> str:
     return "out of memory" if value == OUT_OF_MEMORY else format_size(int(value))
-
-
-def _growth_words(low: float, high: float) -> str:
-    return "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
 
 
 def _more(low: float, high: float) -> str:

@@ -88,21 +88,17 @@ class Trials:
         self, question: VersionQuestion, folder: Path, *, keep: bool, timeout: float
     ) -> None:
         self._question = question
-        self._folder = folder / question.slug
+        self.folder = folder / question.slug
+        """of reports and logs"""
         self._keep = keep
         self._timeout = timeout
-
-    @property
-    def folder(self) -> Path:
-        """The folder of reports and logs."""
-        return self._folder
 
     def begin(self, *, fresh: bool) -> None:
         """Make the folder, which git leaves alone; delete what earlier searches left if asked."""
         if fresh:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        ignore = self._folder.parent / ".gitignore"
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ignore = self.folder.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
 
@@ -135,12 +131,12 @@ class Trials:
 
     def _measure(self, version: str, report: Path) -> None:
         environment = Environment(
-            self._folder / f"environment-{_file_name(version)}",
+            self.folder / f"environment-{_file_name(version)}",
             self._path(version, "install.log"),
             self._question.interpreter,
             light=self._question.light,
         )
-        source = self._folder / f"source-{_file_name(version)}"
+        source = self.folder / f"source-{_file_name(version)}"
         try:
             environment.make([self._requirement(version, source), *self._beside(version)])
             self._run_tests(environment, version, report)
@@ -192,7 +188,7 @@ class Trials:
             shutil.rmtree(source, ignore_errors=True)
 
     def _run_tests(self, environment: Environment, version: str, report: Path) -> None:
-        no_baselines = self._folder / "no-baselines"
+        no_baselines = self.folder / "no-baselines"
         command = [
             *(str(environment.python.with_name("pytest")), *self._question.tests),
             *("-p", "no:cacheprovider", f"--gpumem-device={self._question.device}"),
@@ -219,7 +215,7 @@ class Trials:
             raise SkippedError(f"its tests do not run: {last_error(log, status)}")
 
     def _path(self, version: str, ending: str) -> Path:
-        return self._folder / f"{_file_name(version)}.{ending}"
+        return self.folder / f"{_file_name(version)}.{ending}"
 
 
 def last_error(log: Path, status: int) -> str:

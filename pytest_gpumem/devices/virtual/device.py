@@ -149,7 +149,8 @@ class VirtualDevice:
     _loaded: VirtualDevice | None = None
 
     def __init__(self, library: NativeLibrary, card: Card) -> None:
-        self._library = library
+        self.library = library
+        """with its counters and accounts"""
         self.card = card
         self._torch: ModuleType | None = None
         self._unanswered = ""
@@ -234,11 +235,6 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.virtual.visibility.Curtain.question_of`."""
         return self._curtain.question_of(path, root) if self._curtain else None
 
-    @property
-    def library(self) -> NativeLibrary:
-        """The native library (its counters and accounts)."""
-        return self._library
-
     def _imported(self, torch: ModuleType) -> None:
         self._torch = torch
         self._curtain = Curtain(torch)
@@ -251,12 +247,12 @@ class VirtualDevice:
                 cudnn = sum(
                     part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
                 )
-            self._library.set_versions(major * 1000 + minor * 10, cudnn)
+            self.library.set_versions(major * 1000 + minor * 10, cudnn)
             self.workspaces.convolutions.set_version(cudnn)
             if any(name.startswith(CUDNN) for name in self.stubs):
                 self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
             # PyTorch looks for NVML once, in whatever code asks its driver for something first.
-            self._library.load_driver()
+            self.library.load_driver()
         keep_no_timed_plans(torch)
         if torch.version.cuda and not is_compared(torch.__version__):
             self._unanswered = self.linked_functions().sentence(torch.__version__)
@@ -266,7 +262,7 @@ class VirtualDevice:
     def linked_functions(self) -> LinkedFunctions:
         """Compare the functions of CUDA that the imported torch links with those answered."""
         folder = Path(getattr(self._torch, "__file__", None) or "").parent / "lib"
-        return self._library.linked_functions(folder)
+        return self.library.linked_functions(folder)
 
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
@@ -281,20 +277,20 @@ class VirtualDevice:
 
         It is looked up by the first convolution or attention of the process.
         """
-        return self._library.cudnn_found()
+        return self.library.cudnn_found()
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         count = max(self.first + count, self.least)
         torch = self._require_torch(count)
-        self._library.set_card(self.card)
+        self.library.set_card(self.card)
         self._show(count)
         self._watch_runs()
-        self._adaptation.enter_context(adapted(self._library.describe(count)))
+        self._adaptation.enter_context(adapted(self.library.describe(count)))
 
         def begin_without_contexts() -> None:
             begin()
-            self._library.forget_contexts()  # a program that uses one device has one
+            self.library.forget_contexts()  # a program that uses one device has one
 
         # Not now: after that question PyTorch lets no forked process use CUDA.
         prepare = functools.partial(self._tell_architectures, torch)
@@ -337,23 +333,23 @@ class VirtualDevice:
         try:
             if is_first:
                 self._tell_architectures(torch)
-                self._library.set_card(card)
+                self.library.set_card(card)
                 with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
                     warnings.simplefilter("ignore")
                     start_cuda()
-            self._library.set_first_total(0)
+            self.library.set_first_total(0)
             torch.cuda.set_device(self.first)
             VIEW.install()
             CAPS.install()
             if card is not self._opened_card:
-                self._library.set_card(card)
+                self.library.set_card(card)
                 self._change_card(torch, card)
             if self._kept_total is None:  # now, before a measurement: the question allocates
                 with VIEW.hidden([0]):
                     self._kept_total = self._keeps_total()
             self._set_totals(count)
             if is_first:
-                self._library.forget_contexts()
+                self.library.forget_contexts()
         except BaseException:
             self._hide()
             raise
@@ -365,7 +361,7 @@ class VirtualDevice:
     def _tell_architectures(self, torch: ModuleType) -> None:
         """Tell the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
         flags = torch._C._cuda_getArchFlags() or ""
-        self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
+        self.library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
 
     def _watch_runs(self) -> None:
         """Have all ended with the stack that each run begins anew."""
@@ -375,12 +371,12 @@ class VirtualDevice:
     def _begin(self, count: int) -> None:
         """Begin anew with all that is told of a run, and with what its processes inherit."""
         self._adaptation.close()
-        self._adaptation.enter_context(adapted(self._library.describe(count)))
-        self._unsupported = self._library.unsupported()
+        self._adaptation.enter_context(adapted(self.library.describe(count)))
+        self._unsupported = self.library.unsupported()
         self.workspaces.take("usual")
         self.workspaces.begin()
         self._compilation.begin()
-        self._library.forget_managed_peak()
+        self.library.forget_managed_peak()
         self.values.restart()
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
@@ -392,11 +388,11 @@ class VirtualDevice:
             if get is not None:
                 get.restype, get.argtypes = ctypes.c_void_p, [index_type]
                 for index in range(MAX_DEVICES):
-                    self._library.fill_properties(get(index), index, major)
+                    self.library.fill_properties(get(index), index, major)
                 break
         else:
             if self._opened_card is not None:
-                self._library.set_card(self._opened_card)
+                self.library.set_card(self._opened_card)
                 raise DeviceError(
                     f"card {card.name!r}",
                     f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",
@@ -404,7 +400,7 @@ class VirtualDevice:
                 )
         self._opened_card = card
         cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
-        self._library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
+        self.library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
             # PyTorch with a function to set it keeps its choice for the first card of the process,
             # and its own reset goes back to that; older PyTorch reads the card each time
@@ -452,7 +448,7 @@ class VirtualDevice:
             await_idle_threads()
 
     def _show(self, count: int) -> None:
-        self._library.show(count)
+        self.library.show(count)
         if self._curtain is not None:
             self._curtain.show(count)
 
@@ -488,7 +484,7 @@ class VirtualDevice:
         if extra == self._extra[first : first + len(extra)]:
             return
         for index, size in enumerate(extra, first):
-            self._library.make_room(index, size)
+            self.library.make_room(index, size)
             self._extra[index] = size
         self._set_totals(first + len(extra))
 
@@ -503,7 +499,7 @@ class VirtualDevice:
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""
-        functions = self._library.unsupported()
+        functions = self.library.unsupported()
         names = [
             name for name, calls in functions.items() if calls > self._unsupported.get(name, 0)
         ]
@@ -519,7 +515,7 @@ class VirtualDevice:
             *self._compilation.notes(),
             *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
         ]
-        managed = self._library.managed().peak_bytes
+        managed = self.library.managed().peak_bytes
         if managed:
             sentence = (
                 f"{format_size(managed)} of managed memory (cudaMallocManaged), outside "
@@ -532,8 +528,8 @@ class VirtualDevice:
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         for index in devices:  # of free blocks of one size PyTorch takes that of the lowest address
-            self._library.begin_apart(index)
-        return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
+            self.library.begin_apart(index)
+        return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 
     def turn(self, nbytes: int | None) -> AbstractContextManager[Turn]:  # noqa: ARG002 - the protocol's
         """Return a turn at once, alone: each process has its own virtual GPUs."""

@@ -131,11 +131,11 @@ from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 driver.cuInit(0)
 assert driver.cuMemAlloc(1 << 20)[0] == 0
-print(*VirtualDevice.loaded()._library.unsupported())
+print(*VirtualDevice.loaded().library.unsupported())
 free = torch.cuda.mem_get_info()[0]
 status, address = runtime.cudaMalloc(32 << 20)
 print(int(status), free - torch.cuda.mem_get_info()[0])
-print(*VirtualDevice.loaded()._library.unsupported())
+print(*VirtualDevice.loaded().library.unsupported())
 """
 
 
