@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             if option.of_flag:
                 extra |= {"action": "store_const", "const": option.of_flag}
             else:
-                extra["metavar"] = option.metavar
+                extra["metavar"] = option.metavar or "|".join(option.choices)
             group.addoption(option.flag, **extra)
             # None: of these two it matters whether a file or "-o" has them.
             default = None if option.ini in OF_RUN else option.default

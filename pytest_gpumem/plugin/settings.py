@@ -37,6 +37,7 @@ class Option(NamedTuple):
     help: str
     default: str | bool
     metavar: str = ""
+    """what help shows for the value; "": the choices"""
     choices: tuple[str, ...] = ()
     of_flag: str = ""
     """the value on the command line, where the option takes none; "": it takes one"""
@@ -104,8 +105,7 @@ OPTIONS: Final = (
         "values",
         "values on the virtual GPU: auto (within a budget of work and memory), full (all), off",
         "auto",
-        "auto|full|off",
-        ("auto", "full", "off"),
+        choices=("auto", "full", "off"),
     ),
     Option(
         "baseline_dir",
@@ -121,30 +121,26 @@ OPTIONS: Final = (
         "a test without a usable baseline: auto (fails if the environment variable CI is "
         "set, else passes with a note), note (passes with a note) or fail",
         "auto",
-        "auto|note|fail",
-        ("auto", *NOTE_OR_FAIL),
+        choices=("auto", *NOTE_OR_FAIL),
     ),
     Option(
         "shrinkage",
         "a peak that is below its baseline by more than the tolerance: note or fail",
         "note",
-        "note|fail",
-        NOTE_OR_FAIL,
+        choices=NOTE_OR_FAIL,
     ),
     Option(
         "provenance",
         "a baseline made with another torch, CUDA, cuDNN, driver or allocator setting: compare "
         "(as any other), note (beyond tolerance: a note, no failure) or fail",
         "compare",
-        "compare|note|fail",
-        ("compare", "note", "fail"),
+        choices=("compare", "note", "fail"),
     ),
     Option(
         "stale",
         "baselines whose tests are gone, after a full collection: note or fail",
         "note",
-        "note|fail",
-        NOTE_OR_FAIL,
+        choices=NOTE_OR_FAIL,
     ),
     Option(
         "attribution",
@@ -152,8 +148,7 @@ OPTIONS: Final = (
         "tests if baselines or a page are written; with a JSON report, also for tests that are "
         "new or shrank), on (for all tests), off",
         "auto",
-        "auto|on|off",
-        ("auto", "on", "off"),
+        choices=("auto", "on", "off"),
     ),
     Option(
         "snapshots",
@@ -168,8 +163,7 @@ OPTIONS: Final = (
         "which snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or "
         "grew) or always (of every marked test)",
         "failure",
-        "failure|always",
-        ("failure", "always"),
+        choices=("failure", "always"),
     ),
     Option(
         "tolerance",
@@ -190,24 +184,21 @@ OPTIONS: Final = (
         "which peaks are compared with their baselines: both, or allocated (peak reserved, "
         "which includes the allocator's cache, is only shown)",
         "both",
-        "both|allocated",
-        ("both", "allocated"),
+        choices=("both", "allocated"),
     ),
     Option("select_fits", "run only the tests whose baselines fit this card: T4", "", "NAME"),
     Option(
         "order",
         "the order of tests: as collected, or memory (the largest baselines first)",
         "collected",
-        "collected|memory",
-        ("collected", "memory"),
+        choices=("collected", "memory"),
     ),
     Option(
         "packing",
         "how pytest-xdist's workers share a real GPU: off (one test runs at a time) or "
         "baselines (several tests run at once if the sum of their baselines fits)",
         "off",
-        "off|baselines",
-        ("off", "baselines"),
+        choices=("off", "baselines"),
     ),
     Option(
         "json",
@@ -222,8 +213,7 @@ OPTIONS: Final = (
         "trackers: github-action-benchmark (its customSmallerIsBetter) or bencher (Bencher "
         "Metric Format)",
         "report",
-        "report|github-action-benchmark|bencher",
-        ("report", "github-action-benchmark", "bencher"),
+        choices=("report", "github-action-benchmark", "bencher"),
     ),
     Option(
         "artifact",
@@ -251,8 +241,7 @@ OPTIONS: Final = (
         "under GitHub Actions: auto (add the report to the job's summary, annotate the lines of "
         "tests that failed) or off",
         "auto",
-        "auto|off",
-        ("auto", "off"),
+        choices=("auto", "off"),
     ),
     Option(
         "against",
