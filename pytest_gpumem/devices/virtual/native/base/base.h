@@ -142,6 +142,12 @@ bool gm_admits_plan(uint64_t graph, uint64_t workspace);        /* false: not ke
 /* Tells a function's name once, counts it for the report (by a copy), and returns its library's own "not supported". */
 int gm_unsupported(const char *function, int status);
 
+/* ---- descriptors.c: what NVIDIA's libraries have in common ---- */
+
+int gm_new_descriptor(void **out, size_t size, int failed); /* zeros; `failed`: the status if the host has no room */
+int gm_delete_descriptor(void *descriptor);
+int gm_computed(int not_initialized); /* results are in device memory; returns that status where no GPU is shown */
+
 /* ---- accounts.c: bytes charged against the capacity of each device ---- */
 
 int gm_charge(int device, uint64_t size);

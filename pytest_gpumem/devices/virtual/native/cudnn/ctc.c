@@ -3,20 +3,15 @@
  */
 #include "cudnn/cudnn.h"
 
-#include <stdlib.h>
-
-enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001 };
-
 typedef struct {
     int longest_label;
 } ctc_loss;
 
-GM_API int cudnnCreateCTCLossDescriptor(ctc_loss **out) {
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : NOT_INITIALIZED;
+GM_API int cudnnCreateCTCLossDescriptor(void **out) {
+    return gm_new_descriptor(out, sizeof(ctc_loss), GM_CUDNN_NOT_INITIALIZED);
 }
 
-GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) { free(d); return GM_SUCCESS; }
+GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) { return gm_delete_descriptor(d); }
 
 GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization, int gradients) {
     d->longest_label = 0;
@@ -24,7 +19,7 @@ GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization,
 }
 
 GM_API int cudnnSetCTCLossDescriptor_v9(ctc_loss *d, int type, int normalization, int gradients, int longest_label) {
-    if (longest_label < 0) return BAD_PARAM;
+    if (longest_label < 0) return GM_CUDNN_BAD_PARAM;
     d->longest_label = longest_label;
     return GM_SUCCESS;
 }
@@ -53,10 +48,6 @@ GM_API int cudnnGetCTCLossWorkspaceSize_v8(void *h, int algorithm, const ctc_los
     return workspace(scores, d->longest_label, size);
 }
 
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
-}
 
-GM_API int cudnnCTCLoss(void) { return computed(); }
-GM_API int cudnnCTCLoss_v8(void) { return computed(); }
+GM_API int cudnnCTCLoss(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
+GM_API int cudnnCTCLoss_v8(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }

@@ -59,30 +59,19 @@ GM_API int cudnnGetStream(handle *h, void **stream) { *stream = h->stream; retur
 
 /* ---- descriptors of the other operations, and batch normalisation ---- */
 
-static int new_descriptor(void **out) {
-    *out = calloc(1, 256);
-    return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
-}
-
-static int delete_descriptor(void *d) {
-    free(d);
-    return GM_SUCCESS;
-}
+static int new_descriptor(void **out) { return gm_new_descriptor(out, 256, GM_CUDNN_NOT_INITIALIZED); }
 
 GM_API int cudnnCreateFilterDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroyFilterDescriptor(void *d) { return delete_descriptor(d); }
+GM_API int cudnnDestroyFilterDescriptor(void *d) { return gm_delete_descriptor(d); }
 GM_API int cudnnSetFilterNdDescriptor(void) { return GM_SUCCESS; }
 GM_API int cudnnCreateActivationDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroyActivationDescriptor(void *d) { return delete_descriptor(d); }
+GM_API int cudnnDestroyActivationDescriptor(void *d) { return gm_delete_descriptor(d); }
 GM_API int cudnnSetActivationDescriptor(void) { return GM_SUCCESS; }
 GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return delete_descriptor(d); }
+GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return gm_delete_descriptor(d); }
 GM_API int cudnnSetSpatialTransformerNdDescriptor(void) { return GM_SUCCESS; }
 
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
-}
+static int computed(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
 
 GM_API int cudnnSpatialTfGridGeneratorForward(void) { return computed(); }
 GM_API int cudnnSpatialTfGridGeneratorBackward(void) { return computed(); }

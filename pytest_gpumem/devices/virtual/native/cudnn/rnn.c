@@ -3,10 +3,11 @@
  */
 #include "cudnn/cudnn.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001, MAX_DIMENSIONS = 8 };
+enum { MAX_DIMENSIONS = 8 };
+
+static int new_descriptor(void **out, size_t size) { return gm_new_descriptor(out, size, GM_CUDNN_NOT_INITIALIZED); }
 
 /* ---- tensor descriptors ---- */
 
@@ -20,15 +21,12 @@ static void tensor_set(tensor *t, int type, int rows, int columns) {
     *t = (tensor){.type = type, .count = 3, .sizes = {1, rows, columns}, .strides = {rows * columns, columns, 1}};
 }
 
-GM_API int cudnnCreateTensorDescriptor(tensor **out) {
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : NOT_INITIALIZED;
-}
+GM_API int cudnnCreateTensorDescriptor(void **out) { return new_descriptor(out, sizeof(tensor)); }
 
-GM_API int cudnnDestroyTensorDescriptor(tensor *t) { free(t); return GM_SUCCESS; }
+GM_API int cudnnDestroyTensorDescriptor(tensor *t) { return gm_delete_descriptor(t); }
 
 GM_API int cudnnSetTensorNdDescriptor(tensor *t, int type, int count, const int *sizes, const int *strides) {
-    if (count < 0 || count > MAX_DIMENSIONS) return BAD_PARAM;
+    if (count < 0 || count > MAX_DIMENSIONS) return GM_CUDNN_BAD_PARAM;
     t->type = type;
     t->count = count;
     memcpy(t->sizes, sizes, (size_t)count * sizeof *sizes);
@@ -61,12 +59,9 @@ typedef struct {
     int time, batch;
 } sequences;
 
-GM_API int cudnnCreateRNNDescriptor(network **out) {
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : NOT_INITIALIZED;
-}
+GM_API int cudnnCreateRNNDescriptor(void **out) { return new_descriptor(out, sizeof(network)); }
 
-GM_API int cudnnDestroyRNNDescriptor(network *n) { free(n); return GM_SUCCESS; }
+GM_API int cudnnDestroyRNNDescriptor(network *n) { return gm_delete_descriptor(n); }
 
 /* cudnnRNNMode_t: 0 ReLU, 1 tanh, 2 LSTM, 3 GRU; cudnnRNNBiasMode_t: 0 none, 1 input, 2 both, 3 recurrent;
  * cudnnDirectionMode_t: 0 one, 1 two; cudnnRNNInputMode_t: 0 linear, 1 skip. */
@@ -78,12 +73,9 @@ GM_API int cudnnSetRNNDescriptor_v8(network *n, int algorithm, int mode, int bia
     return GM_SUCCESS;
 }
 
-GM_API int cudnnCreateRNNDataDescriptor(sequences **out) {
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : NOT_INITIALIZED;
-}
+GM_API int cudnnCreateRNNDataDescriptor(void **out) { return new_descriptor(out, sizeof(sequences)); }
 
-GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) { free(s); return GM_SUCCESS; }
+GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) { return gm_delete_descriptor(s); }
 
 GM_API int cudnnSetRNNDataDescriptor(sequences *s, int type, int layout, int time, int batch, int size,
                                      const int *lengths, void *fill) {
@@ -135,7 +127,7 @@ GM_API int cudnnGetRNNWeightSpaceSize(void *handle, const network *n, size_t *si
 GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer, size_t size, char *space,
                                    int32_t id, tensor *matrix, void **matrix_at, tensor *bias, void **bias_at) {
     int count = gates(n), half = id / count, gate = id % count;
-    if (layer < 0 || layer >= pseudo_layers(n) || id < 0 || (half > 1 && !projects(n))) return BAD_PARAM;
+    if (layer < 0 || layer >= pseudo_layers(n) || id < 0 || (half > 1 && !projects(n))) return GM_CUDNN_BAD_PARAM;
     size_t at = weights(n, layer, false);
     int rows = n->hidden_size, wide = half > 1 ? n->hidden_size : columns(n, layer, half);
     if (half > 1) rows = n->projection_size;
@@ -183,10 +175,7 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     return GM_SUCCESS;
 }
 
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
-}
+static int computed(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
 
 GM_API int cudnnRNNForward(void) { return computed(); }
 GM_API int cudnnRNNBackwardData_v8(void) { return computed(); }
@@ -194,12 +183,9 @@ GM_API int cudnnRNNBackwardWeights_v8(void) { return computed(); }
 
 /* ---- dropout: its state is that of one random generator a thread (estimated by the card's threads) ---- */
 
-GM_API int cudnnCreateDropoutDescriptor(void **out) {
-    *out = calloc(1, 64);
-    return *out ? GM_SUCCESS : NOT_INITIALIZED;
-}
+GM_API int cudnnCreateDropoutDescriptor(void **out) { return new_descriptor(out, 64); }
 
-GM_API int cudnnDestroyDropoutDescriptor(void *d) { free(d); return GM_SUCCESS; }
+GM_API int cudnnDestroyDropoutDescriptor(void *d) { return gm_delete_descriptor(d); }
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     gm_note_sizes(GM_RNN);
@@ -207,11 +193,10 @@ GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     return GM_SUCCESS;
 }
 
-
 /* Kernels write the generator's states, and nothing else. */
 GM_API int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *states, size_t size) {
     gm_forget(states, size);
-    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+    return gm_visible() ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
 }
 
-GM_API int cudnnRestoreDropoutDescriptor(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
+GM_API int cudnnRestoreDropoutDescriptor(void) { return gm_visible() ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED; }

@@ -146,36 +146,25 @@ GM_API int cublasGetVectorAsync(int n, int size, const void *x, int incx, void *
 }
 
 /* All results of these are in device memory. */
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED;
-}
+static int computed(void) { return gm_computed(CUBLAS_NOT_INITIALIZED); }
 
 #define COMPUTE(name) GM_API int name(void) { return computed(); }
 #include "libraries/blas_compute.h"
 
 /* ---- cuBLASLt: descriptors are tokens ---- */
 
-static int new_descriptor(void **out) {
-    *out = calloc(1, 64);
-    return *out ? GM_SUCCESS : CUBLAS_INVALID;
-}
-
-static int delete_descriptor(void *descriptor) {
-    free(descriptor);
-    return GM_SUCCESS;
-}
+static int new_descriptor(void **out) { return gm_new_descriptor(out, 64, CUBLAS_INVALID); }
 
 GM_API int cublasLtCreate(void **out) { return new_descriptor(out); }
-GM_API int cublasLtDestroy(void *handle) { return delete_descriptor(handle); }
+GM_API int cublasLtDestroy(void *handle) { return gm_delete_descriptor(handle); }
 GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) { return new_descriptor(out); }
-GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return delete_descriptor(descriptor); }
+GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return gm_delete_descriptor(descriptor); }
 GM_API int cublasLtMatmulPreferenceCreate(void **out) { return new_descriptor(out); }
-GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return delete_descriptor(preference); }
+GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return gm_delete_descriptor(preference); }
 GM_API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     return new_descriptor(out);
 }
-GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return delete_descriptor(layout); }
+GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return gm_delete_descriptor(layout); }
 GM_API int cublasLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatmulPreferenceSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatrixLayoutSetAttribute(void) { return GM_SUCCESS; }

@@ -5,39 +5,27 @@
 #include "base/base.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { SOLVER_NOT_INITIALIZED = 1, SOLVER_ALLOC_FAILED = 2, SOLVER_INVALID_VALUE = 3 };
 
 enum { QR_BLOCK = 32, LU_BLOCK = 64 }; /* LAPACK's ilaenv: xGEQRF, xORGQR, xORMQR; xGETRF, xPOTRF, xSYTRF */
 
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : SOLVER_NOT_INITIALIZED;
-}
+static int computed(void) { return gm_computed(SOLVER_NOT_INITIALIZED); }
 
 /* ---- handles and parameters ---- */
 
-static int new_descriptor(void **out) {
-    *out = calloc(1, 64);
-    return *out ? GM_SUCCESS : SOLVER_ALLOC_FAILED;
-}
-
-static int delete_descriptor(void *d) {
-    free(d);
-    return GM_SUCCESS;
-}
+static int new_descriptor(void **out) { return gm_new_descriptor(out, 64, SOLVER_ALLOC_FAILED); }
 
 GM_API int cusolverDnCreate(void **out) { return gm_visible() ? new_descriptor(out) : SOLVER_NOT_INITIALIZED; }
-GM_API int cusolverDnDestroy(void *handle) { return delete_descriptor(handle); }
+GM_API int cusolverDnDestroy(void *handle) { return gm_delete_descriptor(handle); }
 GM_API int cusolverDnSetStream(void *handle, void *stream) { gm_work_next_on(stream); return GM_SUCCESS; }
 GM_API int cusolverDnCreateParams(void **out) { return new_descriptor(out); }
-GM_API int cusolverDnDestroyParams(void *d) { return delete_descriptor(d); }
+GM_API int cusolverDnDestroyParams(void *d) { return gm_delete_descriptor(d); }
 GM_API int cusolverDnCreateGesvdjInfo(void **out) { return new_descriptor(out); }
-GM_API int cusolverDnDestroyGesvdjInfo(void *d) { return delete_descriptor(d); }
+GM_API int cusolverDnDestroyGesvdjInfo(void *d) { return gm_delete_descriptor(d); }
 GM_API int cusolverDnCreateSyevjInfo(void **out) { return new_descriptor(out); }
-GM_API int cusolverDnDestroySyevjInfo(void *d) { return delete_descriptor(d); }
+GM_API int cusolverDnDestroySyevjInfo(void *d) { return gm_delete_descriptor(d); }
 GM_API int cusolverDnXgesvdjSetTolerance(void *d, double tolerance) { return GM_SUCCESS; }
 GM_API int cusolverDnXgesvdjSetMaxSweeps(void *d, int sweeps) { return GM_SUCCESS; }
 GM_API int cusolverDnXgesvdjSetSortEig(void *d, int sorted) { return GM_SUCCESS; }

@@ -14,25 +14,17 @@
 #include "runtime/runtime.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { SPARSE_NOT_INITIALIZED = 1, SPARSE_ALLOC_FAILED = 2, SPARSE_INVALID_VALUE = 3 };
 
-static int computed(void) {
-    gm_forget_all();
-    return gm_visible() ? GM_SUCCESS : SPARSE_NOT_INITIALIZED;
-}
+static int computed(void) { return gm_computed(SPARSE_NOT_INITIALIZED); }
 
-static int new_descriptor(void **out, size_t size) {
-    *out = calloc(1, size);
-    return *out ? GM_SUCCESS : SPARSE_ALLOC_FAILED;
-}
+static int new_descriptor(void **out, size_t size) { return gm_new_descriptor(out, size, SPARSE_ALLOC_FAILED); }
 
 static int delete_descriptor(void *d) {
     gm_workspaces_end();
-    free(d);
-    return GM_SUCCESS;
+    return gm_delete_descriptor(d);
 }
 
 static int workspace(size_t *size, uint64_t most) {

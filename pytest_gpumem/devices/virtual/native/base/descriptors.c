@@ -1,0 +1,19 @@
+/* What NVIDIA's libraries have in common: descriptors, and functions whose results lie in device memory. */
+#include "base/base.h"
+
+#include <stdlib.h>
+
+int gm_new_descriptor(void **out, size_t size, int failed) {
+    *out = calloc(1, size);
+    return *out ? GM_SUCCESS : failed;
+}
+
+int gm_delete_descriptor(void *descriptor) {
+    free(descriptor);
+    return GM_SUCCESS;
+}
+
+int gm_computed(int not_initialized) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : not_initialized;
+}
