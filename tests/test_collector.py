@@ -5,6 +5,7 @@ import itertools
 import json
 
 import pytest
+from helpers.sources import WITHOUT
 from helpers.virtual_gpu import run_python
 
 from pytest_gpumem.collector import Uncounted, begin_count, uncounted
@@ -50,37 +51,51 @@ def passes(model, optimizer):
     return seen
 """
 PROGRAM = f"""
-import sys, pytest_gpumem
-pytest_gpumem.use_virtual_gpu(values=sys.argv[1])
+import os, pathlib, pytest_gpumem
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+VirtualDevice.load(CARDS["H100"])
 {STEPS}
-trained = made()
-with pytest_gpumem.measure():
-    seen = passes(*trained)
-print(json.dumps(seen))
+import torch._dynamo  # which the first optimizer imports
+
+def tell(values):
+    pytest_gpumem.use_virtual_gpu(values=values)
+    trained = made()
+    with pytest_gpumem.measure():
+        seen = passes(*trained)
+    pathlib.Path(values).write_text(json.dumps(seen))
+
+for values in ("off", "full", "auto"):
+    process = os.fork()  # each has the same old objects, and no CUDA yet
+    if not process:
+        tell(values)
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
 """
 
 
-def passes(values, tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM, encoding="utf-8")
+@pytest.fixture
+def passes_of(tmp_path, monkeypatch):
+    """The passes of a step by the values that are computed."""
+    monkeypatch.chdir(tmp_path)
     # No fork of the warm process: there the collector hardly has old objects, and a few new ones
     # decide whether a pass is a full one.
-    done = run_python(f"import sys, runpy; sys.argv = ['', '{values}']; runpy.run_path('{path}')")
+    done = run_python(PROGRAM)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
 
 
-def test_computed_values_move_no_pass(tmp_path):
+def test_computed_values_move_no_pass(passes_of):
     """Each operator makes some ten objects where values are computed: 20 passes would be 80.
 
     PyTorch keeps the Python object of a tensor that only C++ holds (a weight's transpose, saved
     for the backward pass) once an operator of ours was called with it. Five here, which the
     collector counts: a pass that is within five objects of a step's end comes in that step.
     """
-    expected = passes("off", tmp_path)
+    expected = passes_of["off"]
     assert {generation for _, generation in expected} >= {0, 1}
     for values in ("full", "auto"):
-        seen = passes(values, tmp_path)
+        seen = passes_of[values]
         assert [generation for _, generation in seen] == [generation for _, generation in expected]
         early = [later - step for (later, _), (step, _) in zip(expected, seen, strict=True)]
         assert set(early) <= {0, 1}
@@ -133,17 +148,50 @@ def test_marked():
 """
 
 
+SESSIONS = """
+import os, sys
+
+import pytest
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+VirtualDevice.load(CARDS["H100"])
+import torch, torch._dynamo
+
+for values in ("off", "auto"):
+    process = os.fork()
+    if not process:
+        os.chdir(values)
+        os._exit(pytest.main([*sys.argv[1:], f"--gpumem-values={values}"]))
+    assert os.waitpid(process, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """What a marked test tells and an unmarked one, by the values that are computed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    for values in ("off", "auto"):
+        (folder / values).mkdir()
+        (folder / values / "test_it.py").write_text(RECORDED, encoding="utf-8")
+    command = f"import os; os.chdir({str(folder)!r})\n{SESSIONS}"
+    done = run_python(command, *WITHOUT, "--gpumem-visible=session", "--gpumem-device=virtual")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        values: [
+            json.loads((folder / values / f"{name}.json").read_text())
+            for name in ("unmarked", "marked")
+        ]
+        for values in ("off", "auto")
+    }
+
+
 @pytest.mark.parametrize("values", ["off", "auto"])
-def test_the_record_of_a_marked_test_moves_no_pass(suite, values):
+def test_the_record_of_a_marked_test_moves_no_pass(recorded, values):
     """It notes modules' calls, passes, steps and tensors: 29 objects a step, if each was one.
 
     Within a step there are a few more for a while: a pass that is due by them comes a step early.
     """
-    options = ("--gpumem-visible=session", f"--gpumem-values={values}")
-    assert suite.run_apart(*options, source=RECORDED).outcomes["passed"] == 2
-    unmarked, marked = (
-        json.loads((suite.path / f"{name}.json").read_text()) for name in ("unmarked", "marked")
-    )
+    unmarked, marked = recorded[values]
     assert intervals(marked["passes"]) == intervals(unmarked["passes"])
     # A marked test begins with objects that Python keeps for reuse; an unmarked one makes them.
     assert max(marked["kept"]) <= max(unmarked["kept"])

@@ -9,6 +9,7 @@ run, and ends when its standard input does.
 import atexit
 import contextlib
 import gc
+import importlib
 import io
 import multiprocessing.process
 import os
@@ -76,6 +77,7 @@ def warm_up(folder):
     if status != pytest.ExitCode.NO_TESTS_COLLECTED or "torch" not in sys.modules:
         sys.exit(f"the warm-up session ended with {status!r}")
     prepare_virtual_gpu()
+    prepare_inductor()
     # or each collection in a fork goes through, and copies, all of torch's objects
     if not hide_objects():
         gc.collect()
@@ -101,6 +103,35 @@ def prepare_virtual_gpu():
     for finalizer, info in weakref.finalize._registry.items():
         if info.func.__module__ == "torch.library":
             finalizer.atexit = False
+
+
+LATE_MODULES = (
+    "sympy.tensor.tensor",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.fx_passes.freezing_patterns",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "triton.compiler.code_generator",
+)
+"""imported as something is compiled, each with many others"""
+
+
+def prepare_inductor():
+    """Do once what takes each process that compiles some 0.6 s: import modules, hash sources.
+
+    Keys of Inductor's caches have hashes of all of PyTorch's sources and of Triton's library.
+    """
+    from torch._inductor import codecache
+
+    for name in ("torch_key", "triton_key"):
+        if hasattr(codecache, name):  # older versions of torch have no function for Triton's
+            getattr(codecache, name)()
+    for name in LATE_MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 class Request:

@@ -77,6 +77,15 @@ def test_a_fork_has_inductor_and_the_registered_operators():
     assert run("-c", code).stdout == "True\nTrue None\n"
 
 
+def test_a_fork_has_the_hash_of_pytorchs_sources():
+    """Inductor asks for it as it compiles, which takes each process that has to read them 0.3 s."""
+    code = (
+        "import builtins; builtins.open = None\n"
+        "from torch._inductor.codecache import torch_key; print(len(torch_key()))"
+    )
+    assert run("-c", code).stdout == "32\n"
+
+
 def test_a_fork_has_its_callers_environment_and_no_other(monkeypatch):
     monkeypatch.setenv("WARM_TEST", "1")
     code = "import os; print(os.environ['WARM_TEST'], os.environ.get('OPENBLAS_NUM_THREADS'))"

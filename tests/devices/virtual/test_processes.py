@@ -347,69 +347,104 @@ def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
 NAMING = """
 import os, subprocess, sys
 
-CODE = '''
-import ctypes, os, torch
-from torch import cuda
+CUDA = '''
+import ctypes, os
+
+cuda, nvml = ctypes.CDLL(None), ctypes.CDLL("libnvidia-ml.so.1")
+
+def number(index):
+    properties = (ctypes.c_ubyte * 4096)()
+    cuda.cudaGetDeviceProperties_v2(properties, index)
+    return properties[256 + 15]  # the last byte of the UUID, behind the name
 
 def used(index):
-    library, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-    memory = (ctypes.c_ulonglong * 3)()
-    library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-    library.nvmlDeviceGetMemoryInfo(device, memory)
+    device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+    nvml.nvmlDeviceGetMemoryInfo(device, memory)
     return memory[2]
 
-before, here = cuda.device_count(), 0
-if cuda.is_available():
-    torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
-    here = cuda.mem_get_info()[1] - cuda.mem_get_info()[0]
-uuids = [str(cuda.get_device_properties(index).uuid) for index in range(cuda.device_count())]
-numbers = [int(uuid[-2:], 16) for uuid in uuids]
-nvml = [index for index in range(cuda._raw_device_count_nvml()) if used(index) == here]
-print(os.environ.get("CUDA_VISIBLE_DEVICES"), before, numbers, nvml)
+count, devices, here = ctypes.c_int(), ctypes.c_uint(), 0
+cuda.cudaGetDeviceCount(ctypes.byref(count))
+nvml.nvmlDeviceGetCount_v2(ctypes.byref(devices))
+if count.value:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    cuda.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4 << 20))
+    cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    here = total.value - free.value
+using = [index for index in range(devices.value) if used(index) == here]
+numbers = [number(index) for index in range(count.value)]
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), numbers, using)
 '''
-NAMED = {names}
+TORCH = '''
+import os, sys, torch
+from torch import cuda
 
-@pytest.mark.gpu_memory(devices=2)
-def test_it(monkeypatch):
-    for value in NAMED:
+counts = [cuda.device_count()]
+if counts[0]:
+    torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+uuids = [str(cuda.get_device_properties(index).uuid) for index in range(cuda.device_count())]
+for value in sys.argv[1:]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = value
+    counts.append(cuda._device_count_nvml())
+print([int(uuid[-2:], 16) for uuid in uuids], counts)
+'''
+
+@pytest.fixture
+def start(monkeypatch):
+    def start(code, value, *arguments):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if value is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         print("shown", end=" ", flush=True)
-        subprocess.run([sys.executable, "-c", CODE], check=True)
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    return start
+
 """
 
 
-def shown_to_children(suite, *names):
-    """What a marked test's processes see, each with another CUDA_VISIBLE_DEVICES."""
-    source = NAMING.replace("{names}", repr(names))
-    session = suite.run_apart("-s", "--gpumem-device=virtual", source=source)
+def shown_to_children(suite, code):
+    """What the processes of a marked test of two devices see, and all output."""
+    step = f"@pytest.mark.gpu_memory(devices=2)\ndef test_it(start):\n    {code}\n"
+    session = suite.run_warm("-s", "--gpumem-device=virtual", source=NAMING + step)
     assert session.outcomes["passed"] == 1, session.out
     lines = session.out.splitlines()
     return [line.partition("shown ")[2] for line in lines if "shown " in line], session.flat
 
 
-def test_a_process_sees_the_devices_that_the_test_names_for_it(suite, monkeypatch):
-    """CUDA Programming Guide, "CUDA Environment Variables"; NVML tells of all devices."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seen, _ = shown_to_children(suite, None, "0", "1,0", "1,5,0", "0,0", "5", "", "-1", UUID_1)
-    assert seen == [
-        "None 2 [0, 1] [0]",
-        *("0 1 [0] [0]", "1,0 2 [1, 0] [1]", "1,5,0 1 [1] [1]"),
-        *("0,0 0 [] [0, 1]", "5 0 [] [0, 1]", " 0 [] [0, 1]", "-1 0 [] [0, 1]"),
-        f"{UUID_1} 1 [1] [1]",
-    ]
-
-
 UUID_1 = f"GPU-{uuid.UUID(bytes=b'virtual-gpu-000' + bytes([1]))}"
 
 
-@pytest.mark.parametrize("machine", ["", "7"])
-def test_what_the_session_has_inherited_names_the_machine_s_own_gpus(suite, monkeypatch, machine):
-    """No process sees fewer devices by it, PyTorch reads it as well; a test may name others."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", machine)
-    seen, text = shown_to_children(suite, machine, "1")
-    assert seen == ["None 2 [0, 1] [0]", "1 1 [1] [1]"]
+def test_a_process_sees_the_devices_that_the_test_names_for_it(suite, monkeypatch):
+    """CUDA Programming Guide, "CUDA Environment Variables"; NVML tells of all devices."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    named = (None, "0", "1,0", "1,5,0", "0,0", "5", "", "-1", UUID_1)
+    seen, _ = shown_to_children(suite, f"[start(CUDA, value) for value in {named}]")
+    assert seen == [
+        *("None [0, 1] [0]", "0 [0] [0]", "1,0 [1, 0] [1]", "1,5,0 [1] [1]"),
+        *("0,0 [] [0, 1]", "5 [] [0, 1]", " [] [0, 1]", "-1 [] [0, 1]"),
+        f"{UUID_1} [1] [1]",
+    ]
+
+
+def test_pytorch_counts_as_many_devices_of_a_process_by_nvml_as_cuda_shows(suite, monkeypatch):
+    """By its own reading of the variable: a program that has a number counts others by it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    named = ("0", "1,0", "1,5,0", "0,0", "5", "", "-1", UUID_1)
+    seen, _ = shown_to_children(suite, f"start(TORCH, '1,0', *{named})")
+    assert seen == ["[1, 0] [2, 1, 2, 1, 0, 0, 0, 0, 1]"]
+
+
+def test_an_inherited_variable_names_the_machines_own_gpus(suite, monkeypatch):
+    """No process sees fewer devices by it; a test may name others."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    seen, _ = shown_to_children(suite, "[start(CUDA, value) for value in ('7', '1')]")
+    assert seen == ["None [0, 1] [0]", "1 [1] [1]"]
+
+
+def test_pytorch_does_not_read_what_the_session_has_inherited(suite, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    seen, text = shown_to_children(suite, "[start(TORCH, value) for value in ('', '1')]")
+    assert seen == ["[0, 1] [2]", "[1] [1]"]
     # Under the numbers that the devices have for the test.
     assert "reserved 20.00 MiB of device 0, 20.00 MiB of device 1" in text
 
@@ -437,16 +472,25 @@ def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():
 
 def test_a_program_ends_well_whose_last_act_is_a_backward_pass():
     """PyTorch's threads may still want Python then: three of four such programs aborted."""
-    for _ in range(2):
-        text = child(
-            """
-            import sys
-            import torch
+    text = child(
+        """
+        import os, sys
+        import pytest_gpumem
+        from pytest_gpumem.devices.cards import CARDS
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
 
-            model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
-            print("done", flush=True)
-            sys.setswitchinterval(10)  # they get it no sooner than this program's end
-            model(torch.randn(64, 512, device="cuda")).sum().backward()
-            """
-        )
-        assert text == "done\n"
+        VirtualDevice.load(CARDS["H100"])
+        import torch
+
+        second = os.fork()  # before CUDA is used: each is a program of its own, and ends as one
+        pytest_gpumem.use_virtual_gpu("H100")
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+        if second:
+            assert os.waitpid(second, 0)[1] == 0
+        os.write(1, b"done ")
+        sys.setswitchinterval(10)  # they get it no sooner than this program's end
+        model(torch.randn(64, 512, device="cuda")).sum().backward()
+        """,
+        card=None,
+    )
+    assert text == "done done "
