@@ -111,7 +111,7 @@ def test_fragmentation_is_told_with_what_expandable_segments_reserve(suite, hint
     """
     assert int(suite.python(program, python=warm_python()).out) == reserved * MIB
     suite.pytester._monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert int(suite.python(program).out) == with_them * MIB
+    assert int(suite.python(program, python=warm_python()).out) == with_them * MIB
 
 
 def test_the_hint_of_a_failure_costs_a_run_and_one_of_a_success_none(suite):

@@ -21,7 +21,7 @@ def test_two():
 def test_settings_that_pytorch_cannot_parse_are_an_error_of_each_test(suite, monkeypatch):
     """PyTorch's second try to initialise CUDA ended the process with a segmentation fault."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:abc")
-    session = suite.run_apart(source=TWO)
+    session = suite.run_warm(source=TWO)
     assert session.outcomes == {"errors": 2}
     message = (
         "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:abc: PyTorch cannot initialise CUDA with these "

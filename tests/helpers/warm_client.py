@@ -19,6 +19,8 @@ MAY_DIFFER = {
 }  # fmt: skip
 """variables of any value: a fork sets its own paths and threads, CUDA's are read as CUDA is
 initialised, those of caches as something is compiled"""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""variables that are read as CUDA is initialised, but for a backend, which is chosen at load"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -30,9 +32,15 @@ def forkable(arguments, environment, server_environment, read_at_load):
         return False
     return all(
         environment.get(name) == server_environment.get(name)
+        or (name in ALLOCATOR and not names_backend(name, environment, server_environment))
         for name in {*environment, *server_environment}
         if name.startswith(read_at_load) and name not in MAY_DIFFER
     )
+
+
+def names_backend(name, *environments):
+    """Whether the allocator's settings choose another allocator in one of the environments."""
+    return any("backend" in environment.get(name, "") for environment in environments)
 
 
 def request(arguments, environment):

@@ -53,11 +53,28 @@ def test_other_options_take_a_new_interpreter(options):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["LD_BIND_NOW", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONUNBUFFERED", "TORCHINDUCTOR_MAX_AUTOTUNE"],
+    ("name", "value"),
+    [
+        ("LD_BIND_NOW", ""),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("PYTHONUNBUFFERED", ""),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", ""),
+    ],
 )
-def test_variables_that_are_read_at_load_take_a_new_interpreter(name):
-    assert run("-c", KIND, **{name: ""}).stdout == "new\n"
+def test_variables_that_are_read_at_load_take_a_new_interpreter(name, value):
+    assert run("-c", KIND, **{name: value}).stdout == "new\n"
+
+
+def test_a_fork_has_the_allocator_with_its_callers_settings():
+    """PyTorch reads them as CUDA is initialised, which the warm process never does."""
+    code = (
+        "import pytest_gpumem; pytest_gpumem.use_virtual_gpu(); import torch\n"
+        "blocks = [torch.empty(size << 20, dtype=torch.uint8, device='cuda') for size in (30, 50)]"
+        "\nprint(torch.cuda.memory_reserved() >> 20, len(torch.cuda.memory_snapshot()))"
+    )
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert run("-c", f"{KIND}\n{code}", **settings).stdout == "fork\n80 1\n"
 
 
 def test_a_fork_compiles_with_the_folders_and_threads_that_its_caller_says():

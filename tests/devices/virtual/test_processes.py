@@ -77,6 +77,7 @@ try:
 except RuntimeError:
     print(device.trouble())
 """,
+        warm=True,
         PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
     )
 
@@ -114,6 +115,7 @@ del one; torch.cuda.empty_cache()
 big = tensor(400); del big
 small = tensor(30); show()
 """,
+        warm=True,
         PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:8,max_split_size_mb:100",
     )
     assert text.splitlines() == ["36 36", "30 446"]
