@@ -255,7 +255,7 @@ def test_a_child_process_decides_by_values_that_are_computed(tmp_path, gpumem, c
 def test_a_programs_own_virtual_gpu_computes_values():
     code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
     code += "import torch\nprint(torch.arange(4, device='cuda').sum().item())"
-    assert child(code, card=None).strip() == "6"
+    assert child(code, card=None, warm=True).strip() == "6"
 
 
 # -- programs that fork before they use CUDA --

@@ -14,7 +14,7 @@ import struct
 import sys
 
 MAY_DIFFER = {
-    "PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES",
+    "PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_CACHE_DIR",
 }  # fmt: skip
 """variables of any value: a fork sets its own paths and threads, CUDA's are read as CUDA is

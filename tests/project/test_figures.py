@@ -83,7 +83,7 @@ RESNET_STEPS = f"""
 def test_resnet_50_batch_32_in_full_precision_with_adam(device):
     """In a process of its own, where cuDNN is not asked: the prototype had no workspaces."""
     pytest.importorskip("torchvision.models")
-    found = child(RESNET_STEPS, card=None, GPUMEM_CUDNN="none").split()
+    found = child(RESNET_STEPS, card=None, warm=True, GPUMEM_CUDNN="none").split()
     assert tuple(map(int, found)) == expected(RESNET)
 
 

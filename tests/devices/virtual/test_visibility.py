@@ -89,6 +89,7 @@ def test_cuda_is_not_initialised_while_no_gpu_is_shown():
         device.close()
         """,
         card=None,
+        warm=True,
     )
     refused = f"False {HIDDEN}"
     assert text.splitlines() == [refused, refused, "cuda:0 2"]
@@ -173,6 +174,7 @@ def test_a_skipif_at_collection_does_not_blind_pytorch():
         print(torch.zeros(1, device="cuda").device)
         """,
         card=None,
+        warm=True,
     )
     assert text.splitlines() == ["refused", "cuda:0"]
 
