@@ -121,21 +121,62 @@ def test_beside():
 """
 
 
-def without_plugin(code, tmp_path):
-    """Run a program on a T4 that only the native library knows of; return what it prints."""
+THREE_STEPS = """
+import torch
+
+def peak():
+    torch.cuda.reset_peak_memory_stats()
+    with torch.device("cuda"):
+        net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)])
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.zeros(8192, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated()
+"""
+WITHOUT_PLUGIN = """
+import gc, json, os, pathlib, torch, torch._dynamo, program, three_steps
+
+def steps(leave):
+    if leave:
+        program.leave()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return program.steps()
+
+READINGS = {
+    "alone": lambda: steps(False), "beside": lambda: steps(True), "three": three_steps.peak
+}
+for name, read in READINGS.items():
+    process = os.fork()  # each uses CUDA first
+    if not process:
+        pathlib.Path(f"{name}.json").write_text(json.dumps(read()))
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def without_plugin(tmp_path_factory):
+    """What programs read on a T4 that only the native library knows of, by their names."""
+    need_libraries()  # to import torch without the plugin
     device = virtual_device()
     device.library.set_card(CARDS["T4"])
     try:
         description = device.library.describe(1)
     finally:
         device.library.set_card(device.card)
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    (folder / "three_steps.py").write_text(THREE_STEPS, encoding="utf-8")
     process = run_python(
-        code,
-        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        f"import os; os.chdir({str(folder)!r})\n{WITHOUT_PLUGIN}",
+        PYTHONPATH=os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
         **{PRELOAD: LIBRARIES, INHERITED: description},
     )
     assert process.returncode == 0, process.stderr
-    return process.stdout
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 def differences(expected, actual, path=""):
@@ -151,9 +192,8 @@ def differences(expected, actual, path=""):
 
 
 @pytest.mark.parametrize("name", ["alone", "beside"])
-def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, name):
+def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, without_plugin, name):
     """Of every function; all of tensors' memory where earlier tests left some as well."""
-    need_libraries()  # to import torch without the plugin
     suite.write("program.py", PROGRAM)
     suite.write("test_marked.py", "import pytest\n" + MARKED)
     chosen = ["test_marked.py::test_alone"]
@@ -162,15 +202,7 @@ def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, na
     session = suite.run_warm("-p", "no:randomly", *chosen)
     assert session.ret == 0, session.out
     actual = json.loads((suite.path / f"{name}.json").read_text())
-    prepare = "program.leave()" if name == "beside" else "0"
-    expected = json.loads(
-        without_plugin(
-            f"import gc, json, torch, program; {prepare}\n"
-            "gc.collect(); torch.cuda.empty_cache()\n"
-            "print(json.dumps(program.steps()))",
-            suite.path,
-        )
-    )
+    expected = without_plugin[name]
     assert expected[0]["torch.cuda.memory.max_memory_allocated"] > 1200 * MIB
     names = list(differences(expected, actual))
     if name == "beside":  # the step has segments of its own, so that these are others
@@ -183,28 +215,10 @@ SEGMENTS = re.compile(
 )
 
 
-THREE_STEPS = """
-import torch
-
-def peak():
-    torch.cuda.reset_peak_memory_stats()
-    with torch.device("cuda"):
-        net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)])
-    optimizer = torch.optim.SGD(net.parameters())
-    for _ in range(3):
-        net(torch.zeros(8192, 4096, device="cuda")).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.cuda.max_memory_allocated()
-"""
-
-
-def test_three_steps_of_sgd_read_as_without_the_plugin(suite):
+def test_three_steps_of_sgd_read_as_without_the_plugin(suite, without_plugin):
     """Their peak lies between two steps of the optimizer, at which the meter resets the peaks."""
-    need_libraries()  # to import torch without the plugin
     suite.write("three_steps.py", THREE_STEPS)
-    # each torch has other workspaces of cuBLAS
-    expected = int(without_plugin("import three_steps; print(three_steps.peak())", suite.path))
+    expected = without_plugin["three"]  # each torch has other workspaces of cuBLAS
     assert expected > 1800 * MIB
     session = suite.run(
         source=f"""

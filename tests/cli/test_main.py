@@ -78,11 +78,10 @@ torch.cuda.reset_peak_memory_stats()
 kept = torch.empty(10 << 20, dtype=torch.uint8, device="cuda:0")
 if "kill" in sys.argv:
     os._exit(0)
-if "ddp" in sys.argv:
+if "own" in sys.argv:
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl")
-    layer = torch.nn.Linear(4, 4).cuda()
-    torch.nn.parallel.DistributedDataParallel(layer, device_ids=[rank])
+    torch.distributed.all_reduce(torch.ones(4, device="cuda"))
     torch.distributed.destroy_process_group()
 """
 PARENT = """
@@ -131,10 +130,10 @@ def run_apart(gpumem, tmp_path):
 def test_run_of_a_launcher_tells_the_peaks_of_each_rank(run_apart):
     """Also those before a reset of the statistics; the launcher itself used no GPU.
 
-    Each rank has a GPU of its own without ``--devices``, and DDP takes them as users write it.
+    Each rank has a GPU of its own without ``--devices``.
     """
     launcher = ("torchrun", "--standalone", "--nproc-per-node=2")  # found beside this Python
-    text, _ = run_apart(*launcher, "child.py", "ddp", new=True)
+    text, _ = run_apart(*launcher, "child.py", "own", new=True)
     assert re.search(r"process device peak allocated peak reserved of [\d.]+ GiB", text)
     assert "rank 0 (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
     assert "rank 1 (pid N) cuda:0 80.00 MiB 80.00 MiB 1%" in text

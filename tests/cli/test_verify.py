@@ -24,7 +24,7 @@ import sys
 if sys.orig_argv[-1].endswith("measured.json"):
     import fake_gpu
 """
-FEW = ("matrix product, float32", "MLP, AdamW", "convolutions in 2D, float32")
+FEW = ("matrix product, float32", "attention, float32", "convolutions in 1D, float32")
 NOTED = "a transform"
 """a step that is added, of which the virtual GPU has a note"""
 ONLY_FEW = f"""
