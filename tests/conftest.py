@@ -18,6 +18,7 @@ import pytest
 from helpers import installed_packages, known_plugins
 from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
+from helpers.paths import TESTS
 from helpers.suites import Suite
 from helpers.virtual_gpu import CARD_80GIB, virtual_card, virtual_device
 from helpers.warm import SHARED, warm_python
@@ -63,21 +64,46 @@ def pytest_configure(config):
 
 OBSTACLE = pytest.StashKey[str]()
 LONGEST = (
-    "test_random_suites.py",
-    "test_kernel_timing.py",
+    "report/page/test_html_browser.py",
+    "project/test_random_suites.py",
+    "devices/virtual/test_processes.py",
+    "cli/test_main.py",
+    "devices/virtual/compilation/test_graph_values.py",
+    "devices/virtual/test_programs.py",
+    "devices/virtual/test_missing_libraries.py",
+    "devices/virtual/compilation/test_kernel_timing.py",
+    "project/test_scale.py",
+    "devices/virtual/native/test_sanitizers.py",
+    "docs/test_tutorial.py",
+    "devices/virtual/test_compiler.py",
+    "project/test_packaging.py",
+    "docs/test_sphinx.py",
     "test_allocator_view.py",
-    "test_processes.py",
-    "test_programs.py",
-    "test_main.py",
-    "test_visible.py",
+    "test_collector.py",
+    "cli/test_accept.py",
+    "cli/test_bisect.py",
+    "devices/virtual/compilation/test_time_ranges.py",
+    "devices/virtual/test_visibility.py",
+    "plugin/test_devices.py",
+    "plugin/test_stale_hooks.py",
+    "plugin/test_order.py",
+    "devices/virtual/test_operators.py",
+    "cli/test_verify.py",
+    "plugin/test_remote_workers.py",
+    "project/test_packing_simulated.py",
+    "plugin/test_visible.py",
 )
-"""files of tests that take many seconds each"""
+"""files of tests that take many seconds each, the longest first"""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Let workers begin with the longest tests: at the end all but one would wait for the last."""
+    """Let workers begin with the longest files: at the end all but one would wait for the last.
+
+    ``tests/run.sh`` gives each file to one worker, in this order.
+    """
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.name not in LONGEST)
+        places = {str(TESTS / name): place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(str(item.path), len(LONGEST)))
 
 
 @pytest.hookimpl(tryfirst=True)

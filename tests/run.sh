@@ -13,4 +13,5 @@ workers=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 # Interpreters that tests start write no bytecode (tests/conftest.py), and read this.
 "$venv/bin/python" -m compileall -q pytest_gpumem tests/helpers || true
 
-exec "$venv/bin/pytest" -o testpaths=tests -n "$workers" "$@"
+# A file's tests run in one worker, which makes once what they share; tests/conftest.py says in which order.
+exec "$venv/bin/pytest" -o testpaths=tests -n "$workers" --dist loadfile --no-loadscope-reorder "$@"

@@ -213,6 +213,12 @@ def test_objects_of_libraries_that_tests_import_are_hidden_between_files(request
         assert (len(gc.get_objects()) < len(imported)) is hidden
 
 
+def test_the_files_that_a_run_begins_with_are_there(request):
+    names = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py")).LONGEST
+    assert [name for name in names if not (TESTS / name).is_file()] == []
+    assert len(set(names)) == len(names)
+
+
 def test_hidden_objects_cost_no_collection_and_others_are_collected():
     if not hide_objects():
         pytest.skip("not of this Python")

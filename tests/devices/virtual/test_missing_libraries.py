@@ -154,7 +154,8 @@ def test_child():
     program = "import torch; print(torch.ones(3, device='cuda').sum().item())"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "3.0\\n"
 """
-NOT_COMPILED = "--deselect=test_steps.py::test_compiled"
+WITH_CUDNN = [f"--deselect=test_steps.py::test_{name}" for name in ("compiled", "child")]
+"""what an environment without any of NVIDIA's packages shows as well"""
 COMPILED = """
 
 @pytest.mark.gpu_memory(card="T4")
@@ -196,27 +197,34 @@ def figures(tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_all(figures):
     need_libraries()
-    return figures(warm_python(), NOT_COMPILED)
+    return figures(warm_python(), *WITH_CUDNN)
 
 
 @pytest.fixture(scope="module")
 def with_cudnn(figures, tmp_path_factory):
     need_cudnn()
-    return figures(light_environment(tmp_path_factory.mktemp("cudnn"), cudnn=True), NOT_COMPILED)
+    return figures(light_environment(tmp_path_factory.mktemp("cudnn"), cudnn=True), *WITH_CUDNN)
 
 
 @pytest.fixture(scope="module")
-def with_none(figures, tmp_path_factory):
-    return figures(light_environment(tmp_path_factory.mktemp("none")), "-n1")
+def light(tmp_path_factory):
+    """The Python of an environment without NVIDIA's packages, which no test changes."""
+    return light_environment(tmp_path_factory.mktemp("none"))
+
+
+@pytest.fixture(scope="module")
+def with_none(figures, light):
+    return figures(light, "-n1")
 
 
 def test_with_cudnn_s_package_alone_all_figures_are_the_same(with_all, with_cudnn):
-    assert len(with_all[0]) == STEPS.count("def test_")
+    assert len(with_all[0]) == STEPS.count("def test_") - 1
     assert with_cudnn[0] == with_all[0]
 
 
 def test_without_cudnn_all_but_convolutions_have_the_same_figures(with_all, with_none):
     peaks, expected = dict(with_none[0]), dict(with_all[0])
+    assert peaks.pop("test_child")[0] == ["0", "0"]  # its own process has the tensor
     _, notes = peaks.pop("test_convolution")
     expected.pop("test_convolution")
     assert peaks == expected
@@ -245,11 +253,10 @@ LOADS = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
     [(PROGRAM, ["-m", "pytest_gpumem", "run", "--card=T4"]), (LOADS + PROGRAM, [])],
     ids=["gpumem run", "use_virtual_gpu"],
 )
-def test_programs_and_their_child_processes_have_the_virtual_gpu(tmp_path, text, command):
-    python = light_environment(tmp_path / "env")
+def test_programs_and_their_child_processes_have_the_virtual_gpu(light, tmp_path, text, command):
     (tmp_path / "step.py").write_text(text, encoding="utf-8")
     process = subprocess.run(
-        [python, *command, "step.py"],
+        [light, *command, "step.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -314,18 +321,20 @@ def pytest_unconfigure():
 """
 
 
-@pytest.mark.parametrize("light", [False, True], ids=["all packages", "light"])
-def test_with_a_driver_of_a_real_gpu_nothing_of_the_virtual_one_is_loaded(tmp_path, light):
+@pytest.mark.parametrize("is_light", [False, True], ids=["all packages", "light"])
+def test_with_a_driver_of_a_real_gpu_nothing_of_the_virtual_one_is_loaded(
+    light, tmp_path, is_light
+):
     (tmp_path / "driver_is_there.py").write_text(DRIVER_IS_THERE, encoding="utf-8")
     (tmp_path / "test_steps.py").write_text(STEPS, encoding="utf-8")
-    if not light:
+    if not is_light:
         need_libraries()
-    python = light_environment(tmp_path / "env") if light else sys.executable
+    python = light if is_light else sys.executable
     _, output = session(python, tmp_path, "-p", "driver_is_there", "-k", "transformer")
     opened = (tmp_path / "opened").read_text("utf-8") if (tmp_path / "opened").exists() else ""
     loaded = (tmp_path / "maps").read_text("utf-8").splitlines()
     assert not any("gpumem" in name for name in (*opened.splitlines(), *loaded))
-    if light:  # the dynamic linker's own words, or torch's, as without the plugin
+    if is_light:  # the dynamic linker's own words, or torch's, as without the plugin
         linker = r"ImportError: lib\w+\.so\.\d+: cannot open shared object file"
         assert re.search(rf"{linker}|ValueError: lib\w+\.so\S+ not found in the system", output)
     else:
