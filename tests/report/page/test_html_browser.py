@@ -65,28 +65,84 @@ def files(tmp_path_factory):
     return made
 
 
+def open_page(browser, path, size=None, hash_="", **more):
+    context = browser.new_context(viewport=size or DESKTOP, **more)
+    return Shown(context.new_page(), f"{path.as_uri()}{hash_}")
+
+
+def check_quiet(shown):
+    """Whatever a page does, it logs nothing and asks nobody for anything."""
+    assert shown.said == []
+    assert {url.partition("#")[0] for url in shown.asked} == {shown.url.partition("#")[0]}
+
+
+@pytest.fixture(scope="module")
+def tabs(browser):
+    """Tabs of the plain desktop that no test shows a page in at present."""
+    free = []
+    yield free
+    for shown in free:
+        shown.tab.context.close()
+
+
 @pytest.fixture
-def show(browser, files):
-    """Show a page; whatever it does, it logs nothing and asks nobody for anything."""
-    contexts, shown = [], []
+def show(browser, files, tabs):
+    """Show a page anew, in a context of its own if it is not the plain desktop's."""
+    plain, others = [], []
 
     def opened(name="sample", size=None, hash_="", **more):
-        context = browser.new_context(viewport=size or DESKTOP, **more)
-        contexts.append(context)
-        one = Shown(context.new_page(), f"{files(name).as_uri()}{hash_}")
-        shown.append(one)
-        return one
+        if size or more or not tabs:
+            shown = open_page(browser, files(name), size, hash_, **more)
+        else:
+            shown = tabs.pop()
+            shown.tab.mouse.move(0, 0)
+            shown.go(f"{files(name).as_uri()}{hash_}")
+        (others if size or more else plain).append(shown)
+        return shown
 
     yield opened
-    for one in shown:
-        assert one.said == []
-        assert {url.partition("#")[0] for url in one.asked} == {one.url.partition("#")[0]}
-    for context in contexts:
-        context.close()
+    for shown in (*plain, *others):
+        check_quiet(shown)
+    for shown in others:
+        shown.tab.context.close()
+    for shown in plain:
+        shown.ask("localStorage.clear()")
+    tabs += plain
 
 
-def test_it_shows_every_test_and_asks_for_nothing(show):
-    shown = show()
+@pytest.fixture(scope="module")
+def unchanged(browser, files):
+    """Pages that tests only look at, by what they are shown with."""
+    pages = {}
+
+    def opened(name="sample", size=DESKTOP, color_scheme="light", **more):
+        key = name, size["width"], color_scheme, *sorted(more)
+        if key not in pages:
+            more["color_scheme"] = color_scheme
+            pages[key] = open_page(browser, files(name), size, **more)
+        return pages[key]
+
+    yield opened
+    for shown in pages.values():
+        shown.tab.context.close()
+
+
+@pytest.fixture
+def look(unchanged):
+    """Show a page that the test does not change: tests share it."""
+    seen = []
+
+    def opened(*args, **more):
+        seen.append(unchanged(*args, **more))
+        return seen[-1]
+
+    yield opened
+    for shown in seen:
+        check_quiet(shown)
+
+
+def test_it_shows_every_test_and_asks_for_nothing(look):
+    shown = look()
     assert len(shown.column(0)) == len(sample().results) == len(shown.sections)
     assert shown.asked == [shown.url]
     assert shown.tab.title() == "GPU memory, 2026-11-21 12:40 UTC"
@@ -263,8 +319,8 @@ def test_a_command_is_copied(show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_are_the_systems_and_text_has_contrast(show, scheme):
-    shown = show(color_scheme=scheme)
+def test_light_and_dark_are_the_systems_and_text_has_contrast(look, scheme):
+    shown = look(color_scheme=scheme)
     back = shown.ask("getComputedStyle(document.body).backgroundColor")
     channels = [int(it) for it in back.removeprefix("rgb(").removesuffix(")").split(",")]
     assert (sum(channels) > 600) == (scheme == "light")
@@ -285,8 +341,8 @@ def test_a_button_changes_light_and_dark_and_is_remembered(show):
     assert shown.ask(colour) == light
 
 
-def test_areas_of_a_timeline_have_the_colours_of_their_legend(show):
-    shown = show()
+def test_areas_of_a_timeline_have_the_colours_of_their_legend(look):
+    shown = look()
     pairs = shown.ask(
         """
         () => {
@@ -306,8 +362,8 @@ def test_areas_of_a_timeline_have_the_colours_of_their_legend(show):
 
 
 @pytest.mark.parametrize("name", ["sample", "thousand"])
-def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(show, name):
-    shown = show(name, PHONE, has_touch=True, is_mobile=True)
+def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(look, name):
+    shown = look(name, PHONE, has_touch=True, is_mobile=True)
     assert shown.ask("document.documentElement.scrollWidth") == 360
     wide = shown.ask(
         "[...document.querySelectorAll('main *')].filter(it => it.checkVisibility() && "
@@ -327,8 +383,8 @@ def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(show, name):
         ).startswith(f'"{word}')
 
 
-def test_on_a_phone_a_change_is_one_line(show):
-    shown = show("sample", PHONE, has_touch=True, is_mobile=True)
+def test_on_a_phone_a_change_is_one_line(look):
+    shown = look("sample", PHONE, has_touch=True, is_mobile=True)
     heights = shown.tab.eval_on_selector_all(
         "#rows td.change", "cells => cells.map(cell => cell.getBoundingClientRect().height)"
     )
@@ -350,9 +406,9 @@ def test_an_open_section_is_closed_by_its_head_and_opened_by_its_name(show):
     last.locator(".headline").wait_for(state="visible")
 
 
-def test_a_page_of_few_failures_is_short(show):
+def test_a_page_of_few_failures_is_short(look):
     """Of 12 results four failed: it was 21,000 px long with all details open."""
-    assert show().ask("document.documentElement.scrollHeight") < 9_000
+    assert look().ask("document.documentElement.scrollHeight") < 9_000
 
 
 def test_a_thousand_tests_are_few_elements_until_more_are_asked_for(show):
@@ -426,9 +482,12 @@ def test_pictures_of_it_are_kept_where_they_are_asked_for(show, tmp_path):
     """Whoever changes its looks looks at these."""
     folder = Path(os.environ.get("GPUMEM_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
+    shown = show(color_scheme="light")
     for scheme in ("light", "dark"):
+        shown.tab.emulate_media(color_scheme=scheme)
         for name, size in (("desktop", DESKTOP), ("phone", PHONE)):
-            shown = show(size=size, color_scheme=scheme)
+            shown.tab.set_viewport_size(size)
+            shown.ask("scrollTo(0, 0)")
             shown.tab.screenshot(path=folder / f"{name}-{scheme}.png")
             shown.tab.eval_on_selector("section.result >> nth=2", "it => it.scrollIntoView()")
             path = folder / f"{name}-{scheme}-section.png"
@@ -529,8 +588,8 @@ def test_keys_alone_enlarge_a_stretch_and_show_all_again(show):
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
-def test_no_two_labels_of_a_timeline_meet(show, size):
-    shown = show("sample", size)
+def test_no_two_labels_of_a_timeline_meet(look, size):
+    shown = look("sample", size)
     met = shown.ask(
         """
         () => [...document.querySelectorAll("svg.timeline")].flatMap((svg) => {
@@ -611,7 +670,7 @@ OPERATED = {"button", "checkbox", "link", "searchbox", "slider", "treeitem", "Di
 
 
 def test_the_accessibility_tree_names_every_control_and_the_keyboard_reaches_each(show):
-    shown = show()
+    shown = show(color_scheme="light")  # the tree is kept up to date for good
     session = shown.tab.context.new_cdp_session(shown.tab)
     nodes = [
         (node["role"]["value"], node.get("name", {}).get("value", "").strip(), node)
