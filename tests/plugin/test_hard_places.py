@@ -84,7 +84,7 @@ def test_marked():
 def test_an_unmarked_test_that_uses_cuda_first_is_refused_and_costs_no_other(suite, monkeypatch):
     """With expandable segments PyTorch's allocator ended the session with a segmentation fault."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    session = suite.run_apart(UPDATE, source=HIDDEN_FIRST)
+    session = suite.run_warm(UPDATE, source=HIDDEN_FIRST)
     assert (session.outcomes["failed"], session.outcomes["passed"]) == (1, 1)
     assert "No CUDA GPUs are available: the virtual GPU is visible only inside" in session.flat
     assert suite.baselined() == {"test_it.py::test_marked": (21, 22)}
