@@ -86,7 +86,6 @@ if "own" in sys.argv:
 """
 PARENT = """
 import subprocess, sys
-import torch.multiprocessing as multiprocessing
 
 def work(index):
     import torch
@@ -96,6 +95,7 @@ def work(index):
 
 if __name__ == "__main__":
     if "spawn" in sys.argv:
+        import torch.multiprocessing as multiprocessing
         multiprocessing.spawn(work, nprocs=1)
     else:
         subprocess.run([sys.executable, "child.py", *sys.argv[1:]], check=True)
@@ -147,7 +147,7 @@ def test_run_tells_the_peaks_of_child_processes(run_apart, tmp_path):
     assert out.count("here as well") == 2
     text, _ = run_apart("--values=off", "parent.py", "spawn")
     assert "(pid N) cuda:0 26.00 MiB 28.00 MiB 0%" in text
-    assert "note: in child processes: 1 value was read back from the virtual GPU (parent.py:8)" in (
+    assert "note: in child processes: 1 value was read back from the virtual GPU (parent.py:7)" in (
         text
     )
 

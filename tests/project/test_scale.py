@@ -26,7 +26,7 @@ from pytest_gpumem.report.serialize import to_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
 
-FEW, MANY = 1000, 10_000
+FEW, MANY = 300, 3000
 
 
 def calls(function, *args):
@@ -97,7 +97,7 @@ def test_a_page_of_ten_thousand_attributions_draws_and_explains_few(monkeypatch)
     drawn, explained = [], []
     monkeypatch.setattr(timeline_svg, "draw", spied(lambda *_, **__: None, drawn))
     monkeypatch.setattr(html, "device_rows", spied(breakdown_rows.device_rows, explained))
-    text = page(Report(tuple(many(MANY, attributed=MANY))))
+    text = page(Report(tuple(many(10_000, attributed=10_000))))
     assert len(drawn) == html.MAX_DRAWN
     assert len(explained) == html.MAX_EXPLAINED
     assert len(text.encode()) < 5_000_000
