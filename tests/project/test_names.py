@@ -1,4 +1,4 @@
-"""Names of the package: one word for one thing, and no two modules of one name."""
+"""Names of the package and of its tests: one word for one thing, no two files of one name."""
 
 import ast
 import collections
@@ -6,7 +6,7 @@ import functools
 import re
 
 import pytest
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 
 PACKAGE, BENCHMARKS = ROOT / "pytest_gpumem", ROOT / "benchmarks"
 LIMIT = re.compile(r"_?(MOST|LEAST|FEWEST|LONGEST|SHORTEST|LARGEST|SMALLEST|DEEPEST|HIGHEST)(_|$)")
@@ -52,6 +52,11 @@ def test_no_name_stands_for_anything():
         if isinstance(node.ctx, ast.Store)
     ]
     assert [row for row in stored if row[1] in {"it", "one", "said", "now", "wanted"}] == []
+
+
+def test_no_two_files_of_tests_have_one_name():
+    names = collections.Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_two_modules_have_one_name():

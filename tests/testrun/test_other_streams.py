@@ -85,7 +85,7 @@ def session_of(suite, call, mark=""):
 def most_of(session):
     """Return the largest peak reserved of the range, in MiB; peak allocated has no range.
 
-    PyTorch counts a tensor as freed when the program drops it (test_allocator.py).
+    PyTorch counts a tensor as freed when the program drops it (test_caching_allocator.py).
     """
     found = NOTE.search(session.flat)
     assert found, session.out
