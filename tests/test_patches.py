@@ -195,7 +195,7 @@ def test_the_scan_knows_a_patch_by_hand(source, patches_by_hand):
 
 
 NO_PATCHES = {
-    "setattr(compiled, GRAPH, graph)": "compiled code gets an attribute of ours",
+    "setattr(compiled, attribute, graph)": "compiled code gets an attribute of ours",
     "setattr(compiled, PROGRAM, program)": "likewise",
     "setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))": "likewise",
     "setattr(virtual, 'demanded', None)": "our own device",

@@ -11,7 +11,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
+    GRAPH,
+    WITHOUT_CONSTANTS,
+    recorded,
+)
 from pytest_gpumem.patches import Patch
 
 COMPILER: Final = "torch._inductor.compile_fx"
@@ -44,37 +48,58 @@ def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
 def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
     def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
-        recorded = _recorded(graph)  # before: it is changed
+        kept = _recorded(graph)  # before: it is changed
         compiled = compiles(graph, *args, **options)
-        _keep(compiled, recorded)
+        _keep(compiled, *kept)
         return compiled
 
     return compile_graph
 
 
 def _keeping_loaded(loads: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
-    """Keep the graph of code that a process without this package has put into the cache."""
+    """Keep the graph of code that a process without this package, or values, has cached."""
 
     def load_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
         compiled = loads(graph, *args, **options)
         if not hasattr(compiled, GRAPH):
-            _keep(compiled, _recorded(graph))
+            _keep(compiled, *_recorded(graph))
         return compiled
 
     return load_graph
 
 
-def _recorded(graph: Any) -> bytes:  # noqa: ANN401 - PyTorch's GraphModule
+def _recorded(graph: Any) -> tuple[str, bytes]:  # noqa: ANN401 - PyTorch's GraphModule
+    """Return the attribute that a graph is kept by, and the graph."""
+    attribute = GRAPH
+
+    def values_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of the device, and one of the host
+        nonlocal attribute
+        values = _values_of(tensor)
+        if values is None:
+            attribute = WITHOUT_CONSTANTS
+        return values
+
+    nodes = b""
     with suppress(Exception):  # a graph like none before: its values are unknown then
-        return recorded(graph)
-    return b""
+        nodes = recorded(graph, values_of)
+    return attribute, nodes
 
 
-def _keep(compiled: Any, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
+def _values_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of the device, and one of the host
+    """Return the values of a graph's own tensor, which are those of its code; None: unknown."""
+    mode = current_mode()
+    if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):
+        return None
+    from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
+
+    return over_device_memory(tensor.detach())
+
+
+def _keep(compiled: Any, attribute: str, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
     if hasattr(compiled, "current_callable"):  # a graph that computes nothing becomes a function
         with suppress(AttributeError):
-            setattr(compiled, GRAPH, graph)
+            setattr(compiled, attribute, graph)
 
 
 def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's

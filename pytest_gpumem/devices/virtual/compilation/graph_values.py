@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, Form, Ref, restored
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
+    GRAPH,
+    WITHOUT_CONSTANTS,
+    Form,
+    Ref,
+    restored,
+)
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
@@ -227,7 +233,7 @@ def call_with_values(
 def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:  # noqa: ANN401 - PyTorch's
     program: GraphProgram | None = getattr(compiled, PROGRAM, None)
     if program is None:
-        graph = getattr(compiled, GRAPH, b"")
+        graph = getattr(compiled, GRAPH, b"") or getattr(compiled, WITHOUT_CONSTANTS, b"")
         if not graph:
             mode.unknown_code.add(NOT_KEPT)
             return None

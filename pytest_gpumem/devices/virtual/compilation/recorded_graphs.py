@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-GRAPH: Final = "_gpumem_graph"
+GRAPH: Final = "_gpumem_whole_graph"
 """the attribute of compiled code with its graph: bytes, which the caches keep with all else"""
+WITHOUT_CONSTANTS: Final = "_gpumem_graph"
+"""the one of a graph with constants of the device that were unknown where it was compiled"""
 MODULES_OF_FUNCTIONS: Final = {
     "_operator",
     "math",
@@ -68,12 +70,17 @@ class UnrecordableError(Exception):
     """An argument is not plain data."""
 
 
-def recorded(graph_module: Any) -> bytes:  # noqa: ANN401 - PyTorch's GraphModule
+def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - PyTorch's
     """Return a graph as bytes for :func:`restored`.
 
     Bytes, as Inductor's caches may be read by a process without this package.
+
+    Args:
+        graph_module: PyTorch's GraphModule.
+        values_of: gives the host's tensor with the values of one of the device; None: they are
+            unknown.
     """
-    return pickle.dumps([*_recorded_nodes(graph_module)])
+    return pickle.dumps([*_recorded_nodes(graph_module, values_of)])
 
 
 def restored(graph: bytes) -> list[RecordedNode]:
@@ -82,7 +89,7 @@ def restored(graph: bytes) -> list[RecordedNode]:
     return nodes
 
 
-def _recorded_nodes(graph_module: Any) -> Iterator[RecordedNode]:  # noqa: ANN401 - PyTorch's GraphModule
+def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Iterator[RecordedNode]:  # noqa: ANN401 - PyTorch's
     import torch
 
     places: dict[Any, int] = {}
@@ -92,7 +99,7 @@ def _recorded_nodes(graph_module: Any) -> Iterator[RecordedNode]:  # noqa: ANN40
         is_cuda = any(tensor.is_cuda for tensor in _tensors_of_value(value, torch))
         if is_cuda or not on_device.isdisjoint(node.all_input_nodes):
             on_device.add(node)
-        kind, target = _target_of(node, graph_module, torch)
+        kind, target = _target_of(node, graph_module, values_of, torch)
         try:
             args, kwargs = (_plain(part, places, torch) for part in (node.args, node.kwargs))
         except UnrecordableError as error:
@@ -116,13 +123,18 @@ def _symbol_of(node: Any, value: Any) -> str:  # noqa: ANN401 - PyTorch's
     return ""
 
 
-def _target_of(node: Any, graph_module: Any, torch: ModuleType) -> tuple[str, Any]:  # noqa: ANN401 - PyTorch's
+def _target_of(
+    node: Any,  # noqa: ANN401 - PyTorch's
+    graph_module: Any,  # noqa: ANN401 - PyTorch's
+    values_of: Callable[[Any], Any],
+    torch: ModuleType,
+) -> tuple[str, Any]:
     """Return a node's kind, and its target as plain data."""
     target = node.target
     if node.op in {"placeholder", "output"}:
         return {"placeholder": "input", "output": "output"}[node.op], ""
     if node.op == "get_attr":
-        return _constant(target, graph_module, torch)
+        return _constant(target, graph_module, values_of, torch)
     if isinstance(target, torch._ops.OpOverload):
         return "operator", target.name()
     module, name = getattr(target, "__module__", ""), getattr(target, "__name__", str(target))
@@ -132,16 +144,22 @@ def _target_of(node: Any, graph_module: Any, torch: ModuleType) -> tuple[str, An
     return ("function", (module, name)) if is_function else ("unknown", name)
 
 
-def _constant(target: str, graph_module: Any, torch: ModuleType) -> tuple[str, Any]:  # noqa: ANN401 - PyTorch's
+def _constant(
+    target: str,
+    graph_module: Any,  # noqa: ANN401 - PyTorch's
+    values_of: Callable[[Any], Any],
+    torch: ModuleType,
+) -> tuple[str, Any]:
     """Return the kind and the value of a graph's own tensor."""
     constant: Any = graph_module
     for name in target.split("."):
         constant = getattr(constant, name, None)
     if not isinstance(constant, torch.Tensor):
         return "unknown", ""  # a graph in this one
-    if type(constant) is not torch.Tensor or constant.is_cuda or constant.nbytes > MAX_CONSTANT:
-        return "unknown", "a constant of the code"
-    return "constant", constant.detach().clone()
+    values = None
+    if type(constant) is torch.Tensor and constant.nbytes <= MAX_CONSTANT:
+        values = values_of(constant) if constant.is_cuda else constant.detach()
+    return ("unknown", "a constant of the code") if values is None else ("constant", values.clone())
 
 
 def _name_of_kernel(node: Any) -> str:  # noqa: ANN401 - PyTorch's

@@ -252,6 +252,33 @@ def graphs():
 """
 
 
+def test_tensors_that_code_makes_of_numbers_are_known(tmp_path):
+    """Its cache keeps them; code that was compiled without values gets them as it is loaded."""
+    need_triton()
+    code = """
+    import torch._functorch.config
+
+    torch._functorch.config.enable_autograd_cache = False
+
+
+    def lengths(x):
+        return torch.tensor([3, 5], device="cuda"), x + 1
+
+
+    def step():
+        torch.compiler.reset()
+        starts, rest = torch.compile(lengths)(torch.ones(8, device="cuda"))
+        return starts.tolist()
+
+
+    tell([run(scope, step)["result"] for scope in ("off", "auto", "auto")])
+    """
+    answers = json.loads(child(HEAD + dedent(code), warm=True, **folders(tmp_path)))
+    assert answers == [[0, 0], [3, 5], [3, 5]]
+    code = code.replace('("off", "auto", "auto")', '("auto",)')
+    assert json.loads(child(HEAD + dedent(code), warm=True, **folders(tmp_path))) == [[3, 5]]
+
+
 def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers(tmp_path):
     need_triton()
     code = "tell([run('auto', f) for f in (reads, sums, changes, copies, drops, graphs)])"
