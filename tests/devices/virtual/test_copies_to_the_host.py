@@ -36,7 +36,8 @@ def test_after_a_kernel_nothing_is_known_and_a_note_is_made(device):
     torch.ones(3, device="cuda")  # a kernel fills it, for all that is known over the five as well
     assert five.item() == 0
     (note,) = notes(device)
-    assert note.startswith("1 value was read back from the virtual GPU (test_copies_to_the_host.py:")
+    begin = "1 value was read back from the virtual GPU (test_copies_to_the_host.py:"
+    assert note.startswith(begin)
 
 
 def test_a_matrix_product_is_a_kernel_as_well(device):
