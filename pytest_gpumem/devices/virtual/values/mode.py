@@ -258,12 +258,13 @@ class ValueMode:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
-    def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
+    def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         if call.traits.in_python and not self.budget.affords(
             call, call.inputs(), call.written(), None
         ):
             return None
-        return self._compute_deferred(call, args, kwargs)
+        with OneThread(self.full):
+            return self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
 
     def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
         with OneThread(self.full):

@@ -269,9 +269,11 @@ class OperatorCall:
 def is_in_python(op: OpOverload) -> bool:
     """Return whether a program's function of Python's is an operator's kernel on a GPU.
 
-    Such are those of ``torch.library.custom_op`` and ``torch.library.Library.impl``.
+    Such are those of ``torch.library.custom_op`` and ``torch.library.Library.impl``, but for
+    operators with another kernel for the CPU, which computes their values.
     """
-    if op.namespace in {"aten", "prims", *COLLECTIVES}:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if op.namespace in {"aten", "prims", *COLLECTIVES} or has_kernel(op.name(), "CPU"):
         return False
     registered: set[str] = getattr(torch.library, "_impls", set())
     name = op.name().replace("::", "/")

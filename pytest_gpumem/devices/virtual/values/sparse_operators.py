@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.known import KnownValues
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
 
-    Compute = Callable[[OperatorCall, Any, Any], Any]
-    """takes a call and its arguments on the host; returns the result, or None"""
+    Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
+    """takes a call and its arguments on the host; returns the result in a tuple, or None"""
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
 """operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
@@ -121,8 +121,8 @@ class SparseOperators:
         if all(self._are_known(tensor) for tensor in (*outputs, *written)):
             return
         if host_call is not None:
-            host = self._compute(call, host_call.args, host_call.kwargs)
-            pairs = [*paired(result, host), *host_call.written] if host is not None else []
+            computed = self._compute(call, host_call.args, host_call.kwargs)
+            pairs = [*paired(result, computed[0]), *host_call.written] if computed else []
             for tensor, values in pairs:
                 self._fill(tensor, values, assumed=host_call.assumed)
         elif not written and isinstance(result, Tensor) and is_sparse(result):
@@ -169,12 +169,14 @@ class SparseOperators:
             host = torch.ops.aten._sparse_coo_tensor_unsafe(
                 over_device_memory(indices[0]), slim, shape
             )
-            return self._compute(call, [host], {})
+            computed = self._compute(call, [host], {})
+            return computed[0] if computed else None
         elements = [part.numel() for tensor in call.inputs() for part in parts_of(tensor)]
         if sum(elements) > MAX_STOOD_FOR:
             return None
         host_call = self._on_host(call, _of_ones)
-        return self._compute(call, host_call.args, host_call.kwargs)
+        computed = self._compute(call, host_call.args, host_call.kwargs)
+        return computed[0] if computed else None
 
     def _on_host(self, call: OperatorCall, on_host: Callable[[Tensor], Tensor]) -> HostCall:
         written = {id(tensor) for tensor in call.written()}

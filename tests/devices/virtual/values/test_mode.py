@@ -726,6 +726,41 @@ def test_operators_inside_of_a_programs_own_in_python_are_computed(mode, own_ope
     assert mode.failures == {}
 
 
+def test_a_programs_own_operator_is_computed_by_its_kernel_for_the_cpu(mode):
+    """As the quantized optimizers of bitsandbytes: their kernels for CUDA are no operators."""
+    import torch
+
+    library = torch.library.Library("gpumem_mode", "FRAGMENT")
+    library.define("negated(Tensor(a!) x) -> ()")
+    library.impl("negated", lambda x: None, "CUDA")
+    library.impl("negated", lambda x: x.neg_() and None, "CPU")
+    x = torch.ones(1, device="cuda")
+    torch.ops.gpumem_mode.negated(x)
+    assert x.tolist() == [-1]
+    assert mode.failures == {}
+    library._destroy()
+
+
+def test_what_a_programs_own_operator_writes_by_other_kernels_is_computed_on_the_host(mode):
+    import torch
+
+    calls = []
+
+    @torch.library.custom_op("gpumem_mode::added_by_kernel", mutates_args={"x"})
+    def added(x: torch.Tensor) -> None:
+        calls.append(x.device.type)
+        if x.is_cuda:
+            torch.cuda._sleep(1)
+            mode.forget(x.data_ptr(), x.nbytes)  # as after a kernel that is no operator's
+        else:
+            x.add_(1)
+
+    x = torch.ones(4, device="cuda")
+    added(x)
+    assert calls == ["cuda", "cpu"]
+    assert x.tolist() == [2] * 4
+
+
 def test_a_programs_own_operator_is_not_run_for_its_values_beyond_the_budget(mode):
     import torch
 
