@@ -57,37 +57,29 @@ def stages():
         schedule.step(batch) if rank == 0 else schedule.step(target=batch, losses=losses)
     tell("pipeline", f"{told} {len(losses)} losses")
 
-distributed.init_process_group("nccl")
-train("NCCL", fully_shard)
-gc.collect()
-stages()
-gc.collect()
-distributed.destroy_process_group()
-distributed.init_process_group("cpu:gloo,cuda:nccl")  # the processes really talk
-told = [None, None]
-distributed.all_gather_object(told, rank * 10)
-tell("gathered", told)
-for wrap in (ddp, fully_shard):
-    train("Gloo", wrap)
+if sys.argv[1] == "nccl":
+    distributed.init_process_group("nccl")
+    train("NCCL", fully_shard)
     gc.collect()
+    stages()
+else:
+    distributed.init_process_group("cpu:gloo,cuda:nccl")  # the processes really talk
+    told = [None, None]
+    distributed.all_gather_object(told, rank * 10)
+    tell("gathered", told)
+    for wrap in (ddp, fully_shard):
+        train("Gloo", wrap)
+        gc.collect()
 distributed.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What two ranks of torchrun under ``gpumem run`` told: sorted lines, by their titles."""
-    if Version(importlib.metadata.version("torch")) < Version("2.15"):
-        pytest.skip(
-            "FSDP2 holds other amounts, a stage tells its shapes in another way, and DDP's "
-            "init_sync is newer than this torch"
-        )
-    script = tmp_path_factory.mktemp("ranks") / "train.py"
-    script.write_text(RANKS, encoding="utf-8")
+def launched(script, groups):
+    """What two ranks of a script printed, which torchrun has started under ``gpumem run``."""
     gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
     command = [warm_python(), "-c", gpumem]
     command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(script)]
+    command += ["--nproc-per-node=2", str(script), groups]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
@@ -103,9 +95,24 @@ def ranks(tmp_path_factory):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, out
+    return out
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What two ranks of torchrun under ``gpumem run`` told: sorted lines, by their titles."""
+    if Version(importlib.metadata.version("torch")) < Version("2.15"):
+        pytest.skip(
+            "FSDP2 holds other amounts, a stage tells its shapes in another way, and DDP's "
+            "init_sync is newer than this torch"
+        )
+    script = tmp_path_factory.mktemp("ranks") / "train.py"
+    script.write_text(RANKS, encoding="utf-8")
     lines = {}
-    for title, text in re.findall(r"^(\w+): (rank \d+ NVIDIA L4 .*)$", out, re.MULTILINE):
-        lines.setdefault(title, []).append(text.replace(" NVIDIA L4", ""))
+    for groups in ("nccl", "gloo"):  # in processes of their own, as a program has one of the two
+        out = launched(script, groups)
+        for title, text in re.findall(r"^(\w+): (rank \d+ NVIDIA L4 .*)$", out, re.MULTILINE):
+            lines.setdefault(title, []).append(text.replace(" NVIDIA L4", ""))
     return {title: sorted(texts) for title, texts in lines.items()}
 
 
