@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -547,32 +547,11 @@ def cudnn_forward(
     return output, logarithms, starts_q, starts_k, max_q, max_k, *seeds, None
 
 
-def cudnn_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    logarithm: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    bias: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value."""
+def cudnn_backward(*args: Any, scale: float | None = None) -> tuple[Tensor, ...]:  # noqa: ANN401 - as sdpa_cudnn_backward's
+    """Return the gradients of query, key and value; the arguments are sdpa_cudnn_backward's."""
+    gradient, query, key, value, _, _, seed, _, _, starts_q, starts_k, _, _, dropout, causal = args
     pieces = _pieces(starts_q, starts_k)
     if not pieces:
-        return sdpa_cudnn_backward(
-            *(gradient, query, key, value, output, logarithm, seed, offset, bias),
-            *(starts_q, starts_k, max_q, max_k, dropout, causal),
-            scale=scale,
-        )
+        return sdpa_cudnn_backward(*args, scale=scale)
     options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
     return _piecewise_backward(pieces, gradient, query, key, value, options)

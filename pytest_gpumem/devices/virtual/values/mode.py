@@ -258,17 +258,19 @@ class ValueMode:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
+    def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
+        with OneThread(self.full):
+            return self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+
     def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         if call.traits.in_python and not self.budget.affords(
             call, call.inputs(), call.written(), None
         ):
             return None
-        with OneThread(self.full):
-            return self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+        return self._computed(call, args, kwargs)
 
     def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
-        with OneThread(self.full):
-            result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+        result = self._computed(call, args, kwargs)
         return result[0] if result is not None else None
 
     # -- operators inside of others --

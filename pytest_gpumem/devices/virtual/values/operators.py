@@ -292,7 +292,7 @@ def traits_of(op: OpOverload) -> Traits:
         or (argument.alias_info is not None and argument.alias_info.is_write)
     )
     name = schema.name.partition("::")[2]
-    overwrites = name in OVERWRITES
+    overwrites, in_python = name in OVERWRITES, is_in_python(op)
     data_dependent = (bool(DATA_DEPENDENT & tags) or schema.name in COPIES) and name != READS
     unread = tuple(
         (place, argument.name)
@@ -316,8 +316,8 @@ def traits_of(op: OpOverload) -> Traits:
             if str(argument.type) == "Tensor"
         ),
         takes_numbers=torch._C._should_allow_numbers_as_tensors(name),
-        opened=name in OPENED or is_in_python(op),
-        in_python=is_in_python(op),
+        opened=name in OPENED or in_python,
+        in_python=in_python,
         may_open=not name.startswith(UNOPENED),
         carried=name in CARRIED,
         host=EQUIVALENTS.get(op, op._op),
