@@ -37,7 +37,13 @@ from pytest_gpumem.devices.virtual.values.interception import (
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.operators import ASSUMED, FALSE_FOR, TRUE_FOR, UNSCALES
+from pytest_gpumem.devices.virtual.values.operators import (
+    ASSUMED,
+    FALSE_FOR,
+    RETURNS_ARGUMENTS,
+    TRUE_FOR,
+    UNSCALES,
+)
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sparse_operators import PRODUCTS, SELECTS, SparseOperators
 from pytest_gpumem.sizes import format_size
@@ -59,8 +65,6 @@ MAX_NAMED: Final = 3
 MAX_FLOATS: Final = 1 << 16
 """elements of the largest tensor of floating-point numbers that is assumed: losses, norms, the
 router of a layer are no larger; weights and activations are"""
-RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
-"""operators that return arguments as they are, which their schema does not say"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
 """errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
 

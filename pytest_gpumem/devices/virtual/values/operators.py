@@ -74,6 +74,8 @@ CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
 UNWRITTEN: Final = {"aten::record_stream"}
 """operators that write nothing though their schema says so"""
+RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
+"""operators that return arguments as they are, which their schema does not say"""
 OF_CONSTANTS: Final = {
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like"),
     *("new_zeros", "new_ones", "new_full", "arange", "linspace", "eye"),
@@ -334,6 +336,8 @@ def _ways_of(traits: Traits) -> Ways:
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
         return Ways(0)  # an operator of another library may run Python's code of its own
+    if name in RETURNS_ARGUMENTS:  # the library would make them unknown
+        return Ways(0)
     if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
         return Ways.SHORT | Ways.COMPUTES | Ways.CHEAP | Ways.CHANGES
     if traits.written and (

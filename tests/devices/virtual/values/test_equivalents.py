@@ -356,9 +356,9 @@ def test_what_attention_would_cost_reads_no_lengths_from_the_device(mode):
     assert mode.values.is_known(output)
 
 
-@pytest.mark.parametrize("rows", [12, 1 << 19], ids=["small", "large"])
-def test_lengths_that_an_operator_returns_as_they_are_stay_known(mode, rows):
+def test_lengths_that_an_operator_returns_as_they_are_stay_known(mode):
     require(torch.ops.aten, "_cudnn_attention_backward")  # before it, none took lengths
+    rows = 1 << 19  # too large to be computed
     heads = torch.empty(rows, 3, 16, dtype=torch.bfloat16, device="cuda")
     mode.values.forget(heads)
     starts = torch.tensor([0, rows], device="cuda", dtype=torch.int32)
