@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pytest_gpumem.notes import Hinted, Note
 
@@ -234,6 +234,15 @@ class Keeper:
         # From a text as "the graph of local variable loss of train, train.py:13 (list of 3)".
         head = self.text.partition(" (")[0].partition(",")[0]
         return head.rpartition(" of ")[0] or head
+
+
+class ExtraBlocks(NamedTuple):
+    """The blocks that a source line has more than in the baseline."""
+
+    blocks: int
+    nbytes: int
+    unused: int = 0
+    """bytes of the baseline's blocks that were not requested, at most: see ``Breakdown.unsplit``"""
 
 
 @dataclass(frozen=True, slots=True)

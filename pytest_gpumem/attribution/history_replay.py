@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span, Tag
 
@@ -55,6 +55,8 @@ class Block:
 class History:
     """One device's history."""
 
+    events: Sequence[dict[str, Any]]
+    """of the allocator, as ``torch.cuda.memory._snapshot`` has them; indices are those of events"""
     blocks: list[Block]
     times: list[float]
     """of each event, microseconds since 1970"""
@@ -115,14 +117,14 @@ class Replay:
                     self._place(Block(address, block["size"], -1, float("-inf"), frames))
                 address += block["size"]
 
-    def run(self, events: Iterable[dict[str, Any]], tags: Iterable[Tag]) -> History:
+    def run(self, events: Sequence[dict[str, Any]], tags: Iterable[Tag]) -> History:
         """Return the history: each block with its events and tags."""
         times: list[float] = []
         reserved: list[int] = []
         held = 0
         waiting = iter(tags)
         tag = next(waiting, None)
-        for index, event in enumerate(_without_repeated_snapshots(events)):
+        for index, event in enumerate(events):
             time, action = event["time_us"], event["action"]
             address = event.get("addr", 0)  # running out of memory has none
             while tag is not None and tag.time < time:
@@ -147,7 +149,7 @@ class Replay:
         while tag is not None:
             self._tag(tag)
             tag = next(waiting, None)
-        return History(self.blocks, times, reserved)
+        return History(events, self.blocks, times, reserved)
 
     # -- segments: ranges of addresses, those of expandable ones grow and shrink --
 
@@ -218,15 +220,6 @@ class Replay:
             (tag.category, tag.name) != (earlier.category, earlier.name) for earlier in block.tags
         ):
             block.tags += (tag,)
-
-
-def _without_repeated_snapshots(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the events: as many snapshots are taken before a step as its process is new."""
-    last_action = None
-    for event in events:
-        if event["action"] != "snapshot" or last_action != "snapshot":
-            yield event
-        last_action = event["action"]
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:

@@ -9,28 +9,32 @@ search holds no tensor, and allocates nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
+from collections import Counter
+from math import inf
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.attributor import origin_of
+from pytest_gpumem.attribution.keeper_choice import KeptBlock, choices
 from pytest_gpumem.attribution.referrers import kept_memory
-from pytest_gpumem.attribution.sites import place_of_origin
+from pytest_gpumem.attribution.sites import place_of_origin, users_frame
 from pytest_gpumem.measurement import Keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.attribution.referrers import Kept
-    from pytest_gpumem.measurement import Category, LineKey
+    from pytest_gpumem.measurement import Category, ExtraBlocks, LineKey
     from pytest_gpumem.source_lines import Line
 
 MAX_BLOCKS: Final = 100
-"""blocks of one line that are looked up, the oldest and the largest first"""
+"""blocks of one line that are looked up, the oldest first"""
+Identity = tuple[int, str, int]
+"""bytes that an allocation asked for, and the file and the line of the user's that it is of"""
 
 
 class _Candidate(NamedTuple):
@@ -40,167 +44,184 @@ class _Candidate(NamedTuple):
     line: int
     category: Category
     nbytes: int
-    number: int
-    """among the device's allocations"""
-    requested: int
-    """bytes that were asked for"""
+    unsplit: int
+    """bytes of it beyond the request"""
+    start: int
+    """index of the event that allocated it"""
     step: int | None
     """the step of training that allocated it; None where steps are not known"""
-    current: bool
-    """whether that step was under way at the peak"""
+    earlier: bool
+    """whether an earlier step than the peak's allocated it; without an optimizer, forward pass"""
     last_moment: int
     """the number of moments that it outlived"""
-
-
-class _Name(NamedTuple):
-    """The name of a block's keeper."""
-
-    text: str
-    direct: bool
-    """whether it refers to the block's tensor, and not to a graph that has it"""
 
 
 class KeeperSearch:
     """The search in one run for the keepers of one device's blocks."""
 
-    def __init__(self, scene: Scene, extra: Mapping[LineKey, int], root: Path) -> None:
+    def __init__(self, scene: Scene, extra: Mapping[LineKey, ExtraBlocks], root: Path) -> None:
         """Look for keepers.
 
         Args:
             scene: the peak, as it was recorded in an earlier run.
-            extra: the number of blocks that each source line has more than in the baseline.
+            extra: the blocks that each source line has more than in the baseline.
             root: the project's folder.
         """
         self._extra = extra
         self._device = scene.device.index
-        self._candidates = list(_candidates(scene, extra, root))
+        self._number: Counter[LineKey] = Counter()
+        """of each line's blocks, looked up or not"""
+        self._candidates = list(self._candidates_of(scene, root))
+        self._sizes = frozenset(
+            scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
+        )
         moments = scene.device.recording.moments
         last = bisect_right(moments, scene.time)
-        allocations = _allocations(scene)
-        self._allocated = {
-            number: allocations[bisect_right(scene.device.history.times, moments[number - 1])]
+        self._at_moment = {
+            number: self._numbered(scene, number)
             for number in (last, last + 1)
             if 0 < number <= len(moments)
         }
-        """by the number of a moment: how many blocks had been allocated until then"""
-        self._names: dict[int, _Name] = {}
+        """by the number of a moment: the candidates, by identity and number of their allocations,
+        counted from the moment backwards"""
+        self._names: dict[int, str] = {}
         """by the index of a candidate"""
+
+    def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
+        """Yield the blocks alive at the peak of the lines in question."""
+        device = scene.device
+        ends = _step_ends(scene)
+        rounds = ends or [call.end for call in scene.forwards]
+        peak_round = bisect_right(rounds, scene.time)
+        first = next((call.start for call in scene.forwards), inf)
+        for block in sorted(scene.alive, key=lambda block: block.start):
+            if block.start < 0:
+                continue
+            block_origin = origin_of(device, block)
+            key = place_of_origin(block_origin, root)
+            if key not in self._extra:
+                continue
+            self._number[key] += 1
+            if self._number[key] > MAX_BLOCKS:
+                continue
+            step = bisect_right(ends, block.time)
+            yield _Candidate(
+                key=key,
+                line=block_origin.line,
+                category=block_origin.category,
+                nbytes=block.size,
+                unsplit=block.unsplit,
+                start=block.start,
+                step=step + 1 if step < len(ends) else None,
+                earlier=first <= block.time and bisect_right(rounds, block.time) < peak_round,
+                last_moment=bisect_right(device.recording.moments, block.end_time),
+            )
+
+    def _numbered(self, scene: Scene, number: int) -> dict[tuple[Identity, int], int]:
+        """Return the candidates that outlive a moment, by their allocations before the moment."""
+        history = scene.device.history
+        end = bisect_right(history.times, scene.device.recording.moments[number - 1])
+        by_start = {
+            candidate.start: index
+            for index, candidate in enumerate(self._candidates)
+            if candidate.last_moment >= number
+        }
+        return {
+            allocation: by_start[end - 1 - place]
+            for place, allocation in self._allocations(history.events[:end])
+            if end - 1 - place in by_start
+        }
+
+    def _allocations(
+        self, events: Sequence[dict[str, Any]]
+    ) -> Iterator[tuple[int, tuple[Identity, int]]]:
+        """Yield the allocations of the candidates' sizes, the last one first.
+
+        Each is its place from the end, its identity and its number among those. Other allocations
+        may come between in another run: fixtures of wider scope are set up in the first one alone.
+        """
+        number: Counter[Identity] = Counter()
+        for place, event in enumerate(reversed(events)):
+            if event["action"] == "alloc" and event["size"] in self._sizes:
+                frame = users_frame(event.get("frames") or ())
+                line = (frame["filename"], frame["line"]) if frame else ("", 0)
+                identity = (event["size"], *line)
+                number[identity] += 1
+                yield place, (identity, number[identity])
 
     @property
     def has_candidates(self) -> bool:
         """Whether there is anything to look for."""
-        return bool(self._candidates and self._allocated)
+        return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:
         """Look for keepers, if this is the moment before the peak or the one after it."""
-        number = len(recording.moments)
-        if number not in self._allocated:
+        candidates = self._at_moment.get(len(recording.moments), {})
+        if all(index in self._names for index in candidates.values()):
             return
-        # Counted from the moment backwards: fixtures of wider scope, which only the first run sets
-        # up, may have allocated before.
-        ages = {
-            self._allocated[number] - candidate.number: index
-            for index, candidate in enumerate(self._candidates)
-            if index not in self._names
-            and candidate.number <= self._allocated[number]
-            and candidate.last_moment >= number
+        events = VIEW.snapshot()["device_traces"][self._device]
+        last_use = {
+            event["addr"]: len(events) - 1 - index
+            for index, event in enumerate(events)
+            if event["action"] in {"alloc", "free_requested"}
         }
-        places: dict[tuple[int, int], int] = {}
-        freed: set[int] = set()
-        age = 0
-        for event in reversed(VIEW.snapshot()["device_traces"][self._device]):
-            if event["action"] == "free_requested":
-                freed.add(event["addr"])
-            elif event["action"] == "alloc":
-                index = ages.get(age, -1)
-                age += 1
-                address, size = event["addr"], event["size"]
-                # Of another size it is another block: the run takes another course.
-                same = index >= 0 and size == self._candidates[index].requested
-                if same and address not in freed:
-                    places[self._device, address] = index
-                freed.discard(address)
+        """by address: the place from the end of the last event of a block there"""
+        places = {
+            (self._device, events[-1 - place]["addr"]): candidates[allocation]
+            for place, allocation in self._allocations(events)
+            if allocation in candidates and last_use[events[-1 - place]["addr"]] == place
+        }
+        places = {place: index for place, index in places.items() if index not in self._names}
         if not places:
             return
         memory = kept_memory(
             {place: self._candidates[index].nbytes for place, index in places.items()}
         )
         for place, index in places.items():
-            keeper_name = _name_of(memory[place], self._candidates[index], recording)
-            if keeper_name is not None:
+            keeper_name = _name_of(memory[place], recording)
+            if keeper_name:
                 self._names[index] = keeper_name
 
     def keepers(self) -> tuple[Keeper, ...]:
-        """Return the keepers of the extra blocks, of each line the largest first."""
-        groups: dict[tuple[LineKey, int, Category, str], list[_Candidate]] = {}
-        for key, number in self._extra.items():
-            members = [
-                (index, candidate)
-                for index, candidate in enumerate(self._candidates)
-                if candidate.key == key
-            ]
-            # Which of a line's blocks the baseline had not is not known. Those of earlier steps
-            # come first, then those that something refers to besides the graph.
-            members.sort(key=lambda member: self._rank(*member))
-            for index, candidate in members[:number]:
-                keeper_name = self._names.get(index)
-                if keeper_name is not None:
-                    group = (key, candidate.line, candidate.category, keeper_name.text)
-                    groups.setdefault(group, []).append(candidate)
-        keepers = [
-            Keeper(
-                path=key[0],
-                line=line,
-                category=category,
-                text=description,
-                nbytes=sum(candidate.nbytes for candidate in group),
-                blocks=len(group),
-                steps=tuple(sorted({member.step for member in group if member.step is not None})),
-            )
-            for (key, line, category, description), group in groups.items()
-        ]
+        """Return the keepers of the extra blocks, the largest first."""
+        keepers = []
+        for key, extra in self._extra.items():
+            members = [at for at, candidate in enumerate(self._candidates) if candidate.key == key]
+            blocks = [self._kept_block(at) for at in members]
+            for choice in choices(blocks, self._of_sample(key, extra, blocks)):
+                own = [self._candidates[members[at]] for at in choice.blocks]
+                # Blocks of one line may be of two categories.
+                for category in dict.fromkeys(candidate.category for candidate in own):
+                    group = [candidate for candidate in own if candidate.category == category]
+                    steps = {candidate.step for candidate in group if candidate.step is not None}
+                    keeper = Keeper(
+                        path=key[0],
+                        line=group[0].line,
+                        category=category,
+                        text=choice.name,
+                        nbytes=sum(candidate.nbytes for candidate in group),
+                        blocks=len(group),
+                        steps=tuple(sorted(steps)),
+                    )
+                    keepers.append(keeper)
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
-    def _rank(self, index: int, candidate: _Candidate) -> tuple[bool, bool, bool, int]:
-        keeper_name = self._names.get(index)
-        direct = keeper_name is not None and keeper_name.direct
-        return keeper_name is None, candidate.current, not direct, candidate.number
+    def _kept_block(self, index: int) -> KeptBlock:
+        candidate = self._candidates[index]
+        name = self._names.get(index, "")
+        return KeptBlock(name, candidate.nbytes, candidate.unsplit, candidate.earlier)
 
-
-def _candidates(scene: Scene, extra: Mapping[LineKey, int], root: Path) -> Iterator[_Candidate]:
-    """Yield the blocks alive at the peak of the lines in question."""
-    device = scene.device
-    events = device.recording.events[device.index]
-    allocations = _allocations(scene)
-    ends = _step_ends(scene)
-    peak_step = bisect_right(ends, scene.time)
-    number: dict[LineKey, int] = {}
-    for block in sorted(scene.alive, key=lambda block: block.start):
-        if block.start < 0:
-            continue
-        block_origin = origin_of(device, block)
-        key = place_of_origin(block_origin, root)
-        if key not in extra or number.get(key, 0) == MAX_BLOCKS:
-            continue
-        number[key] = number.get(key, 0) + 1
-        step = bisect_right(ends, block.time)
-        yield _Candidate(
-            key=key,
-            line=block_origin.line,
-            category=block_origin.category,
-            nbytes=block.size,
-            number=allocations[block.start + 1],
-            requested=events[block.start]["size"],
-            step=step + 1 if step < len(ends) else None,
-            current=step == peak_step,
-            last_moment=bisect_right(device.recording.moments, block.end_time),
+    def _of_sample(
+        self, key: LineKey, extra: ExtraBlocks, blocks: Sequence[KeptBlock]
+    ) -> ExtraBlocks:
+        """Return the share of a line's growth that its blocks have which were looked up."""
+        number = self._number[key]
+        if len(blocks) == number:
+            return extra
+        return extra._replace(
+            blocks=extra.blocks * len(blocks) // number,
+            nbytes=extra.nbytes * len(blocks) // number,
         )
-
-
-def _allocations(scene: Scene) -> list[int]:
-    """Return how many blocks had been allocated before the first event, and after each."""
-    events = scene.device.recording.events[scene.device.index]
-    return list(accumulate((event["action"] == "alloc" for event in events), initial=0))
 
 
 def _step_ends(scene: Scene) -> list[float]:
@@ -211,24 +232,24 @@ def _step_ends(scene: Scene) -> list[float]:
     return [step.end for step in steps if lead in step.fresh]
 
 
-def _name_of(memory: Kept, candidate: _Candidate, recording: Recording) -> _Name | None:
-    """Return the name of a block's keeper, in words; None where none has a name."""
+def _name_of(memory: Kept, recording: Recording) -> str:
+    """Return the name of a block's keeper, in words; "" where none has a name."""
     if memory.is_gradient and not memory.root:
         lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
-        return _Name(f".grad of the parameters{since}", direct=not candidate.current)
+        return f".grad of the parameters{since}"
     keeper = memory.keeper()
     if not keeper.root:
-        return None
+        return ""
     way = f" ({', '.join(keeper.way)})" if keeper.way else ""
     name = f"{keeper.root}{way}"
     if keeper is memory:
-        return _Name(name, direct=True)
+        return name
     description = f"the graph of {name}"
     line = recording.retained_graphs.get(keeper.sequence)
     if line is not None:
         description += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
-    return _Name(description, direct=False)
+    return description
 
 
 def _file_and_line(line: Line) -> str:

@@ -113,10 +113,14 @@ def history() -> Iterator[list[list[dict[str, Any]]]]:
 
 
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Return a recording's fields of a snapshot."""
-    events = snapshot["device_traces"]
+    """Return a recording's fields of a snapshot.
+
+    A snapshot is an event of its own, and a new process or a fixture of wider scope takes more of
+    them. They are left out here, so that all readers count the same events in any order of tests.
+    """
+    traces = snapshot["device_traces"]
     return {
-        "events": events,
+        "events": [[event for event in trace if event["action"] != "snapshot"] for trace in traces],
         "settings": snapshot.get("allocator_settings", {}),
-        "overflowed": any(len(device_events) >= MAX_EVENTS for device_events in events),
+        "overflowed": any(len(trace) >= MAX_EVENTS for trace in traces),
     }

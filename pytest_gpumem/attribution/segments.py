@@ -43,7 +43,7 @@ def segment_requests(
         foreign: bytes that were reserved before the test.
         place_of: gives a block's file, line, function and code.
     """
-    events = device.recording.events[device.index]
+    events = device.history.events
     heights: list[tuple[int, int]] = []
     highest = device.reserved(indices[0])
     for index in indices:
@@ -122,7 +122,7 @@ def _segments(device: Blocks, index: int, *, small: bool) -> Iterator[tuple[int,
         for segment in recording.initial_segments
         if segment["device"] == device.index
     }
-    for event in recording.events[device.index][:index]:
+    for event in device.history.events[:index]:
         if event["action"] in _TAKEN:
             segments[event["addr"]] = event["size"]
         elif event["action"] in _GIVEN:

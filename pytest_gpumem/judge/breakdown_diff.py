@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.measurement import CATEGORIES, Provenance, Site
+from pytest_gpumem.measurement import CATEGORIES, ExtraBlocks, Provenance, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,17 +104,25 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     return [*_by_growth(compared), *_by_growth(uncompared)]
 
 
-def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[LineKey, int]:
-    """Return how many blocks more each source line has than in the baseline, where that is known.
+def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[LineKey, ExtraBlocks]:
+    """Return the blocks that each source line has more than in the baseline, where that is known.
 
     Blocks count whatever their category is, as that depends on the moment.
     """
     number: Counter[LineKey] = Counter()
+    nbytes: Counter[LineKey] = Counter()
     for row in site_rows(current, baseline):
         if row.site is not None and row.baseline_blocks is not None:
             key = row.site.path, row.site.function, row.site.code
             number[key] += row.blocks - row.baseline_blocks
-    return {key: blocks for key, blocks in number.items() if blocks > 0}
+            nbytes[key] += row.difference or 0
+    # The baseline tells its unused bytes of all lines together: any of them may be a line's.
+    unused = baseline.unsplit or 0
+    return {
+        key: ExtraBlocks(blocks, nbytes[key], unused)
+        for key, blocks in number.items()
+        if blocks > 0
+    }
 
 
 def site_name(site: Site) -> str:

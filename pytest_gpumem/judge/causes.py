@@ -20,9 +20,9 @@ from pytest_gpumem.measurement import Site
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
+    from pytest_gpumem.judge.breakdown_diff import BreakdownRow, SiteKey
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import (
         Attribution,
@@ -153,35 +153,69 @@ def growth_causes(
         return ()
     keepers = new[row.device].keepers
     current, baseline = new[row.device].breakdown, old[row.device]
-    rows = [site for site in site_rows(current, baseline) if (site.difference or 0) > 0]
-    if not rows:
-        grown = [
+    growth = row.difference or 0
+    rows = site_rows(current, baseline)
+    growths = line_growths(current.lines, baseline.lines)
+    nets = _net_growths(rows, {_line_key(line.peak): line.nbytes for line in growths}, growth)
+    grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
+    if not grown:
+        categories = [
             line for line in category_rows(current, baseline)[:-1] if (line.difference or 0) > 0
         ]
-        return tuple(Cause(line.difference or 0, line.name) for line in grown[:MAX_CAUSES])
-    growths = line_growths(current.lines, baseline.lines)
-    by_line = {_line_key(growth.peak): growth.nbytes for growth in growths}
-
-    def own_growth(site_row: BreakdownRow) -> int:
-        """Return the part of a row's growth that is the line's own, and not of the moment."""
-        difference = site_row.difference or 0
-        site = site_row.site
-        if site is None or not growths or not site.path:
-            return difference
-        return max(
-            0, min(difference, by_line.get((site.path, site.function, site.code), difference))
+        return tuple(
+            Cause(min(line.difference or 0, growth), line.name) for line in categories[:MAX_CAUSES]
         )
-
-    rows.sort(key=lambda site_row: (-own_growth(site_row), -(site_row.difference or 0)))
-    rows = _parameters_first(rows)
+    grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
+    grown = _parameters_first(grown)
     if of_one_program:
-        rows = _edited_first(rows)
-    causes = [_cause(line, keepers) for line in rows[:MAX_CAUSES]]
+        grown = _edited_first(grown)
+    causes = [_cause(line, nets[id(line)], keepers) for line in grown[:MAX_CAUSES]]
     reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
         reasons += _line_reason(causes[0], current.sites, growths)
     first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
     return (first, *causes[1:])
+
+
+def _net_growths(
+    rows: Sequence[BreakdownRow], own: Mapping[LineKey, int], growth: int
+) -> dict[int, int]:
+    """Return the bytes that each row of sites adds to a growth, by the row's id.
+
+    Memory that another line allocates now, or that counts for another category, only moved: what
+    left a row is taken from the row that it came to. No row adds more than the whole growth.
+
+    Args:
+        rows: of sites, with those that shrank.
+        own: the growth of each line's own peak, where that is known.
+        growth: bytes by which the peak grew.
+    """
+    gains: dict[int, int] = {}
+    for row in rows:
+        difference = row.difference or 0
+        if row.site is not None and difference > 0:
+            gains[id(row)] = max(0, min(difference, own.get(_row_key(row)[:3], difference)))
+    losses = {id(row): -(row.difference or 0) for row in rows if (row.difference or 0) < 0}
+    keys = {id(row): _row_key(row) for row in rows}
+    # From the same line, else within the category; elsewhere only the same bytes are the same.
+    for shared, is_equal in ((slice(3), False), (slice(3, 4), False), (slice(0), True)):
+        for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
+            kin = [
+                gained
+                for gained, gain in gains.items()
+                if keys[gained][shared] == keys[lost][shared]
+                and (gain == nbytes if is_equal else gain >= nbytes * (1 - ALIKE_FACTOR))
+            ]
+            if kin:
+                nearest = min(kin, key=lambda gained: gains[gained])
+                gains[nearest] = max(0, gains[nearest] - nbytes)
+                del losses[lost]
+    return {row: min(gain, growth) for row, gain in gains.items()}
+
+
+def _row_key(row: BreakdownRow) -> SiteKey:
+    site = row.site
+    return (site.path, site.function, site.code, site.category) if site else ("", "", "", row.name)
 
 
 def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
@@ -290,10 +324,9 @@ def _is_edited(row: BreakdownRow) -> bool:
     return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
 
 
-def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
+def _cause(row: BreakdownRow, growth: int, keepers: Sequence[Keeper]) -> Cause:
     site = row.site
     assert site is not None  # noqa: S101 - for the type checker: it is a row of sites
-    growth = row.difference or 0
     own = keepers_of(site, keepers, growth)
     return Cause(
         nbytes=growth,

@@ -439,11 +439,12 @@ def _compared(case: Case) -> Verdict:
         failed = case.policy.shrinkage == "fail"
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
         return _updatable(case, verdict, "to compare later runs with it")
-    only_reserved = all(row.peak == "reserved" for row in beyond)
-    cached = Note(
-        NoteKind.BREAKDOWN, "live tensors take no more memory; the allocator's cache grew"
-    )
-    notes = [cached] if only_reserved else unguarded
+    notes = unguarded
+    if all(row.peak == "reserved" for row in beyond):
+        grown = [row.difference or 0 for row in case.comparisons if row.peak == "allocated"]
+        more = f"{format_size(max(grown))} more, within tolerance" if max(grown) > 0 else ""
+        sentence = f"live tensors take {more or 'no more memory'}; the allocator's cache grew"
+        notes = [Note(NoteKind.BREAKDOWN, sentence)]
     old = case.entry.breakdowns if case.entry else ()
     causes = growth_causes(beyond[0], old, case.measurement.attributions)
     toolchain = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
-from pytest_gpumem.measurement import LineKey
+from pytest_gpumem.measurement import ExtraBlocks
 from pytest_gpumem.testrun.explain import ran_again
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -70,9 +69,11 @@ class KeeperFinder:
             else:
                 sites = [line.site for line in result.held_lines]
                 site = next(iter(sites), None)
-                extra = Counter[LineKey]()
+                extra = {}
                 for held in sites:
-                    extra[held.path, held.function, held.code] += held.blocks
+                    line = held.path, held.function, held.code
+                    blocks, nbytes, _ = extra.get(line, (0, 0, 0))
+                    extra[line] = ExtraBlocks(blocks + held.blocks, nbytes + held.nbytes)
             key = site and (verdict.kind, site.path, site.function, site.code, site.category)
             names = self._names.setdefault(key, [])
             alike = names[-ALIKE:]

@@ -133,7 +133,7 @@ def test_blocks_begin_when_the_run_uses_them():
     earlier, later = (Tag(time, 0, 8, "parameters", "") for time in (0, 3))
     taken, foreign, new = Block(8, 512, -1, 0), Block(9, 512, -1, 0), Block(8, 512, 2, 5)
     taken.tags = (later,)
-    history = History([taken, foreign, new], [2, 4, 5], [0, 0, 0])
+    history = History([], [taken, foreign, new], [2, 4, 5], [0, 0, 0])
     history.begin_later(4.5, {8: (earlier,)})
     assert (taken.start, taken.time, taken.tags) == (1, 4.5, (earlier, later))
     assert foreign.start == -1

@@ -54,3 +54,16 @@ def test_the_request_that_took_a_segment_is_named(suite, after, line, reason):
     assert session.outcomes == {"failed": 1}
     assert f" at test_it.py:{line} (test_it); peak reserved grew by " in session.flat
     assert reason in session.flat
+
+
+def test_a_wider_fixture_that_the_test_sets_up_hides_no_request(suite):
+    """Its snapshots are events of the allocator, in the first test alone."""
+    fixture = '@pytest.fixture(scope="module")\ndef config(tmp_path_factory):\n    return {}\n'
+    programs = [
+        fixture + inlined(program).replace("def test_it():", "def test_it(config):")
+        for program in (BEFORE, PIECES)
+    ]
+    suite.run(UPDATE, source=programs[0])
+    session = suite.run(source=programs[1])
+    assert " at test_it.py:14 (test_it); peak reserved grew by " in session.flat
+    assert "requested 60.00 MiB when 60.00 MiB were cached in 2 pieces" in session.flat

@@ -43,12 +43,33 @@ def test_a_line_comes_first_by_the_growth_that_is_its_own():
     current = breakdown(
         sized(BACKWARD, 80), sized(HEAD, 60), lines=[line(HEAD, 114), line(BACKWARD, 80)]
     )
-    head, backward = causes(current, baseline)
+    (head,) = causes(current, baseline)
     assert (head.site.code, head.nbytes, head.baseline_blocks) == (HEAD.code, 50 * MIB, 1)
-    assert (backward.category, backward.nbytes) == ("gradients", 70 * MIB)
     # A baseline of 0.1.0 has no lines' peaks: the largest growth comes first.
     old = replace(baseline, lines=())
     assert [cause.category for cause in causes(current, old)] == ["gradients", "activations"]
+
+
+def test_memory_that_another_line_allocates_now_is_no_cause():
+    """As optimizer.state that a function fills before optimizer.step() would."""
+    warm = sized(replace(STATE, line=30, code="opt.state[p].update(...)"), 256)
+    backup = sized(replace(HEAD, line=31, code="backup = [...]", category="other"), 128)
+    baseline = breakdown(sized(STATE, 256), HEAD)
+    (first,) = causes(breakdown(warm, backup, HEAD), baseline)
+    assert (first.site.code, first.nbytes) == (backup.code, 128 * MIB)
+    # A part of it moved, and the rest is new; memory of another category is the same bytes.
+    (first,) = causes(breakdown(sized(warm, 300), HEAD), baseline)
+    assert (first.site.code, first.nbytes) == (warm.code, 44 * MIB)
+    renamed = replace(warm, category="other")
+    (first,) = causes(breakdown(renamed, replace(backup, category="buffers"), HEAD), baseline)
+    assert first.site.code == backup.code
+
+
+def test_no_cause_is_larger_than_the_growth():
+    baseline = breakdown(HEAD, sized(BACKWARD, 80))
+    (first, *_) = causes(breakdown(sized(HEAD, 410), sized(BACKWARD, 10)), baseline)
+    assert first.site.code == HEAD.code
+    assert first.nbytes == GREW.difference
 
 
 def test_a_line_whose_text_changed_comes_first_where_it_grew_by_itself():

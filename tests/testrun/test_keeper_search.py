@@ -241,3 +241,57 @@ def test_who_keeps_the_blocks_is_told_where_a_limit_was_met(suite, monkeypatch):
     unsearched = suite.run()
     assert "kept by" not in unsearched.out
     assert unsearched.figures() == session.figures() == brief.figures()
+
+
+WIDE = """\
+import os
+import pytest, torch
+
+STEPS = 6 if os.environ.get("NEW") else 1
+
+
+@pytest.fixture(scope="module")
+def config():
+    return {}
+
+
+@pytest.fixture(scope="session")
+def table():
+    return torch.zeros(2**22, device="cuda")
+
+
+def steps(layer):
+    logits, labels = [], []
+    for step in range(STEPS):
+        logits.append(torch.empty(2**22, device="cuda"))
+        labels.append(torch.zeros(2**20 * (1 + step % 2), device="cuda"))
+        yield
+    layer(torch.ones(1, 8, device="cuda"))
+
+
+@pytest.mark.gpu_memory
+def test_before(config):
+    for _ in steps(torch.nn.Linear(8, 8, device="cuda")):
+        pass
+
+
+@pytest.mark.gpu_memory
+def test_midst(request):
+    for _ in steps(torch.nn.Linear(8, 8, device="cuda")):
+        request.getfixturevalue("table")
+"""
+
+
+def test_a_wider_fixture_that_the_test_sets_up_changes_no_keeper(suite, monkeypatch):
+    """It is set up in the first run alone: only there are its snapshots, and its memory."""
+    suite.run("--gpumem-update-baselines", source=WIDE)
+    monkeypatch.setenv("NEW", "1")
+    for order in (("test_before", "test_midst"), ("test_midst",)):
+        session = suite.run(*(f"test_it.py::{name}" for name in order))
+        sections = re.split(r"^_+ (test_\w+) _+$", session.out, flags=re.MULTILINE)
+        for text in sections[2::2]:
+            told = " ".join(text.split())
+            assert re.search(r"logits\.append.*?kept by local variable logits of steps", told)
+            assert re.search(r"labels\.append.*?kept by local variable labels of steps", told)
+            assert "variable layer" not in told
+        assert len(sections[2::2]) == len(order)
