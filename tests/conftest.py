@@ -90,7 +90,6 @@ LONGEST = (
     "devices/virtual/test_operators.py",
     "cli/test_verify.py",
     "plugin/test_remote_workers.py",
-    "project/test_packing_simulated.py",
     "plugin/test_visible.py",
 )
 """files of tests that take many seconds each, the longest first"""

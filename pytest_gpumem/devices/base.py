@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.devices.sharing.gpu_ledger import Turn
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
     from pytest_gpumem.notes import Note
 
@@ -238,10 +237,5 @@ class Device(Protocol):
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
 
-    def turn(self, nbytes: int | None) -> AbstractContextManager[Turn]:
-        """Return a test's turn on the devices that were opened: other processes' tests wait.
-
-        Args:
-            nbytes: of each device, the test takes so many at most: neighbours may run where their
-                sum fits. None: it is alone.
-        """
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a test's turn on the devices that were opened: other processes' tests wait."""

@@ -10,15 +10,14 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
-from pytest_gpumem.devices.memory_use import MAX_CONTEXT
-from pytest_gpumem.devices.sharing.gpu_ledger import GpuLedger, Turn, ledger_folder
+from pytest_gpumem.devices.sharing.gpu_locks import locked
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from pytest_gpumem.devices.base import Values, Workspace
     from pytest_gpumem.devices.cards import Card
@@ -95,9 +94,6 @@ class CudaDevice:
         self.first = first
         self._count = 1
         self._first_use: FirstUse | None = None
-        self._ledger: GpuLedger | None = None
-        self._used: dict[str, int] = {}
-        """GPUs on which this process has contexts: the identity and the number of each"""
 
     def expected(self) -> None:
         """Return None: a GPU's properties are known to its driver only."""
@@ -194,84 +190,24 @@ class CudaDevice:
         return watch_gpus(devices)
 
     @contextmanager
-    def turn(self, nbytes: int | None) -> Iterator[Turn]:
+    def turn(self) -> Iterator[None]:
         """See :meth:`pytest_gpumem.devices.base.Device.turn`; waits where GPUs are shared."""
         if not self._shared:
-            yield Turn()
+            yield
             return
-        if self._ledger is None:
-            self._ledger = GpuLedger(ledger_folder())
-        gpus = self._gpus()
-        self._used |= gpus
-        turn = SharedTurn(self._ledger, gpus, self._used, nbytes)
-        try:
-            yield turn
-        finally:
-            turn.end()
+        with locked(self._identities()):
+            try:
+                yield
+            finally:
+                with suppress(RuntimeError):  # after an error of CUDA's every call fails
+                    VIEW.empty_cache()  # which other processes have no use of
 
-    def _gpus(self) -> dict[str, int]:
-        """Return the identity and the number of each GPU that was opened."""
+    def _identities(self) -> list[str]:
+        """Return the identity of each GPU that was opened."""
         import torch
 
         instance = own_instance()
         if instance:  # the only one that CUDA shows; its UUID may be that of the whole GPU
-            return {instance: self.first}
+            return [instance]
         numbers = range(self.first, self.first + self._count)
-        return {str(torch.cuda.get_device_properties(number).uuid): number for number in numbers}
-
-
-class SharedTurn(Turn):
-    """A test's turn on GPUs that other processes use too, with an entry in the ledger."""
-
-    def __init__(
-        self,
-        ledger: GpuLedger,
-        gpus: Mapping[str, int],
-        used: Mapping[str, int],
-        nbytes: int | None,
-    ) -> None:
-        """Wait for it.
-
-        Args:
-            ledger: of this process.
-            gpus: the identity and the number of each GPU.
-            used: the same of all GPUs on which this process has contexts.
-            nbytes: the test takes so many of each at most, besides those that the process holds
-                already; None: it is alone.
-        """
-        super().__init__(nbytes)
-        self._ledger = ledger
-        self._gpus = gpus
-        self._used = used
-        self._enter()
-
-    def wait_alone(self) -> None:
-        """See :meth:`Turn.wait_alone`."""
-        if self.nbytes is not None:
-            self.nbytes = None
-            self._enter()
-
-    def _enter(self) -> None:
-        held = self._held()
-        nbytes = {gpu: held[gpu] + (self.nbytes or 0) for gpu in self._gpus}
-        self._ledger.enter(nbytes, self._free, alone=self.nbytes is None, held=held)
-
-    def end(self) -> None:
-        """Let the next test run."""
-        with suppress(RuntimeError):  # after an error of CUDA's every call fails
-            VIEW.empty_cache()  # which other processes have no use of
-        self._ledger.leave(self._held())
-
-    def _held(self) -> dict[str, int]:
-        """Return the bytes that this process holds of each GPU, its context included."""
-        import torch
-
-        return {
-            gpu: MAX_CONTEXT + int(torch.cuda.memory_reserved(number))
-            for gpu, number in self._used.items()
-        }
-
-    def _free(self) -> dict[str, tuple[int, int]]:
-        import torch
-
-        return {gpu: torch.cuda.mem_get_info(number) for gpu, number in self._gpus.items()}
+        return [str(torch.cuda.get_device_properties(number).uuid) for number in numbers]

@@ -248,19 +248,7 @@ class ItemHooks:
             with self._phase():
                 return (yield)
         except BaseException as error:
-            if self._set_up_alone(item, error):
-                return None
-            self._report_error(item, error, in_call=False)
-            raise
-
-    def _set_up_alone(self, item: pytest.Item, error: BaseException) -> bool:
-        """Set a test up once more where its neighbours may have kept the GPU from it."""
-        if self.run is None or isinstance(error, ENDS_SESSION):
-            return False
-        try:
-            return self.opened_session().set_up_alone(PytestItem(item), error)
-        except BaseException as error_alone:
-            self._report_error(item, error_alone, in_call=False)
+            self._report_error(item, error)
             raise
 
     @pytest.hookimpl(wrapper=True)
@@ -317,75 +305,48 @@ class ItemHooks:
                 run.warm_up(marked)
                 yield
         except BaseException as error:
-            if self._report_error(item, error):
-                return None
+            self._report_error(item, error)
             raise
         hidden = marked.hidden_error()
         if hidden is not None:
             # unittest keeps the error to itself: the verdict takes its place there.
             try:
-                if self._report_error(item, hidden):
-                    item._excinfo = []  # type: ignore[attr-defined]
-            except BaseException:  # noqa: BLE001 - a verdict, or the error of a run alone
+                self._report_error(item, hidden)
+            except Failed:
                 item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
             return None
         try:
-            results = self.opened_session().finish(marked, None).results
+            results = self.opened_session().finish(marked, None)
         except GpuMemError as error:
             raise Failed(str(error)) from None
-        self._report_results(item, results)
+        self._attach(item, results)
+        message = self._failure_text(results)
+        if message:
+            raise Failed(message)
         return None
 
     @property
     def _is_debugging(self) -> bool:
         return bool(self.config.getoption("usepdb", default=False))
 
-    def _report_results(self, item: pytest.Item, results: list[Result]) -> None:
-        """Attach the results of a test that passed; raise a verdict that fails.
-
-        Raises:
-            Failed: a verdict of theirs.
-        """
-        self._attach(item, results)
-        message = self._failure_text(results)
-        if message:
-            raise Failed(message)
-
-    def _report_error(
-        self, item: pytest.Item, error: BaseException, *, in_call: bool = True
-    ) -> bool:
+    def _report_error(self, item: pytest.Item, error: BaseException) -> None:
         """Raise a verdict in place of running out of memory, with the peak without limits.
-
-        Returns:
-            whether the test passed after all, once its values were computed.
 
         Raises:
             Failed: it ran out of memory; any other error is left to the caller.
-            BaseException: the error of a run with values, in place of the first one's.
         """
-        if self.run is None or isinstance(error, ENDS_SESSION):
-            return False
         outcomes = (pytest.skip.Exception, pytest.xfail.Exception, Failed)
-        if isinstance(error, outcomes) and not (in_call and self.run.disturbed(error)):
-            return False
+        if self.run is None or isinstance(error, (*ENDS_SESSION, *outcomes)):
+            return
         debugging = self._is_debugging
         try:
-            results, error_with_values = self.opened_session().finish(
-                PytestItem(item), error, debugging=debugging, in_call=in_call
-            )
+            results = self.opened_session().finish(PytestItem(item), error, debugging=debugging)
         except GpuMemError as worthless:
             raise Failed(str(worthless)) from None
-        if error_with_values is None:
-            self._report_results(item, results)
-            return True
         if results:
             self._attach(item, results)
             if not debugging:  # a debugger is to see the frames of the error itself
-                explanation = self._failure_text(results)
-                raise _out_of_memory_failure(explanation, error_with_values) from None
-        elif error_with_values is not error:
-            raise error_with_values from None
-        return False
+                raise _out_of_memory_failure(self._failure_text(results), error) from None
 
     # -- tear-down --
 

@@ -257,7 +257,7 @@ class PytestItem:
                 redirect_stderr(io.StringIO()),
                 self._unreported_subtests(),
             ):
-                self.set_up_again(error, prepare)
+                self._set_up_again(error, prepare)
                 execute()
             hidden = self._hidden_infos()
             if len(hidden) > len(hidden_before):
@@ -294,8 +294,8 @@ class PytestItem:
             failed.clear()
             failed.update(failed_before)
 
-    def set_up_again(self, error: BaseException | None, prepare: Callable[[], None]) -> None:
-        """Tear the test down, and set it up once more: see ``MarkedItem``."""
+    def _set_up_again(self, error: BaseException | None, prepare: Callable[[], None]) -> None:
+        """Tear the test down, and set it up once more."""
         from pytest_gpumem.tracebacks import clear
 
         state: Any = self._private.session._setupstate

@@ -5,14 +5,14 @@ Of pytest there is only the class of the error with which ``pytest.fail`` ends a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
-from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.judging import Judging
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -44,21 +43,6 @@ OF_COMPILED = (
     "on the virtual GPU values in code of torch.compile may be unknown, and sizes that depend on "
     'computed values may not match them: values="off" (--gpumem-values=off) computes none'
 )
-RAN_ALONE: Final = Note(
-    NoteKind.RUN,
-    (
-        "the test ran a second time, alone: next to tests of other processes, the GPU had too "
-        "little memory"
-    ),
-)
-
-
-class Finished(NamedTuple):
-    """A test that was measured and judged."""
-
-    results: list[Result]
-    error: BaseException | None
-    """the error that it ends with; a run alone may have none, or another than the first"""
 
 
 def _is_of_values(error: BaseException | None) -> bool:
@@ -124,35 +108,12 @@ class MemorySession:
         """
         device = self.choice.device
         virtual = device is not None and device.kind == "virtual"
-
-        def expected(info: DeviceInfo) -> int | None:
-            if self.settings.packing == "off":
-                return None
-            return self._judging.expected_bytes(item.nodeid, spec, info)
-
         self.runner.begin(
             item,
             spec,
             record=self._explainer.records_first_run(spec, virtual=virtual),
             values=spec.values or self.settings.values,
-            expected=expected,
         )
-
-    def set_up_alone(self, item: MarkedItem, error: BaseException) -> bool:
-        """Set a test up once more alone, if its set-up failed where neighbours may be the reason.
-
-        Returns:
-            whether that was done.
-
-        Raises:
-            BaseException: an error of the set-up, alone.
-        """
-        run = self.runner.run
-        if run is None or not run.disturbed(error):
-            return False
-        run.notes.append(RAN_ALONE)
-        self.runner.set_up_alone(item, error)
-        return True
 
     def finish(
         self,
@@ -160,18 +121,13 @@ class MemorySession:
         error: BaseException | None,
         *,
         debugging: bool = False,
-        in_call: bool = True,
-    ) -> Finished:
+    ) -> list[Result]:
         """Measure, explain and judge a test that has ended, and its parts.
-
-        Where tests of other processes may have changed how it went, it is run again without them,
-        and that run is finished in its place.
 
         Args:
             item: the test.
             error: the error that its set-up or its call ended with; None if it passed.
             debugging: a debugger is to see the error's frames: the test is not run again.
-            in_call: whether it ended with its call, rather than with its set-up.
 
         Returns:
             the results; none where the error is not one of running out of memory.
@@ -181,16 +137,10 @@ class MemorySession:
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
-        if in_call and run.disturbed(error):
-            with self.runner.again(item, error, record=run.meter.records) as attempt:
-                run.notes.append(RAN_ALONE)
-                error = attempt.error if attempt.passed else attempt.error or error
-                results = self._pipeline.finish(item, error, debugging=False)
-        else:
-            results = self._pipeline.finish(item, error, debugging=debugging)
+        results = self._pipeline.finish(item, error, debugging=debugging)
         if error is not None:
             _explain_values(run, error)
-        return Finished(results, error)
+        return results
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
         """Judge the memory that a test left behind; see :meth:`Pipeline.finish_torn_down`."""

@@ -194,13 +194,6 @@ OPTIONS: Final = (
         choices=("collected", "memory"),
     ),
     Option(
-        "packing",
-        "how pytest-xdist's workers share a real GPU: off (one test runs at a time) or "
-        "baselines (several tests run at once if the sum of their baselines fits)",
-        "off",
-        choices=("off", "baselines"),
-    ),
-    Option(
         "json",
         "write every result to this file as JSON, for programs",
         "",
@@ -302,7 +295,6 @@ class Settings(NamedTuple):
     select_fits: str
     """the canonical name of the card that baselines have to fit; "": all tests run"""
     order: Literal["collected", "memory"]
-    packing: Literal["off", "baselines"]
     html: Path | None
     """where the page is to be written"""
     json: Path | None

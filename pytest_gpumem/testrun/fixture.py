@@ -204,7 +204,6 @@ class GpuMemory:
                 out-of-memory errors.
         """
         run, call = self._run, "gpu_memory.largest"
-        run.require_alone()
         if baseline is not None and (not baseline.strip() or baseline in run.parts):
             raise SpecError(
                 f"{call}(baseline={baseline!r})",
@@ -251,7 +250,6 @@ class GpuMemory:
             SpecError: a mistake in an argument.
             GpuMemError: fewer than two of the sizes fit.
         """
-        self._run.require_alone()
         return self._prober().scaling(step, sizes, predict)
 
     def _prober(self) -> Prober:

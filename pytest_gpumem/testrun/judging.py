@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from pytest_gpumem.baselines.store import WHOLE_TEST
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.sizes import MIB
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
-
-GROWTH: Final = 256 * MIB
-"""bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
 
 
 class Judging:
@@ -47,22 +42,6 @@ class Judging:
     @property
     def _stores(self) -> list[BaselineStore]:
         return [self.store, *self._nearest_stores]
-
-    def expected_bytes(self, nodeid: str, spec: MemorySpec, info: DeviceInfo) -> int | None:
-        """Return the bytes of each device that a test takes at most; None: it runs alone.
-
-        They follow from its baseline.
-        """
-        if not spec.baseline:
-            return None
-        try:
-            entry = self.store.get(info.key, *split_nodeid(nodeid), WHOLE_TEST)
-        except BaselineError:
-            return None
-        if entry is None or not any(peak.reserved for peak in entry.peaks):
-            return None
-        peak = max(peak.reserved for peak in entry.peaks)
-        return peak + max(GROWTH, peak // 20)
 
     def baseline_file(self, result: Result) -> Path:
         """Return the file of a result's baseline: of the first store that has one."""

@@ -69,17 +69,6 @@ class MarkedItem(Protocol):
             execute: is called after the set-up, to call :meth:`runtest`.
         """
 
-    def set_up_again(self, error: BaseException, prepare: Callable[[], None]) -> None:
-        """Tear the test down, and set it up once more.
-
-        Args:
-            error: the error that its set-up has just ended with.
-            prepare: is called between the two.
-
-        Raises:
-            BaseException: an error of the set-up.
-        """
-
     def tear_down(self) -> None:
         """Tear the test down; its output and its errors are dropped."""
 

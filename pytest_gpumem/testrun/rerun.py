@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
-    from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.run import Inputs, Run
@@ -82,7 +81,6 @@ class Runner:
         *,
         record: bool,
         values: Values = "off",
-        expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
 
@@ -91,7 +89,6 @@ class Runner:
             spec: its declaration.
             record: whether the run is recorded.
             values: which of its values are computed.
-            expected: see :meth:`pytest_gpumem.testrun.run.Run.open`.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -107,16 +104,9 @@ class Runner:
         def progress(line: str) -> None:
             self._progress(f"{nodeid}: {line}")
 
-        opened = Run.open(
-            spec,
-            device,
-            self.root,
-            record=record,
-            values=values,
-            progress=progress,
-            expected=expected,
-        )
-        with opened as run:
+        with Run.open(
+            spec, device, self.root, record=record, values=values, progress=progress
+        ) as run:
             item.finish_replaced(self.fixtures)
             if values == "off":
                 for fixture in self.fixtures.values():
@@ -265,7 +255,6 @@ class Runner:
         def prepare() -> None:
             nonlocal left
             run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
-            run.wait_alone()
             if inputs is not None:
                 run.inputs = inputs
                 run.restore_limits()
@@ -293,18 +282,6 @@ class Runner:
                     if fixture not in fixtures_before and retained.holds_memory
                 ]
             )
-
-    def set_up_alone(self, item: MarkedItem, error: BaseException) -> None:
-        """Set a test up once more, alone on the devices, after its set-up ended with an error."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        run = self.run
-
-        def prepare() -> None:
-            run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
-            run.wait_alone()
-            run.begin_again(record=run.meter.records)
-
-        item.set_up_again(error, prepare)
 
     @contextmanager
     def trial(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.lone_rank import joined
-from pytest_gpumem.devices.sharing.gpu_ledger import Turn
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
@@ -42,14 +41,6 @@ __tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
-
-
-LACK_OF_MEMORY: Final = ("ALLOC_FAILED", "NOT_INITIALIZED", "out of memory")
-"""of statuses that cuBLAS, cuDNN and the driver, not PyTorch's allocator, give on a full GPU"""
-
-
-class NotAloneError(BaseException):
-    """Ends a test's run that has to begin anew, alone; no ``except Exception`` catches it."""
 
 
 def _no_progress(_line: str) -> None:
@@ -107,9 +98,6 @@ class Run:
     assumes: bool = False
     """whether the test declares the share of true values in unknown masks"""
     _inputs_read: set[str] = field(default_factory=set)
-    _turn: Turn = field(default_factory=Turn)
-    _needs_alone: bool = False
-    """the test has asked for the room of the whole device"""
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
     """whether limits are lifted"""
@@ -129,7 +117,6 @@ class Run:
         record: bool = False,
         values: Values = "off",
         progress: Callable[[str], None] = _no_progress,
-        expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> Iterator[Run]:
         """Take the device; it is let go of by ``close``, or if the block ends with an error.
 
@@ -140,8 +127,6 @@ class Run:
             record: whether the run is recorded, so that its peaks can be explained.
             values: which values the processes compute that it starts.
             progress: shows the waiting user a line.
-            expected: returns the bytes that it takes of a device at most, so that tests of other
-                processes may run beside it; None where that is unknown: it runs alone.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -151,13 +136,12 @@ class Run:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
             stack.enter_context(CHILDREN.watching(values))
-            turn = stack.enter_context(device.turn(expected(info)))
+            stack.enter_context(device.turn())
             if spec.world_size is not None:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
             run = cls(spec, device, info, meter, root, Inputs(spec.batch_size), progress)
-            run._turn = turn
             yield run
             run._stack = stack.pop_all()
 
@@ -196,7 +180,6 @@ class Run:
         """Run the test's function as often as it declares, without counting its memory."""
         for _ in range(self.spec.warmup):
             item.runtest()
-            self._needs_alone = self.disturbed(None)
             self.begin_again(record=False)
 
     @property
@@ -206,46 +189,11 @@ class Run:
 
     @property
     def limit(self) -> int | None:
-        """Bytes that the step may reserve: the tightest of ``max_gib`` and the card's memory.
-
-        Beside tests of other processes it is the expected peak too, so that they have room.
-        """
+        """Bytes that the step may reserve: the tighter of ``max_gib`` and the card's memory."""
         if self._uncapped:
             return None
         card_bytes = self.card.usable_memory if self.card else None
-        return _tightest(self.spec.bytes_of("max_gib"), card_bytes, self._turn.nbytes)
-
-    # -- beside tests of other processes --
-
-    def require_alone(self) -> None:
-        """Require that no neighbour runs: the test asks for the room of the whole device.
-
-        Raises:
-            NotAloneError: one may run; the test has to begin anew, alone.
-        """
-        if self._turn.nbytes is not None:
-            self._needs_alone = True
-            raise NotAloneError("tests of other processes may run at the same time")
-
-    def disturbed(self, error: BaseException | None) -> bool:
-        """Return whether other processes' tests may have changed how this one went.
-
-        Args:
-            error: the error that it ended with; None if it passed.
-        """
-        if self._turn.nbytes is None:
-            return False
-        lacked = WATCH.count or self.meter.alloc_retries or find_out_of_memory(error)
-        return bool(
-            self._needs_alone or lacked or any(word in str(error) for word in LACK_OF_MEMORY)
-        )
-
-    def wait_alone(self) -> None:
-        """Let the tests of other processes end, and have the device alone until the test ends."""
-        if self._turn.nbytes is not None:
-            self._turn.wait_alone()
-            self._needs_alone = False
-            self.meter.cap(self.limit)
+        return _tightest(self.spec.bytes_of("max_gib"), card_bytes)
 
     # -- fixtures of wider scope --
 
@@ -273,7 +221,7 @@ class Run:
         test's own limit: the test is, whether it or another one set the fixture up.
         """
         retained = Retained(name)
-        with self._nested(retained), self._capped(self._turn.nbytes):
+        with self._nested(retained), self._capped(None):
             blocks = set(self.meter.blocks())
             set_up = SetUpWatch(self.meter)
             self._set_ups.append(set_up)

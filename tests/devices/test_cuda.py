@@ -1,6 +1,5 @@
 """The device of real GPUs: the code that measures takes the virtual one for it, to the byte."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,7 @@ from helpers.virtual_gpu import GIB, MIB, virtual_card, virtual_device
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.memory_use import MAX_CONTEXT
 from pytest_gpumem.devices.select import choose
-from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 
@@ -154,44 +151,22 @@ def test_before_its_first_use_it_is_asked_for_by_nvml_and_opened_once(gpu, monke
 
 def test_alone_it_takes_no_turns(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with CudaDevice(shared=False).turn(None):
+    with CudaDevice(shared=False).turn():
         assert list(tmp_path.iterdir()) == []
-    with CudaDevice(shared=True).turn(None) as turn:
-        assert turn.nbytes is None
+    with CudaDevice(shared=True).turn():
         assert [path.name for path in tmp_path.iterdir()] == [f"pytest-gpumem-{os.getuid()}"]
 
 
-def test_the_ledger_lies_apart_for_each_user(monkeypatch):
-    here = ledger_folder()
-    monkeypatch.setattr(os, "getuid", lambda: 4242)
-    assert ledger_folder() != here
-
-
-def test_a_turn_has_the_bytes_that_the_process_holds(gpu, monkeypatch, tmp_path):
-    """While it lasts with what the test may take; afterwards without the allocator's cache."""
+def test_the_allocators_cache_is_free_for_other_processes_after_a_turn(gpu, monkeypatch, tmp_path):
     import torch
 
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     device = CudaDevice(shared=True)
     device.open(None, 1)
-    path = ledger_folder() / "ledger.json"
-
-    def entry():
-        (own,) = json.loads(path.read_text())
-        (nbytes,) = own["nbytes"].values()
-        return own["state"], own["alone"], nbytes - MAX_CONTEXT
-
-    held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
-    with device.turn(GIB) as turn:
-        assert entry() == ("running", False, 40 * MIB + GIB)
-        cached = torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-        turn.wait_alone()
-        assert turn.nbytes is None
-        assert entry() == ("running", True, 100 * MIB)
-        del cached
-    assert entry() == ("idle", True, 40 * MIB)
-    del held
-    torch.cuda.empty_cache()
+    with device.turn():
+        torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() == 60 * MIB
+    assert torch.cuda.memory_reserved() == 0
 
 
 def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):

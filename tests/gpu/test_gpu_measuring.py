@@ -189,43 +189,6 @@ def test_it(n):
     assert overlaps == []
 
 
-def test_packed_tests_run_side_by_side_with_the_figures_of_each_alone(machine):
-    """Each waits for the other one; the large one, whose sum with theirs does not fit, is alone."""
-    pytest.importorskip("xdist")
-    source = """
-import os, pytest, time, torch
-
-def meet(name):
-    open(name, "w").close()
-    while "MEET" in os.environ and not (os.path.exists("first") and os.path.exists("second")):
-        time.sleep(0.01)
-
-@pytest.mark.gpu_memory
-def test_first():
-    held = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    meet("first")
-
-@pytest.mark.gpu_memory
-def test_second():
-    held = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-    meet("second")
-
-@pytest.mark.gpu_memory
-def test_large():
-    free = torch.cuda.get_device_properties(0).total_memory * 6 // 10
-    held = torch.empty(free, dtype=torch.uint8, device="cuda")
-"""
-    alone = machine.pytest(source, "--gpumem-update-baselines")
-    assert alone.outcomes == {"passed": 3}
-    for name in ("first", "second"):
-        (machine.path / name).unlink()
-    source = source.replace('"MEET" in os.environ', "True")
-    options = ("-n", "2", "--gpumem-packing=baselines", "--gpumem-missing-baseline=fail")
-    together = machine.pytest(source, *options)
-    assert together.outcomes == {"passed": 3}
-    assert together.figures == alone.figures
-
-
 def test_workers_on_several_gpus_run_side_by_side(machine):
     """Each has another GPU first, and a test on two of them takes turns with both."""
     pytest.importorskip("xdist")

@@ -119,7 +119,6 @@ ELSEWHERE = {
         "guard",
         "select_fits",
         "order",
-        "packing",
     ),
 }
 

@@ -28,7 +28,6 @@ from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.quirks import install_hooks
-from pytest_gpumem.devices.sharing.gpu_ledger import Turn
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
@@ -531,9 +530,9 @@ class VirtualDevice:
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 
-    def turn(self, nbytes: int | None) -> AbstractContextManager[Turn]:  # noqa: ARG002 - the protocol's
-        """Return a turn at once, alone: each process has its own virtual GPUs."""
-        return nullcontext(Turn())
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a turn at once: each process has its own virtual GPUs."""
+        return nullcontext()
 
 
 def _info(card: Card) -> DeviceInfo:

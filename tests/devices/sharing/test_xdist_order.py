@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -14,13 +15,12 @@ from helpers.virtual_gpu import virtual_card
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.devices import memory_use
+from pytest_gpumem.devices import cuda, memory_use
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.memory_use import watch_gpus
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.devices.sharing import xdist_order
-from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 from pytest_gpumem.devices.sharing.xdist_order import mig_instances, names, take_turns, turn
 
 FOUR = ["A100"] * 4
@@ -163,9 +163,10 @@ def test_without_nvml_a_list_of_mig_instances_stays_as_it_is(monkeypatch):
     assert mig_instances("MIG-a,MIG-b") == []
 
 
-def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch, tmp_path):
-    """In the ledger, and for NVML, whichever UUID CUDA tells of them."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch):
+    """For the locks, and for NVML, whichever UUID CUDA tells of them."""
+    locks = []
+    monkeypatch.setattr(cuda, "locked", lambda gpus: locks.append(gpus) or nullcontext())
     asked = []
     nvml = Nvml(DIVIDED)
     monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", asked.append)
@@ -175,9 +176,8 @@ def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch, tmp_path
         device.open(None, 1)
         for name in ("MIG-a", "MIG-c"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
-            with device.turn(None):
-                (entry,) = json.loads((ledger_folder() / "ledger.json").read_text())
-                assert list(entry["nbytes"]) == [name]
+            with device.turn():
+                assert locks.pop() == [name]
             watch_gpus(range(1))
     assert asked == ["MIG-a", "MIG-c"]
 
@@ -237,16 +237,15 @@ def test_the_virtual_gpu_takes_no_turns(monkeypatch):
         assert choose("virtual", CARDS["T4"], worker="gw1").device is device
 
 
-def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch):
+    locks = []
+    monkeypatch.setattr(cuda, "locked", lambda gpus: locks.append(set(gpus)) or nullcontext())
     with virtual_card("T4", 3):
         device = CudaDevice(shared=True)
         for number in (2, 3, 1):
             device.open(None, number)
-            with device.turn(None):
-                (entry,) = json.loads((ledger_folder() / "ledger.json").read_text())
-                assert len(entry["nbytes"]) == number
-                assert (entry["state"], entry["alone"]) == ("running", True)
+            with device.turn():
+                assert len(locks.pop()) == number
 
 
 STEPS = """
