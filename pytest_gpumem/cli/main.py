@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 USAGE_ERROR: Final = 2
 COMMANDS: Final = {
-    "init": "init",
     "run": "run_program",
     "fit": "fit",
     "cards": "card_table",
@@ -47,7 +46,7 @@ runs where the others' imports are not installed"""
 
 
 GROUPS: Final = {
-    "begin": ("init", "cards", "completion", "version"),
+    "begin": ("cards", "completion", "version"),
     "measure": ("run", "fit", "verify"),
     "baselines": ("show", "history", "compare", "accept", "prune"),
     "reports and snapshots": ("report", "diff"),

@@ -28,33 +28,11 @@ def find_function(target: str) -> Callable[..., object]:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise SpecError(target, "this is not MODULE:FUNCTION", "write for example train.py:step")
-    return find_name(target, find_module(target, place), name)
-
-
-def find_module(target: str, place: str) -> Any:  # noqa: ANN401 - a module
-    """Return the module that "train" or "src/train.py" names.
-
-    Args:
-        target: as the command line has it, for messages.
-        place: the module in it.
-
-    Raises:
-        SpecError: it does not exist.
-        Exception: any of the module's own, while it is imported.
-    """
-    return (
+    module = (
         _import_file(target, Path(place))
         if place.endswith(".py")
         else _import_module(target, place)
     )
-
-
-def find_name(target: str, module: Any, name: str) -> Callable[..., object]:  # noqa: ANN401 - a module
-    """Return the function or class of a module, by its name.
-
-    Raises:
-        SpecError: it does not exist.
-    """
     function = module
     for attribute in name.split("."):
         function = getattr(function, attribute, None)

@@ -171,9 +171,7 @@ def pip_commands():
     """The commands of pip that the package prints, and setup.py where it cannot build."""
     modules = texts_with_commands()
     texts = [text for name in modules.keys() - OF_LIGHT for text in modules[name]]
-    # Those with the user's packages are of gpumem init's workflows: cli/test_init.py reads them.
-    fixed = [text for text in texts if "{packages}" not in text]
-    found = (re.findall("pip install [^;),]+", text) for text in fixed)
+    found = (re.findall("pip install [^;),]+", text) for text in texts)
     return sorted({command for commands in found for command in commands})
 
 

@@ -37,20 +37,12 @@ WRITTEN = {
         "gpumem cards --here",
     ],
     "cli/completion.py": ["pip install 'pytest-gpumem[completion]'"],
-    "cli/init.py": [
-        "pytest --gpumem-update-baselines, then commit these files and baselines/",
-    ],
     "cli/light.py": [
         "pip install --no-deps --no-compile -r light.txt",
         "pip install --no-deps --no-compile -r FILE",
         "pip install --excludes",
         "pip install --excludes excludes.txt ...",
         "pip install --no-deps ",
-    ],
-    "cli/project/ci_jobs.py": [
-        "pytest --gpumem-device=virtual --gpumem-missing-baseline=fail",
-        "pip install {packages}",
-        "pip install {packages}",
     ],
     "cli/prune.py": [
         "gpumem prune [--delete] [argument for pytest ...]",

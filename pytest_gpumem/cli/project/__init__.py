@@ -1,1 +1,0 @@
-"""Files that ``gpumem init`` writes into a project."""
