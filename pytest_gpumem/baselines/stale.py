@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.nodeids import module_of, without_card
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from pytest_gpumem.baselines.key import Key
 
@@ -99,15 +99,12 @@ def _kind(module: str, collection: Collection, exists: Callable[[str], bool]) ->
     return _Module.KNOWN
 
 
-def stale_line(
-    stale: Iterable[Key], words: Iterable[str] = (), launcher: Sequence[str] = ("pytest",)
-) -> str:
+def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
     """Return a line that names stale baselines; "" where none is.
 
     Args:
         stale: their keys.
         words: those of the command line by which pytest collects the same tests again.
-        launcher: the words that started pytest; they start the command as well.
     """
     names = [f"{key.nodeid} on {key.device}" for key in stale]
     if not names:
@@ -116,7 +113,5 @@ def stale_line(
     if number > MAX_NAMES:
         names = [*names[:MAX_NAMES], f"{number - MAX_NAMES} more"]
     have = "baseline has" if number == 1 else "baselines have"
-    *interpreter, script = launcher
-    module = "pytest_gpumem.cli" if interpreter else f"{script.removesuffix('pytest')}gpumem"
-    command = shlex.join([*interpreter, module, "prune", "--delete", *words])
+    command = shlex.join(["gpumem", "prune", "--delete", *words])
     return f"gpumem: {number} {have} no test any more ({command} removes them): {', '.join(names)}"

@@ -188,8 +188,8 @@ class Policy:
     launcher: tuple[str, ...] = ("pytest",)
     """the words by which a command in a remedy starts pytest; empty: no one command does"""
     repeated: tuple[str, ...] = ()
-    """options of this session's command line that decide what is compared with what: a command in
-    a remedy repeats them, or it would record another device's baselines"""
+    """options of this session's command line that change figures: a command in a remedy repeats
+    them, or it would record another device's baselines"""
     accept: str = ""
     """the command that accepts figures of this session on another machine; "" without one"""
 
@@ -301,7 +301,7 @@ class UpdateCommand:
         return shlex.join([*self.launcher, *self.targets, *self.options, UPDATE_OPTION])
 
     def of(self, targets: Iterable[str]) -> UpdateCommand:
-        """Return the same command for other targets, and options that leave some of them out."""
+        """Return the same command for other targets."""
         return replace(self, targets=tuple(targets))
 
 

@@ -15,13 +15,11 @@ from pytest_gpumem.devices.terminal import save_stderr
 from pytest_gpumem.plugin import hookspecs, item_hooks, session_plugin
 from pytest_gpumem.plugin.device_choice import (
     GUARD,
-    KNOWN_EARLY,
     OF_RUN,
     SETTINGS,
     choice_of,
     choose_where_torch_is_imported,
     load_by_default,
-    note_command_line,
     settings_of,
 )
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
@@ -76,7 +74,6 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Be ready before any conftest file can import torch."""
-    early_config.stash[KNOWN_EARLY] = frozenset(vars(early_config.known_args_namespace))
     with contextlib.suppress(pytest.UsageError):  # pytest_configure raises it again
         settings_of(early_config, early_config.known_args_namespace)
         GUARD.install(lambda: choice_of(early_config))
@@ -86,8 +83,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the plugins of the session and of its tests."""
     config.addinivalue_line("markers", MARKER_HELP)
-    settings_of(config, config.option)
-    settings = note_command_line(config)
+    settings = settings_of(config, config.option)
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        settings = config.stash[SETTINGS] = settings._replace(arguments=tuple(config.args))
     GUARD.install(lambda: choice_of(config))
     choose_where_torch_is_imported(config)
     hooks = ItemHooks(config)

@@ -5,6 +5,7 @@ Of pytest there is only the class of the error with which ``pytest.fail`` ends a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
+from pytest_gpumem.plugin.suites.origin import session_accept_command
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.judging import Judging
@@ -87,7 +89,8 @@ class MemorySession:
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
-        self._judging = Judging([self.store, *nearest_stores], settings.policy)
+        policy = replace(settings.policy, accept=session_accept_command(settings))
+        self._judging = Judging([self.store, *nearest_stores], policy)
         self._pipeline = Pipeline(self.runner, self._explainer, self._judging)
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
+from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
 from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR, OF_MARKED
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
@@ -176,8 +176,7 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Give a worker the words that its tests' commands repeat."""
-        node.workerinput[SENT] = [list(self.settings.launcher), list(self.settings.repeated)]
+        """Ask a worker for the commit that it has checked out."""
         worker_commits.ask(node)
 
     @pytest.hookimpl(optionalhook=True)

@@ -310,18 +310,14 @@ class Settings(NamedTuple):
     against: str
     """the key of the device whose baselines tests are held to; "" is their own"""
     against_tolerance: Tolerance | None
-    launcher: tuple[str, ...] = ("pytest",)
-    """the words of the command line that started pytest"""
     repeated: tuple[str, ...] = ()
     """the options of the command line that decide what is measured and compared"""
     arguments: tuple[str, ...] = ()
-    """the files and folders that the command line names, and its options that leave tests out"""
+    """the files and folders that the command line names"""
     nearest_dirs: tuple[Path, ...] = ()
     """folders of other versions of torch, the nearest first, for tests without a baseline there"""
     folder_by_torch: str = ""
     """the name of the folder with torch's version in it, which is proposed; "": the name has it"""
-    accept: str = ""
-    """the command that accepts this session's figures on another machine; "" without one"""
     names_card: bool = False
     """whether an option names the card; else it is the default"""
 
@@ -375,9 +371,7 @@ class Settings(NamedTuple):
             updating=self.update_baselines,
             against=self.against,
             against_tolerance=self.against_tolerance,
-            launcher=self.launcher,
             repeated=self.repeated,
-            accept=self.accept,
         )
 
 

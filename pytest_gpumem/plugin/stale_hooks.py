@@ -206,7 +206,7 @@ class StaleHooks:
         """Name the stale baselines."""
         failing = self.settings.stale == "fail"
         words = (*self.settings.arguments, *self.settings.repeated)
-        line = stale_line(self.stale, words, self.settings.launcher)
+        line = stale_line(self.stale, words)
         from pytest_gpumem.report.text import printable
 
         if line and (failing or terminalreporter.verbosity >= 0):

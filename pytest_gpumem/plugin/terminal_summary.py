@@ -207,7 +207,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         session_results: the results.
         updates: the outcome of writing baselines, in a run that does.
         updating: whether this run writes baselines.
-        arguments: files and folders of the command line, and options that leave tests out.
+        arguments: files and folders of the command line.
         verbosity: pytest's; below 0 all is left out that the tests' own failures say.
         width: columns of the terminal.
         encoding: of the terminal.

@@ -3,7 +3,7 @@
 The first tests collect the places that print any; those whose words stand in the source are run in
 test_fixed_commands.py. The others print each command in a project that makes quoting and repeated
 options necessary: pytest is not run in its root folder, names have spaces, brackets, dollars and
-quotes, and options decide which tests there are.
+quotes, and options decide what is measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from helpers.html_pages import Page
 from helpers.pages import Place
 from helpers.printed_commands import source_trees, texts_with_commands
 from helpers.sources import HELPER
-from helpers.warm import warm_python
-
-from pytest_gpumem.judge.verdict import UpdateCommand
-from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options, launcher_of
 
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
@@ -136,83 +132,18 @@ def test_every_place_that_joins_words_to_a_command_is_known():
     assert joined == JOINED
 
 
-@pytest.mark.parametrize(
-    ("line", "repeated", "narrowing"),
-    [
-        ("-c a.ini --rootdir .. -m slow", ["-ca.ini", "--rootdir=..", "-mslow"], []),
-        ("-ca.ini --rootdir=.. -mslow", ["-ca.ini", "--rootdir=..", "-mslow"], []),
-        ("-p mine -p no:cov --noconftest", ["-pmine", "--noconftest"], []),
-        ("-k 'a or b' --deselect x --ignore=y", [], ["-ka or b", "--deselect=x", "--ignore=y"]),
-        ("tests -vx -n 4 --tb short --lf", [], []),
-        ("--run-slow --size 3 --size=4", ["--run-slow", "--size=3", "--size=4"], []),
-    ],
-)
-def test_options_are_repeated_each_as_one_word(line, repeated, narrowing):
-    words = shlex.split(line)
-    own, flags = {"run_slow", "size"}, {"run_slow"}
-    assert list(given_options(words, COLLECTING, own, flags)) == repeated
-    assert list(given_options(words, NARROWING)) == narrowing
-
-
-MODULE = "site-packages/pytest/__main__.py"
-
-
-@pytest.mark.parametrize(
-    ("typed", "script", "launcher"),
-    [
-        ("python -m pytest", MODULE, ["python", "-m", "pytest"]),
-        ("python3 -X dev -Bm pytest", MODULE, ["python3", "-X", "dev", "-Bm", "pytest"]),
-        ("python cover run -m pytest", MODULE, ["python", "cover", "run", "-m", "pytest"]),
-        ("/env/python BIN/pytest", "BIN/pytest", ["pytest"]),
-        ("/env/python env/bin/pytest", "env/bin/pytest", ["env/bin/pytest"]),
-        ("python program.py", "program.py", ["pytest"]),
-        ("python -m program", "program.py", ["pytest"]),
-    ],
-)
-def test_pytest_is_started_as_it_was(typed, script, launcher, tmp_path, monkeypatch):
-    (tmp_path / "pytest").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    words = [word.replace("BIN", str(tmp_path)) for word in (*shlex.split(typed), "-k", "a b")]
-    script = script.replace("BIN", str(tmp_path))
-    started = launcher_of([script, "-k", "a b"], words)
-    assert list(started) == launcher
-    command = UpdateCommand(tuple(started), ("test_a.py",), ("--gpumem-card=T4",))
-    assert str(command.of(["test_b.py"])) == str(command).replace("test_a", "test_b")
-
-
 IDS = ("a b", "[x]", "$HOME", """it's "q" \\ `ls` *""")
 TESTS = f"""
 import os
 import pytest, torch
 {HELPER}
 
-@pytest.mark.slow
 @pytest.mark.gpu_memory
 @pytest.mark.parametrize("name", {IDS!r})
 def test_it(name):
     mib(float(os.environ.get("SIZE", "5")))
 """
-CONFTEST = """
-import pytest
-
-def pytest_addoption(parser):
-    parser.addoption("--run-slow", default="no")
-
-def pytest_collection_modifyitems(config, items):
-    if config.getoption("run_slow") == "no":
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason="needs --run-slow"))
-"""
-INI = "[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n"
-SESSION = (
-    "pytest",
-    "-m",
-    "slow",
-    "--run-slow",
-    "yes",
-    "--gpumem-card=T4",
-    "--gpumem-baseline-dir=base lines",
-)
+SESSION = ("pytest", "--gpumem-card=T4", "--gpumem-baseline-dir=base lines")
 REPORTS = ("--gpumem-markdown=a.md", "--gpumem-html=a.html", "--gpumem-json=a.json")
 
 
@@ -221,9 +152,8 @@ def place(tmp_path):
     """A shell in a folder of tests below pytest's root folder."""
     root = tmp_path / "a project"
     root.mkdir()
-    (root / "pytest.ini").write_text(INI, encoding="utf-8")
+    (root / "pytest.ini").write_text("[pytest]", encoding="utf-8")
     place = Place(root / "the tests")
-    place.write("conftest.py", CONFTEST)
     place.write("test_a.py", TESTS)
     return place
 
@@ -273,9 +203,8 @@ def test_commands_record_and_accept_from_the_folder_where_they_were_printed(plac
     # A new toolchain that moved all of them: one command for the whole session.
     (path,) = (place.folder.parent / "base lines").rglob("*.json")
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "1.0"', path.read_text()))
-    moved = place.sh(shlex.join([*SESSION, "-k", "test_it or b"]), SIZE="70")
+    moved = place.sh(shlex.join(SESSION), SIZE="70")
     (command,) = in_terminal(moved.out)
-    assert "'-ktest_it or b'" in command
     assert "baselines: 4 changed" in place.sh(command, SIZE="70").out
 
 
@@ -287,48 +216,8 @@ def test_workers_print_what_the_controller_was_asked_with(place):
     assert "3 created, 1 unchanged" in place.sh(every).out
 
 
-STARTER = """#!/bin/sh
-exec "{python}" -c '
-import runpy, sys
-sys.orig_argv = ["python", *sys.argv[1:]]
-del sys.argv[:2]
-sys.modules.pop(f"{{sys.argv[0]}}.__main__", None)
-sys.meta_path[:] = [it for it in sys.meta_path if hasattr(it, "get_code") or isinstance(it, type)]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-' "$@"
-"""
-"""a stand-in of ``python -m``, whose ``sys.orig_argv`` is that of the warm process otherwise; the
-hook by which pytest rewrote the package's modules there cannot run one"""
-
-
-def test_what_python_m_pytest_was_asked_is_asked_so_again(place):
-    """It imports from the working folder, and needs no script on the search path."""
-    place.write("inner/test_b.py", f"import sizes_of_project\n{TESTS}")
-    place.write("sizes_of_project.py", "")
-    folder = place.folder.parent.parent / "scripts"
-    folder.mkdir()
-    python = folder / "python"
-    python.write_text(STARTER.format(python=warm_python()), encoding="utf-8")
-    python.chmod(0o755)
-    path = f"{folder}:/usr/bin:/bin"
-    assert place.sh("! command -v pytest", PATH=path).ret == 0
-    words = ("python", "-m", *SESSION, "-n1", "inner")
-    session = place.sh(shlex.join(words), PATH=path)
-    assert "4 without baseline" in session.out
-    commands = re.findall(r"^gpumem: to record baselines: (.*)$", session.out, re.MULTILINE)
-    assert [command.startswith("python -m pytest inner ") for command in commands] == [True]
-    assert "baselines: 4 created" in place.sh(commands[0], PATH=path).out
-    place.write("inner/test_b.py", "import sizes_of_project\n" + TESTS.replace("'a b', ", ""))
-    words = shlex.join(["python", "-m", *SESSION, "-oaddopts=", "..", "."]).replace(" -m slow", "")
-    session = place.sh(words, PATH=path)
-    (command,) = re.findall(r"has no test any more \((.*) removes them\)", session.out)
-    assert command.startswith("python -m pytest_gpumem.cli prune --delete ")
-    pruned = place.sh(command, PATH=path)
-    assert pruned.out.splitlines()[-1:] == ["gpumem: deleted"], pruned.err
-
-
 def test_commands_about_baselines_delete_list_and_write(place):
-    session = shlex.join([*SESSION, "-oaddopts="]).replace(" -m slow", "")
+    session = shlex.join(SESSION)
     assert "baselines: 4 created" in place.sh(f"{session} --gpumem-update-baselines").out
     place.write("test_a.py", TESTS.replace("'a b', ", ""))
     session = place.sh(f"{session} .. .")
@@ -344,12 +233,12 @@ def test_commands_about_baselines_delete_list_and_write(place):
         assert "test_it[[x]]" in listed.out
     told = place.sh("gpumem show --baseline-dir='none here'")
     (command,) = re.findall("; record some with (.*)$", told.err.strip())
-    assert "baselines: 3 created" in place.sh(f"{command} -oaddopts= --run-slow=yes").out
+    assert "baselines: 3 created" in place.sh(command).out
     assert "test_it[[x]]" in place.sh("gpumem show --baseline-dir='none here'").out
     place.write("a b.json", "{")
     told = place.sh("gpumem report 'a b.json'")
     (command,) = re.findall("; write the report again with (.*)$", told.err.strip())
-    place.sh(f"{command} -oaddopts= --run-slow=yes")
+    place.sh(command)
     assert place.sh("gpumem report 'a b.json'").ret == 0
 
 
@@ -357,7 +246,7 @@ def test_a_shallow_clone_gets_the_commits_before_it(place):
     commit = "git add . && git -c user.name=a -c user.email=b commit -qm x"
     place.sh(f"git init -q . && {commit}")
     for size in ("5", "70"):
-        update = "pytest --run-slow=yes -oaddopts= --rootdir=. --gpumem-update-baselines"
+        update = "pytest --rootdir=. --gpumem-update-baselines"
         place.sh(f"{update} && {commit}", SIZE=size)
     place.sh('git clone -q --depth=1 "file://$PWD" ../shallow')
     told = place.sh("cd ../shallow && gpumem history")

@@ -156,7 +156,7 @@ def next_command(
     Args:
         results: of the session.
         updating: whether it writes baselines.
-        arguments: files and folders of its command line, and options that left tests out.
+        arguments: files and folders of its command line.
     """
     regressed = {
         target
@@ -178,13 +178,8 @@ def next_command(
     any_command = asking[missing[0]]
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
-    narrowing = [word for word in arguments if word.startswith("-")]
-    for targets, extra, longest in (
-        (missing, [], LONG),
-        (files, narrowing, LONG),
-        (missing, [], sys.maxsize),
-    ):
-        command = any_command.of([*targets, *extra])
+    for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
+        command = any_command.of(targets)
         if len(targets) <= FEW and len(str(command)) <= longest and spared.isdisjoint(targets):
             return command
     return None if regressed else any_command.of(arguments)

@@ -69,7 +69,7 @@ def lead_lines(
         results: of the session.
         width: columns of the terminal.
         ascii_only: whether the terminal has no other characters.
-        arguments: files and folders of its command line, and options that left tests out.
+        arguments: files and folders of its command line.
     """
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
