@@ -130,10 +130,13 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         yield from cause_warnings(results, root=root, workspace=workspace)
 
 
-def _page(report: Report, created: datetime, _settings: Settings) -> str:
+def _page(report: Report, created: datetime, settings: Settings) -> str:
     from pytest_gpumem.report.page.html import page  # it needs jinja2
 
-    return page(report, when=_minute(created))
+    name = ""
+    if settings.html is not None and settings.json is not None:
+        name = Path(os.path.relpath(settings.json, settings.html.parent)).as_posix()
+    return page(report, when=_minute(created), json_name=name)
 
 
 def _json(report: Report, created: datetime, settings: Settings) -> str:

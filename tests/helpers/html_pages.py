@@ -1,10 +1,8 @@
-"""What tests ask of a page's text: its elements, and what lies packed in it."""
+"""What tests ask of a page's text: its elements, and the keys of its rows."""
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from html.parser import HTMLParser
 from typing import NamedTuple
 
@@ -74,22 +72,12 @@ def _has(element, wanted):
     )
 
 
-def unpacked(text):
-    """What packed letters hold."""
-    return json.loads(zlib.decompress(base64.b64decode(json.loads(text))))
+def rows_of(page):
+    """The attributes of each test's row, which the page's script sorts and filters by."""
+    rows = (it.attributes for it in page.all("tr", role="row"))
+    return [row for row in rows if "data-keys" in row]
 
 
-def index_of(page):
-    """What the page's script knows of every row."""
-    (index,) = page.all("script", id="index")
-    return unpacked("".join(index.text))
-
-
-def sections_of(page):
-    """Every section's HTML, by its id: the packed ones, and None for those in the page."""
-    found = {it.attributes["id"]: None for it in page.all("section", class_="result")}
-    for pack in page.all("script", class_="pack"):
-        sections = unpacked("".join(pack.text))
-        assert not set(sections) & set(found)
-        found.update(sections)
-    return found
+def keys_of(page):
+    """The keys by which the page's script sorts each row."""
+    return [json.loads(row["data-keys"]) for row in rows_of(page)]

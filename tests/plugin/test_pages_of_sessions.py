@@ -8,8 +8,11 @@ import re
 import warnings
 
 import pytest
-from helpers.html_pages import Page, index_of
+from helpers.html_pages import Page, keys_of
 from helpers.sources import HELPER
+
+from pytest_gpumem.cli import main
+from pytest_gpumem.report.page import html
 
 TWO = """
 @pytest.mark.gpu_memory(batch_size=4)
@@ -56,8 +59,19 @@ def test_the_page_has_every_result_and_the_terminal_says_where_it_is(suite):
     assert "virtual GPU T4 (14.57 GiB" in head
     assert "--gpumem-card=T4" in head
     assert re.search(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", head)
-    assert [it["keys"][3] for it in index_of(parsed)] == [300, 100, 300]
+    assert [keys[3] for keys in keys_of(parsed)] == [300, 100, 300]
     assert list((suite.path / "report").iterdir()) == [suite.path / "report/page.html"]
+
+
+def test_a_page_of_too_many_results_links_the_json_report(suite, monkeypatch):
+    monkeypatch.setattr(html, "MAX_RESULTS", 2)
+    suite.run(OPTION, "--gpumem-json=all.json", source=TWO)
+    parsed = page_of(suite)
+    assert rows(parsed).keys() < ROWS.keys()
+    assert parsed.texts("a", href="../all.json") == ["../all.json"]
+    merging = ["report", "all.json", "--html=report/merged.html", "--json=report/b.json"]
+    assert main.main(merging) == 0
+    assert page_of(suite, "report/merged.html").texts("a", href="b.json") == ["b.json"]
 
 
 def test_without_the_option_there_is_no_page(suite):

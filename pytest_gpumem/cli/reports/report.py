@@ -174,7 +174,11 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
             problem = "the page needs jinja2, which is not installed"
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(f"--html={arguments.html}", problem, remedy) from error
-        files[arguments.html] = [page(merged.report, when=_when(merged))]
+        name = ""
+        if arguments.json is not None:
+            place = os.path.relpath(arguments.json, os.path.dirname(arguments.html))  # noqa: PTH120
+            name = Path(place).as_posix()
+        files[arguments.html] = [page(merged.report, when=_when(merged), json_name=name)]
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
         if named.count(name) > 1:

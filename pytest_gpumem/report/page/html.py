@@ -1,9 +1,8 @@
-"""The page: one HTML file with all of a session's results in it, which needs no network.
+"""The page: one HTML file with a session's results in it, which needs no network.
 
-The first results have their rows and sections in the page as it stands; the rows and sections of
-all further results lie in it packed, and a script unpacks one when it is opened, so that a page of
-ten thousand tests opens as quickly as one of ten. Text from outside is escaped where the template
-prints it (:func:`_printed`), and the page's own policy lets no script run but its one.
+A page of many results shows the most urgent ones: a browser is slow with thousands of sections, and
+a JSON report has all results. Text from outside is escaped where the template prints it
+(:func:`_printed`), and the page's own policy lets no script run but its one.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import base64
 import hashlib
 import json
 import re
-import zlib
 from collections import Counter
 from functools import cache
 from html import unescape
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from pytest_gpumem.baselines.key import Key
-from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name, site_rows
+from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
 from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
@@ -48,7 +47,7 @@ from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from jinja2 import Environment
 
@@ -61,25 +60,16 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.page.icicle import Icicle
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
-MAX_ROWS = 200
-"""rows of the table that are in the page as it stands; a script shows the rest"""
-MAX_SECTIONS = 25
-"""sections that are in the page as it stands: of failures, or of all tests where these are few"""
+MAX_RESULTS = 500
+"""results that a page shows: failures first, then those whose memory moved"""
 MAX_DRAWN = 100
 """timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
-MAX_EXPLAINED = 1000
-"""results with the tables of their breakdowns and source lines, failures first: each takes about
-1 ms"""
-MAX_ICICLES = 3000
-"""results with moved lines that are drawn by module, the same first: each takes 0.2 ms"""
 MAX_SITES = 12
 """source lines that a section lists, of each device"""
 MAX_OPEN = 3
 """failures whose sections are open when the page is: the first ones"""
 MAX_SECTION_CAUSES = 3
 """causes that a section begins with; its table has all lines"""
-PACK = 100_000
-"""characters of sections that are packed together, at least"""
 
 COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budget")
 """columns of the table between a test's name and its verdict"""
@@ -178,10 +168,6 @@ class PageEntry(NamedTuple):
     """whether its section is open when the page is"""
     drawn: bool = False
     """whether its timelines are drawn"""
-    explained: bool = False
-    """whether its section has the tables of where its peaks come from"""
-    by_module: bool = False
-    """whether its lines are drawn by module, where they moved"""
 
     @property
     def failed(self) -> bool:
@@ -302,14 +288,12 @@ class PageEntry(NamedTuple):
     @property
     def devices(self) -> list[DeviceSection]:
         """Where the peak of each device comes from; it draws, so a template asks once."""
-        if not self.explained:
-            return []
         devices: list[DeviceSection] = []
         for rows, attribution in zip(
             device_rows(self.result), _attributions(self.result), strict=True
         ):
             timeline = attribution.timeline
-            tree = draw_icicle(rows.sites) if rows.compared and self.by_module else None
+            tree = draw_icicle(rows.sites) if rows.compared else None
             if timeline is None or not any(timeline.reserved):
                 plain = DeviceSection(rows, None, (), ghost=False, undrawn=False, icicle=tree)
                 devices.append(plain)
@@ -324,57 +308,21 @@ class PageEntry(NamedTuple):
             devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not shown, tree))
         return devices
 
-    @property
-    def unexplained(self) -> bool:
-        """Whether it has a breakdown that is not shown."""
-        return not self.explained and bool(_attributions(self.result))
 
-    @property
-    def icicles(self) -> list[Icicle]:
-        """Its lines by module, of each device where they moved, without the tables."""
-        if self.explained or not self.by_module:
-            return []
-        pairs = zip(_attributions(self.result), self.result.breakdowns_before, strict=False)
-        drawings = (draw_icicle(site_rows(new.breakdown, old)) for new, old in pairs)
-        return [drawing for drawing in drawings if drawing is not None]
-
-
-def page(report: Report, *, when: str = "") -> str:
+def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     """Return the page.
 
     Args:
         report: the session's.
         when: date and time of the session, as the page's head says it.
+        json_name: the file of the JSON report with all results, as seen from the page's folder; ""
+            without one.
     """
     entries = _all_entries(report)
+    shown = entries[:MAX_RESULTS]
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    few = len(entries) <= MAX_SECTIONS
-    shown = [entry for entry in entries if entry.failed or few][:MAX_SECTIONS]
-    sections = {entry.anchor: _section(entry, parts, report) for entry in shown}
-    packs, places = _packed_sections(
-        (entry.anchor, _section(entry, parts, report))
-        for entry in entries
-        if entry.anchor not in sections
-    )
-    rows: list[str] = []
-    """those that are in the page as it stands"""
-
-    def index() -> Iterator[dict[str, object]]:
-        for entry in entries:
-            row = _row(entry, report)
-            if len(rows) < MAX_ROWS:
-                rows.append(row)
-            yield {
-                "id": entry.anchor,
-                "row": row,
-                "keys": entry.sort_keys,
-                "failed": entry.failed,
-                "pack": places.get(entry.anchor),
-                **({"cause": printable(f"{entry.cause} {entry.keeper}")} if entry.failed else {}),
-                **({"group": printable(entry.group)} if entry.failed else {}),
-            }
-
-    packed_index = _packed_list(index())
+    rows = "".join(_row(entry, report) for entry in shown)
+    sections = "".join(_section(entry, parts, report) for entry in shown)
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
@@ -397,12 +345,11 @@ def page(report: Report, *, when: str = "") -> str:
             pins=any(map(pinned_cell, report.results)),
             modules=list(dict.fromkeys(modules)),
             matrix=card_matrix(report.results),
-            max_rows=MAX_ROWS,
-            rows=_markup("".join(rows)),
-            sections=_markup("".join(sections.values())),
-            left_out=len(entries) - len(shown),
-            index=packed_index,
-            packs=packs,
+            max_rows=MAX_RESULTS,
+            rows=_markup(rows),
+            sections=_markup(sections),
+            json_name=json_name,
+            json_address=quote(json_name),
             script=_markup(_source("page.js")),
             style=_markup(_source("page.css")),
             script_hash=_hash(_source("page.js")),
@@ -437,7 +384,7 @@ def digest_of(*names: str) -> str:
 
 
 def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
-    """Return the rows of the table in their order: results, and tests that got no verdict."""
+    """Return the rows of the table, the most urgent first: results, and tests without a verdict."""
     entries: list[PageEntry | OwnEntry] = [*_ranked_entries(report.results)]
     kinds = len(Kind)
     ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
@@ -463,23 +410,14 @@ def _ranked_entries(results: Sequence[Result]) -> list[PageEntry]:
         times = times_used[name] = times_used.get(name, 0) + 1
         name = name if times == 1 else f"{name}-{times}"
         ranked.append(PageEntry(name, result, urgency(result)))
-    ranked.sort(key=lambda entry: entry.rank)
-    drawn = explained = by_module = 0
-    entries = {}
     # Of tests with one verdict, those whose lines moved come first.
-    moved_first = [(entry.rank, not lines_moved(entry.result)) for entry in ranked]
-    for place in sorted(range(len(ranked)), key=moved_first.__getitem__):
-        attributions = _attributions(ranked[place].result)
+    ranked.sort(key=lambda entry: (entry.rank, not lines_moved(entry.result)))
+    drawn = 0
+    for place, entry in enumerate(ranked):
+        attributions = _attributions(entry.result)
         drawn += sum(attribution.timeline is not None for attribution in attributions)
-        explained += bool(attributions)
-        _, unmoved = moved_first[place]
-        by_module += not unmoved
-        entries[place] = ranked[place]._replace(
-            drawn=drawn <= MAX_DRAWN,
-            explained=explained <= MAX_EXPLAINED,
-            by_module=not unmoved and by_module <= MAX_ICICLES,
-        )
-    return [entries[place] for place in range(len(ranked))]
+        ranked[place] = entry._replace(drawn=drawn <= MAX_DRAWN)
+    return ranked
 
 
 def lines_moved(result: Result) -> bool:
@@ -558,44 +496,6 @@ def _section(entry: PageEntry | OwnEntry, parts: Any, report: Report) -> str:  #
     return linked_section(section, report.editor, report.root)
 
 
-def _packed_sections(sections: Iterable[tuple[str, str]]) -> tuple[list[str], dict[str, int]]:
-    """Return packs of sections, and the number of its pack by each section's id."""
-    packs: list[str] = []
-    places: dict[str, int] = {}
-    waiting: dict[str, str] = {}
-    length = 0
-    for name, section in sections:
-        waiting[name] = section
-        places[name] = len(packs)
-        length += len(section)
-        if length >= PACK:
-            packs.append(_packed(waiting))
-            waiting, length = {}, 0
-    if waiting:
-        packs.append(_packed(waiting))
-    return packs, places
-
-
-def _packed(data: object) -> str:
-    """Return data as JSON, compressed, in letters that mean nothing in HTML."""
-    plain = json.dumps(data, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(plain.encode(), 6)).decode()
-
-
-def _packed_list(values: Iterable[object]) -> str:
-    """Return values as :func:`_packed` returns a list of them, of which one at a time is kept."""
-    packer = zlib.compressobj(6)
-    packed = []
-    separator = b"["
-    for value in values:
-        plain = json.dumps(value, separators=(",", ":")).encode()
-        packed.append(packer.compress(separator + plain))
-        separator = b","
-    packed.append(packer.compress(b"]" if packed else b"[]"))
-    packed.append(packer.flush())
-    return base64.b64encode(b"".join(packed)).decode()
-
-
 def _hash(source: str) -> str:
     """Return a source's hash as a Content-Security-Policy names it."""
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
@@ -624,7 +524,6 @@ def _template_environment() -> Environment:
         provenance_text=provenance_text,
         max_sites=MAX_SITES,
         max_drawn=MAX_DRAWN,
-        max_explained=MAX_EXPLAINED,
         size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - words of the templates
         difference=lambda *args: Markup(difference_cell(*args)),  # noqa: S704 - likewise
         name=lambda test: Markup(name_html(test)),  # noqa: S704 - it is escaped
@@ -723,7 +622,7 @@ def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]])
 
 
 def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
-    """Return a result's row of the table: of ten thousand rows a template is slow.
+    """Return a result's row of the table, with what the page's script sorts and filters by.
 
     Args:
         entry: of the row.
@@ -748,10 +647,14 @@ def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
     words = printable(entry.why)
     why = f'<span class="why">{escape(words)}</span>' if words else ""
+    data = {"keys": json.dumps(entry.sort_keys)}
+    if entry.failed:
+        data |= {"cause": f"{entry.cause} {entry.keeper}", "group": entry.group}
+    attributes = "".join(f' data-{key}="{escape(printable(text))}"' for key, text in data.items())
     failed = ' class="failed"' if entry.failed else ""
     row = "\n".join(figures)
     return (
-        f'<tr role="row"{failed}>\n<th scope="row" role="rowheader"><a class="name" '
+        f'<tr role="row"{failed}{attributes}>\n<th scope="row" role="rowheader"><a class="name" '
         f'href="#{entry.anchor}">{name}</a>{why}</th>\n{row}\n<td role="cell" class="verdict">'
         f'<span class="badge {entry.tone}"><span aria-hidden="true">{entry.mark}</span> '
         f"{escape(entry.word)}</span></td>\n</tr>\n"

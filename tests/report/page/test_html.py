@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import pytest
 from helpers import sample_report
-from helpers.html_pages import Page, index_of, sections_of
+from helpers.html_pages import Page, keys_of, rows_of
 from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
@@ -159,7 +159,7 @@ def test_tests_that_got_no_verdict_are_listed_too():
     assert "1 error" in counts
     assert "failed because x < 3" in parsed.texts("span", class_="why")
     assert any("the <b>traceback</b>" in it for it in parsed.texts("pre"))
-    assert [it["failed"] for it in index_of(parsed)][:7] == [True] * 6 + [False]
+    assert [it.get("class") == "failed" for it in rows_of(parsed)][:7] == [True] * 6 + [False]
     assert len(set(parsed.ids)) == len(parsed.ids)
 
 
@@ -212,9 +212,9 @@ def test_a_failures_row_and_section_have_its_cause_and_its_keeper():
     (causes,) = parsed.texts("ul", class_="causes")
     assert causes.startswith("+250.00 MiB activations model.py:29 in Tiny.forward")
     assert "kept by local variable best (train.py:11), step 1" in causes
-    (entry_of_test,) = index_of(parsed)
-    assert entry_of_test["group"] == "activations, model.py:29 (Tiny.forward)"
-    assert "kept by local variable best" in entry_of_test["cause"]
+    (row,) = rows_of(parsed)
+    assert row["data-group"] == "activations, model.py:29 (Tiny.forward)"
+    assert "kept by local variable best" in row["data-cause"]
 
 
 def test_a_row_names_a_keeper_once():
@@ -243,8 +243,8 @@ def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
     assert "cache.py:7 in f CACHE.append(x) other 3.00 MiB" in told
     assert "At the peak" not in told
     parsed = Page(page(Report((leak,))))
-    (entry_of_test,) = index_of(parsed)
-    assert entry_of_test["group"] == "leaked, cache.py:7 (f)"
+    (row,) = rows_of(parsed)
+    assert row["data-group"] == "leaked, cache.py:7 (f)"
     assert parsed.texts("span", class_="why") == ["held by global variable CACHE of <cache.py>"]
 
 
@@ -334,19 +334,6 @@ def test_names_full_of_markup_are_shown_as_they_are(text, parsed):
     shown = EVIL.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
     names = [it for it in parsed.texts("a", class_="name") if "alert(2)" in it]
     assert names == [f"{MODULE}::{shown} (<img src=x onerror=alert(2)>)"]
-
-
-@pytest.mark.parametrize("where", ["row", "section"])
-def test_what_is_packed_is_escaped_as_well(where):
-    report = Report((*many(30), *sample().results[-1:]))
-    parsed = Page(page(report))
-    if where == "row":
-        (markup,) = [it["row"] for it in index_of(parsed) if "alert" in it["row"]]
-    else:
-        (markup,) = [it for it in sections_of(parsed).values() if it and "alert(2)" in it]
-    tags = {it.tag for it in Page(markup).elements}
-    assert not tags & {"script", "img", "template"}
-    assert "&lt;script&gt;" in markup
 
 
 EVERYWHERE = "<i>\x07&'\"\udc80"
@@ -453,29 +440,25 @@ def test_a_result_without_a_measurement_is_shown():
     assert Page(page(Report((one,)))).texts("td", class_="device") == ["no device"]
 
 
-def test_many_results_are_packed_and_none_is_lost():
-    results = many(1000)
-    parsed = Page(page(Report(tuple(results))))
-    index, sections = index_of(parsed), sections_of(parsed)
-    assert {it["id"] for it in index} == {html.anchor(it) for it in results} == set(sections)
-    assert len(parsed.all("section", class_="result")) == 10  # the failures
-    assert sum(it["failed"] for it in index) == 10
-    assert all(it["failed"] for it in index[:10])
-    assert len(parsed.all("a", class_="name")) == html.MAX_ROWS
-    packs = len(parsed.all("script", class_="pack"))
-    assert packs > 1
-    assert {it["pack"] for it in index} == {None, *range(packs)}
-    for markup in list(sections.values())[500:510]:
-        assert Page(markup).all("section", class_="result")
-
-
-def test_ten_thousand_results_are_a_page_of_modest_size():
-    text = page(Report(tuple(many(10_000))))
-    assert len(text.encode()) < 2_000_000
+def test_a_page_of_many_results_shows_failures_then_what_moved():
+    moved = [replace(it, nodeid=f"{it.nodeid}[moved]") for it in many(7, attributed=7, moved=True)]
+    report = Report((*many(html.MAX_RESULTS), *moved))
+    parsed = Page(page(report))
+    names = parsed.texts("a", class_="name")
+    assert len(names) == len(parsed.all("section", class_="result")) == html.MAX_RESULTS
+    verdicts = parsed.texts("td", class_="verdict")
+    assert verdicts == ["✕ regressed"] * 5 + ["✓ ok"] * (html.MAX_RESULTS - 5)
+    assert ["[moved]" in name for name in names] == [False] * 5 + [True] * 7 + [False] * 488
+    (head,) = parsed.texts("header", class_="page")
+    assert "5 regressed 502 ok" in head
+    assert "This page shows 500 of 507 results" in head
+    assert "A JSON report has all results: --gpumem-json=gpumem.json." in head
+    parsed = Page(page(report, json_name="all results.json"))
+    assert parsed.texts("a", href="all%20results.json") == ["all results.json"]
 
 
 def test_keys_sort_figures_as_numbers_and_what_is_missing_last():
-    keys = {it["keys"][0]: it["keys"][1:] for it in index_of(Page(page(sample())))}
+    keys = {name: figures for name, *figures in keys_of(Page(page(sample())))}
     assert keys[f"{MODULE}::test_gpt2_large"][:7] == [
         "virtual-T4",
         8,
@@ -499,27 +482,6 @@ def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch
     drawn = [("forward" in it, "run this test alone" in it) for it in told if "At the peak" in it]
     assert drawn[:3] == [(True, False)] * 3
     assert all(it[1] for it in drawn[3:])
-
-
-def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatch):
-    monkeypatch.setattr(html, "MAX_EXPLAINED", 3)
-    monkeypatch.setitem(html._template_environment().globals, "max_explained", 3)
-    html._template_environment().cache.clear()
-    told = Page(page(sample())).texts("section", class_="result")
-    assert sum("At the peak" in it for it in told[:3]) == 3
-    assert not any("At the peak" in it for it in told[3:])
-    assert sum("at most 3 breakdowns: run this test alone" in it for it in told[3:]) > 3
-
-
-def test_tests_whose_lines_moved_come_first_and_beyond_the_tables_by_module(monkeypatch):
-    monkeypatch.setattr(html, "MAX_EXPLAINED", 2)
-    monkeypatch.setattr(html, "MAX_ICICLES", 3)
-    results = (*many(3, attributed=3), *many(4, attributed=4, moved=True))
-    told = Page(page(Report(results))).texts("section", class_="result")
-    tables = ["Lines that allocated the peak" in section for section in told]
-    assert tables == [False, False, False, True, True, False, False]
-    drawn = ["The peak by module and line; colours" in section for section in told]
-    assert drawn == [False, False, False, True, True, True, False]
 
 
 def test_a_timeline_is_drawn_once(monkeypatch):

@@ -275,24 +275,18 @@
     return;
   }
 
-  // -- what lies packed in the page --
-
-  const unpacked = async (element) => {
-    const letters = atob(JSON.parse(element.textContent));
-    const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Response(stream).json();
-  };
-  const packs = [...document.querySelectorAll("script.pack")];
-  const sectionsOf = (number) => (packs[number].sections ??= unpacked(packs[number]));
-
   // -- the table --
 
-  const START = 200;
   const table = at("table"), body = at("rows"), search = at("search"), failures = at("failures");
   const heads = [...table.querySelectorAll("thead th")];
   const order = new Intl.Collator(undefined, { numeric: true });
-  let entries = [], byId = new Map(), sorted = [], limit = START;
+  const entries = [...body.rows].map((row, place) => {
+    const keys = JSON.parse(row.dataset.keys);
+    const { cause, group } = row.dataset;
+    const text = [keys[0], keys[1], row.lastElementChild.textContent, cause ?? ""].join(" ").toLowerCase();
+    return { row, place, keys, group, text, failed: row.classList.contains("failed") };
+  });
+  let sorted = [];
   let column = heads.length - 1, descending = false;
 
   const compare = (a, b) => {
@@ -328,13 +322,12 @@
     count.textContent = ` ${number} ${number === 1 ? "test" : "tests"}`;
     cell.append(group, count);
     row.append(cell);
-    return row.outerHTML;
+    return row;
   };
   const draw = () => {
     const found = chosen();
     const placed = grouping?.checked ? inGroups(found) : found.map((it) => ({ it, head: null }));
-    const shown = placed.slice(0, limit);
-    body.innerHTML = shown.map(({ it, head }) => (head ? headOf(head) : "") + it.row).join("");
+    body.replaceChildren(...placed.flatMap(({ it, head }) => head ? [headOf(head), it.row] : [it.row]));
     heads.forEach((head, index) => {
       if (index === column) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
@@ -342,13 +335,11 @@
     at("status").textContent = found.length === entries.length
       ? `${entries.length} in all` : `${found.length} of ${entries.length}`;
     at("none").hidden = found.length > 0;
-    at("more").hidden = shown.length === found.length;
     for (const it of document.querySelectorAll(".counts button")) {
       it.setAttribute("aria-pressed", String(search.value === it.dataset.word));
     }
   };
   const filtered = () => {
-    limit = START;
     draw();
     const state = new URLSearchParams();
     if (failures.checked) state.set("failures", "1");
@@ -360,86 +351,58 @@
 
   // -- sections --
 
-  const open = async (entry) => {
-    let section = at(entry.id);
-    if (!section) {
-      const html = (await sectionsOf(entry.pack))[entry.id];
-      section = at(entry.id);
-      if (!section) {
-        const holder = document.createElement("template");
-        holder.innerHTML = html;
-        section = holder.content.querySelector("section");
-        enliven(section);
-        const there = [...at("sections").querySelectorAll(":scope > section")];
-        const next = there.find((it) => byId.get(it.id).place > entry.place);
-        at("sections").insertBefore(section, next ?? null);
-      }
-    }
+  const open = (id) => {
+    const section = at(id);
     section.querySelector("details").open = true;
     section.scrollIntoView();
-    at(`${entry.id}-name`).focus({ preventScroll: true });
+    at(`${id}-name`).focus({ preventScroll: true });
   };
   const follow = () => {
     const hash = location.hash.slice(1);
-    if (byId.has(hash)) return open(byId.get(hash));
+    if (at(hash)?.matches("section.result")) return open(hash);
     const state = new URLSearchParams(hash);
     if (state.has("failures") || state.has("q") || state.has("grouped")) {
       if (grouping) grouping.checked = state.has("grouped");
       failures.checked = state.has("failures");
       search.value = state.get("q") ?? "";
-      limit = START;
       draw();
     }
     return undefined;
   };
 
-  const begin = async () => {
-    entries = await unpacked(at("index"));
-    const plain = document.createElement("template");
-    entries.forEach((it, place) => {
-      it.place = place;
-      plain.innerHTML = it.row.slice(it.row.lastIndexOf("<td"));
-      it.text = `${it.keys[0]} ${it.keys[1]} ${plain.content.textContent} ${it.cause ?? ""}`.toLowerCase();
+  for (const head of heads) {
+    head.firstElementChild.addEventListener("click", (event) => {
+      const chosenColumn = Number(event.currentTarget.dataset.column);
+      const figures = entries.some((it) => typeof it.keys[chosenColumn] === "number");
+      descending = chosenColumn === column
+        ? !descending : figures && chosenColumn !== heads.length - 1;
+      column = chosenColumn;
+      sort();
+      draw();
     });
-    byId = new Map(entries.map((it) => [it.id, it]));
-    for (const head of heads) {
-      head.firstElementChild.addEventListener("click", (event) => {
-        const chosenColumn = Number(event.currentTarget.dataset.column);
-        const figures = entries.some((it) => typeof it.keys[chosenColumn] === "number");
-        descending = chosenColumn === column
-          ? !descending : figures && chosenColumn !== heads.length - 1;
-        column = chosenColumn;
-        sort();
-        draw();
-      });
-    }
-    search.addEventListener("input", filtered);
-    failures.addEventListener("change", filtered);
-    grouping?.addEventListener("change", filtered);
-    at("filter").addEventListener("submit", (event) => event.preventDefault());
-    for (const it of document.querySelectorAll(".counts button")) {
-      it.addEventListener("click", () => {
-        search.value = search.value === it.dataset.word ? "" : it.dataset.word;
-        filtered();
-      });
-    }
-    for (const it of at("more").children) {
-      it.addEventListener("click", () => {
-        limit = it.dataset.more === "all" ? Infinity : limit + Number(it.dataset.more);
-        draw();
-      });
-    }
-    // A click on the test whose section is in the address already changes no address.
-    body.addEventListener("click", (event) => {
-      const link = event.target.closest("a.name");
-      if (link && link.getAttribute("href") === location.hash) follow();
+  }
+  search.addEventListener("input", filtered);
+  failures.addEventListener("change", filtered);
+  grouping?.addEventListener("change", filtered);
+  at("filter").addEventListener("submit", (event) => event.preventDefault());
+  for (const it of document.querySelectorAll(".counts button")) {
+    it.addEventListener("click", () => {
+      search.value = search.value === it.dataset.word ? "" : it.dataset.word;
+      filtered();
     });
-    addEventListener("hashchange", follow);
-    sort();
-    draw();
-    at("filter").hidden = false;
-    await follow();
+  }
+  // A click on the test whose section is in the address already changes no address.
+  body.addEventListener("click", (event) => {
+    const link = event.target.closest("a.name");
+    if (link && link.getAttribute("href") === location.hash) follow();
+  });
+  addEventListener("hashchange", follow);
+  sort();
+  draw();
+  at("filter").hidden = false;
+  // Before that the browser itself goes to the address's place, and takes the focus there.
+  addEventListener("load", () => {
+    follow();
     root.dataset.ready = "yes";
-  };
-  begin();
+  });
 })();
