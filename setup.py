@@ -34,6 +34,8 @@ SHELLS = {
 STATUS = "build-status.txt"
 SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
+REFUSED = PACKAGE / "libraries" / "refused_exports.txt"
+"""functions that the library refuses and no source names: each line has a status, then names"""
 
 COMPILE = (
     *("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
@@ -81,7 +83,7 @@ def compile_libraries(folder: Path) -> None:
             f"the virtual GPU runs on Linux only, and this is {sys.platform}",
             "use Linux, a container or WSL for it",
         )
-    if not SOURCES:
+    if not SOURCES or not REFUSED.exists():
         raise CannotBuildError(f"there are no C sources in {PACKAGE}", "use a complete source tree")
     compiler = find_compiler()
     flags = shlex.split(os.environ.get("CFLAGS", ""))
@@ -89,7 +91,11 @@ def compile_libraries(folder: Path) -> None:
     base = [*compiler, *COMPILE, f"-I{PACKAGE}", *flags, "-shared"]
     main = folder / MAIN
     soname = f"-Wl,-soname,{MAIN}"
-    _run([*base, *SOURCES, "-o", str(main), soname, "-Wl,-z,defs", *link_flags, "-ldl"])
+    refused = folder / "refused_exports.c"
+    refused.write_text(refusing_source(), encoding="utf-8")
+    sources = [*SOURCES, str(refused)]
+    _run([*base, *sources, "-o", str(main), soname, "-Wl,-z,defs", *link_flags, "-ldl"])
+    refused.unlink()
     # A shell is empty: it lends its SONAME, under which others ask for it, to the main library.
     empty = folder / "empty.c"
     empty.write_text("typedef int gpumem_empty;\n", encoding="utf-8")
@@ -97,6 +103,19 @@ def compile_libraries(folder: Path) -> None:
         names = [f"-Wl,-soname,{lent}", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
         _run([*base, str(empty), "-o", str(folder / name), *names, str(main), *link_flags])
     empty.unlink()
+
+
+def refusing_source() -> str:
+    """Return the C source of the functions of REFUSED, each of which returns its status."""
+    lines = ['#include "base/base.h"']
+    for line in REFUSED.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            status, *names = line.split()
+            lines += [
+                f'GM_API int {name}(void) {{ return gm_unsupported("{name}", {status}); }}'
+                for name in names
+            ]
+    return "\n".join(lines) + "\n"
 
 
 def _run(command: list[str]) -> None:
@@ -172,6 +191,12 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension(".".join((*PACKAGE.parts, "libgpumem_cuda")), SOURCES, depends=HEADERS)],
+    ext_modules=[
+        Extension(
+            ".".join((*PACKAGE.parts, "libgpumem_cuda")),
+            SOURCES,
+            depends=[*HEADERS, REFUSED.as_posix()],
+        )
+    ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

@@ -1,7 +1,7 @@
 """Lists the functions of NVIDIA's libraries that the virtual GPU refuses by name.
 
     python release/refused_exports.py SITE-PACKAGES... > \
-        pytest_gpumem/devices/virtual/native/libraries/refused_exports.h
+        pytest_gpumem/devices/virtual/native/libraries/refused_exports.txt
 
 Each argument is the ``site-packages`` of an environment with the wheels of NVIDIA: of CUDA 12, of
 CUDA 13. A function is listed that a header declares with a status as its result, that a library
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Final
 
@@ -42,9 +43,10 @@ LIBRARIES: Final = re.compile(
 )
 DECLARATION: Final = re.compile(rf"\b({'|'.join(STATUSES)})\b[\s\w]*?\b(p?[a-z]+[A-Z]\w+)\s*\(")
 HEAD: Final = """\
-/* Other functions that NVIDIA's libraries give to programs, with the "not supported" status of each
- * one's library: an error names them, where a call would end in NVIDIA's own library, without a
- * driver. Made by release/refused_exports.py of the names in NVIDIA's headers. */
+# Functions that NVIDIA's libraries give to programs, and that no torch of today links. The virtual
+# GPU refuses each with the "not supported" status of its library: an error names the function.
+# Otherwise a call would end in NVIDIA's own library, without a driver. A line has a status, then
+# functions; setup.py makes C of them. Made by release/refused_exports.py of NVIDIA's headers.
 """
 
 
@@ -61,21 +63,11 @@ def declared(folder: Path) -> dict[str, int]:
 
 def answered() -> set[str]:
     """Return the functions that the sources answer in another way."""
-    code = "".join(
-        path.read_text(encoding="utf-8")
-        for path in sorted(NATIVE.glob("*/*.[ch]"))
-        if path.name != "refused_exports.h"
-    )
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(NATIVE.glob("*/*.[ch]")))
     listed = set(re.findall(r"^UNSUPPORTED\((\w+),", code, flags=re.MULTILINE))
     built = symbols(NATIVE / "libgpumem_cuda.so").given
-    earlier = set(re.findall(r"^UNSUPPORTED\((\w+),", earlier_list(), flags=re.MULTILINE))
+    earlier = set((NATIVE / "libraries/refused_exports.txt").read_text(encoding="utf-8").split())
     return (built - earlier) | listed
-
-
-def earlier_list() -> str:
-    """Return the list that the library was built with, or nothing."""
-    path = NATIVE / "libraries/refused_exports.h"
-    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def main(folders: list[str]) -> None:
@@ -87,10 +79,13 @@ def main(folders: list[str]) -> None:
         for path in (folder / "nvidia").rglob("*.so*"):
             if LIBRARIES.match(path.name):
                 given |= symbols(path).given
-    own = answered()
+    refused = sorted(given & functions.keys() - answered())
     print(HEAD, end="")
-    for name in sorted(given & functions.keys() - own):
-        print(f"UNSUPPORTED({name}, {functions[name]})")
+    for status in sorted(set(STATUSES.values())):
+        words = " ".join(name for name in refused if functions[name] == status)
+        head = f"{status} "
+        for line in textwrap.wrap(words, 110, initial_indent=head, subsequent_indent=head):
+            print(line)
 
 
 main(sys.argv[1:])

@@ -18,15 +18,17 @@ ROWS = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.star
 """of the tables: functions, the answer here, the answer of a GPU, tests"""
 
 
-def refused(header):
-    """The functions that a header lists, and their status."""
-    text = (NATIVE / "libraries" / header).read_text()
-    return dict(re.findall(r"^UNSUPPORTED\((\w+), (\d+)\)", text, flags=re.MULTILINE))
-
-
-REFUSED = refused("refused_functions.h")
-OTHERS = refused("refused_exports.h")
-"""functions that no torch of today links"""
+REFUSED = dict(
+    re.findall(
+        r"^UNSUPPORTED\((\w+), (\d+)\)",
+        (NATIVE / "libraries/refused_functions.h").read_text(),
+        flags=re.MULTILINE,
+    )
+)
+"""functions that the library refuses, and their status"""
+LINES = (NATIVE / "libraries/refused_exports.txt").read_text().splitlines()
+OTHERS = {name: line.split()[0] for line in LINES if line[:1] != "#" for name in line.split()[1:]}
+"""those that no torch of today links"""
 
 
 def names(cell):
