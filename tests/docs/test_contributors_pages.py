@@ -96,18 +96,6 @@ def test_python_m_benchmarks_lists_each_with_its_question():
     )
 
 
-def test_the_new_names_of_the_changelog_are_there():
-    changelog = read("CHANGELOG.md").partition("### Old and new names")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(.*)` \| `(.*)` \|$", changelog, re.MULTILINE)
-    public = {new for _, new in rows if new.startswith("pytest_gpumem.")}
-    assert public <= {f"pytest_gpumem.{name}" for name in pytest_gpumem.__all__}
-    modules = [new.replace(".", "/") for _, new in rows if new not in public]
-    assert len(modules) > 80
-    files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    missing = [name for name in modules if not files & {f"{name}.py", f"{name}/__init__.py"}]
-    assert missing == []
-
-
 def test_the_issue_templates_ask_for_the_versions():
     yaml = pytest.importorskip("yaml")
     forms = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in TEMPLATES.glob("*.yml")}
