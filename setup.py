@@ -34,8 +34,8 @@ SHELLS = {
 STATUS = "build-status.txt"
 SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
-REFUSED = PACKAGE / "libraries" / "refused_exports.txt"
-"""functions that the library refuses and no source names: each line has a status, then names"""
+REFUSED = sorted(PACKAGE.glob("libraries/refused_*.txt"))
+"""lists of the functions that the library refuses: each line has a status, then names"""
 
 COMPILE = (
     *("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
@@ -83,7 +83,7 @@ def compile_libraries(folder: Path) -> None:
             f"the virtual GPU runs on Linux only, and this is {sys.platform}",
             "use Linux, a container or WSL for it",
         )
-    if not SOURCES or not REFUSED.exists():
+    if not SOURCES or not REFUSED:
         raise CannotBuildError(f"there are no C sources in {PACKAGE}", "use a complete source tree")
     compiler = find_compiler()
     flags = shlex.split(os.environ.get("CFLAGS", ""))
@@ -91,7 +91,7 @@ def compile_libraries(folder: Path) -> None:
     base = [*compiler, *COMPILE, f"-I{PACKAGE}", *flags, "-shared"]
     main = folder / MAIN
     soname = f"-Wl,-soname,{MAIN}"
-    refused = folder / "refused_exports.c"
+    refused = folder / "refused.c"
     refused.write_text(refusing_source(), encoding="utf-8")
     sources = [*SOURCES, str(refused)]
     _run([*base, *sources, "-o", str(main), soname, "-Wl,-z,defs", *link_flags, "-ldl"])
@@ -108,7 +108,7 @@ def compile_libraries(folder: Path) -> None:
 def refusing_source() -> str:
     """Return the C source of the functions of REFUSED, each of which returns its status."""
     lines = ['#include "base/base.h"']
-    for line in REFUSED.read_text(encoding="utf-8").splitlines():
+    for line in "".join(path.read_text(encoding="utf-8") for path in REFUSED).splitlines():
         if not line.startswith("#"):
             status, *names = line.split()
             lines += [
@@ -195,7 +195,7 @@ setup(
         Extension(
             ".".join((*PACKAGE.parts, "libgpumem_cuda")),
             SOURCES,
-            depends=[*HEADERS, REFUSED.as_posix()],
+            depends=[*HEADERS, *map(str, REFUSED)],
         )
     ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},

@@ -18,17 +18,16 @@ ROWS = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.star
 """of the tables: functions, the answer here, the answer of a GPU, tests"""
 
 
-REFUSED = dict(
-    re.findall(
-        r"^UNSUPPORTED\((\w+), (\d+)\)",
-        (NATIVE / "libraries/refused_functions.h").read_text(),
-        flags=re.MULTILINE,
-    )
-)
-"""functions that the library refuses, and their status"""
-LINES = (NATIVE / "libraries/refused_exports.txt").read_text().splitlines()
-OTHERS = {name: line.split()[0] for line in LINES if line[:1] != "#" for name in line.split()[1:]}
-"""those that no torch of today links"""
+def refused(name):
+    """The functions that a list names, and their status."""
+    lines = (NATIVE / "libraries" / name).read_text().splitlines()
+    words = [line.split() for line in lines if line[:1] != "#"]
+    return {name: status for status, *names in words for name in names}
+
+
+REFUSED = refused("refused_functions.txt")
+OTHERS = refused("refused_exports.txt")
+"""functions that no torch of today links"""
 
 
 def names(cell):
