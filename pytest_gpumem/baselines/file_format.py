@@ -45,7 +45,7 @@ import hashlib
 import json
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -126,8 +126,6 @@ class _Entry(_Strict):
     largest: Bytes | None = None
     peak_pinned: Bytes = 0
     peak_host: Bytes = 0
-    reads_values: bool | Literal["full"] = False
-    """of files of older versions, which ran some tests again for values; not read any more"""
 
 
 class _File(_Strict):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-ENDING: Final = ".toml"
 MAX_FILE: Final = 64 * KIB
 """bytes: a description has a few hundred"""
 HOW: Final = (

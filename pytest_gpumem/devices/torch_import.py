@@ -62,10 +62,6 @@ class ImportHooks(MetaPathFinder):
             sys.meta_path.insert(0, self)
         self._calls.setdefault(module, []).append(call)
 
-    def awaits(self, module: str) -> bool:
-        """Return whether a module's import is awaited."""
-        return module in self._calls
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

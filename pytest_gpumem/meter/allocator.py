@@ -43,11 +43,6 @@ def current(device: int) -> Peak:
     return current_in(allocator_stats(device))
 
 
-def highest(device: int) -> Peak:
-    """Return the peaks since they were last reset, in bytes."""
-    return peak_in(allocator_stats(device))
-
-
 def current_in(stats: Stats) -> Peak:
     """Return the bytes held now, by these statistics."""
     return _bytes(stats, "current")

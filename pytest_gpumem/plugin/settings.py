@@ -487,7 +487,7 @@ def folder_of_root(name: str, root: Path) -> str:
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
         return name
     if any(path.name.startswith(("virtual-", "cuda-")) for path in (root / name).glob("*-*/")):
-        return name  # recorded before roots had folders
+        return name  # the folder of a root above, as gpumem prune may be told below it
     return str(Path(name, *root.parts[-above:]))
 
 

@@ -142,7 +142,6 @@ class GpuMemory:
                 "this is not a share",
                 "write a number from 0 (no mask element is true) to 1 (all are true)",
             )
-        self._run.assumes = True
         self._run.device.values.assume_masks(masks)
 
     def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:

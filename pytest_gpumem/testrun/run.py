@@ -95,8 +95,6 @@ class Run:
     """values that searches with a baseline found, by its name"""
     children: list[Child] = field(default_factory=list)
     """processes that used a GPU below this one, once the test has ended"""
-    assumes: bool = False
-    """whether the test declares the share of true values in unknown masks"""
     _inputs_read: set[str] = field(default_factory=set)
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False

@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import MIB, child, virtual_card
+from helpers.virtual_gpu import MIB, child, highest, virtual_card
 
 from pytest_gpumem.attribution.history_replay import Block, History, Replay, next_division
 from pytest_gpumem.attribution.recorder import Recorder
 from pytest_gpumem.attribution.recording import Tag
-from pytest_gpumem.meter.allocator import current, highest, reset_peaks
+from pytest_gpumem.meter.allocator import current, reset_peaks
 
 SETTINGS = [
     "expandable_segments:True",

@@ -103,14 +103,6 @@ def test_the_rank_that_was_measured_stands_with_its_figures():
     assert read(text).tests["test_a"][""] == entry
 
 
-@pytest.mark.parametrize("reads", ["true", '"full"'])
-def test_a_file_that_says_that_a_test_reads_values_is_read_and_written_without(reads):
-    old = TEXT.replace('"peak_reserved"', f'"reads_values": {reads},\n   "peak_reserved"')
-    assert old.count("reads_values") == TEXT.count("peak_reserved")
-    assert read(old).tests == read(TEXT).tests
-    assert "reads_values" not in encode(read(old)).decode()
-
-
 def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
     lines = (
         LinePeak("train.py", 9, "step", "loss.backward()", 8 << 20, calls_pass=True),

@@ -22,7 +22,7 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, settle
+from pytest_gpumem.meter.allocator import allocator_stats, current, peak_in, settle
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -58,6 +58,11 @@ def tensor(size, index=0):
     import torch
 
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
+
+
+def highest(device):
+    """The peaks of a device since they were last reset."""
+    return peak_in(allocator_stats(device))
 
 
 LEFT = "an earlier test of this process left memory behind"

@@ -4,7 +4,7 @@ import gc
 import threading
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, tensor, virtual_card
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, highest, tensor, virtual_card
 from helpers.warm import HANGS
 
 from pytest_gpumem.allocator_view import VIEW
@@ -13,7 +13,6 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
     collect_all,
     current,
-    highest,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, tensor, virtual_card
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor, virtual_card
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, highest
+from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import SWITCHED_OFF, Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus

@@ -342,7 +342,7 @@ def test_packages_with_roots_of_their_own_share_a_folder_and_no_baseline(suite):
     assert sorted(folders) == ["one", "two"]
 
 
-def test_a_common_folder_with_baselines_of_before_is_used_as_it_was(tmp_path):
+def test_a_folder_above_the_root_has_one_for_each_root_if_it_is_no_roots_own(tmp_path):
     root = tmp_path / "package"
     root.mkdir()
     assert folder_of_root("../baselines", root) == "../baselines/package"

@@ -10,6 +10,7 @@ import pytest
 from helpers.damage import DEPTHS, JSON, damaged, damages, nested, places
 from helpers.damage import with_value as text_with_value
 from helpers.sample_report import sample, with_updates
+from helpers.styled_lines import plain_text
 from helpers.terminal_results import sections
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.report.terminal import session_text
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 

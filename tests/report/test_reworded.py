@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from helpers.noted import noted
 from helpers.sample_report import sample
+from helpers.styled_lines import plain_text
 from helpers.terminal_results import (
     ALL,
     GROWN,
@@ -34,7 +35,6 @@ from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import failure_sections
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from helpers.sample_report import sample
+from helpers.styled_lines import plain_text
 from markdown_it import MarkdownIt
 
 from pytest_gpumem.report.item_properties import properties
@@ -15,7 +16,6 @@ from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.report.serialize import from_text, to_text
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import peak_cells, summary_table
 from pytest_gpumem.sizes import MIB
 

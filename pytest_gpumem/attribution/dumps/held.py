@@ -111,9 +111,7 @@ def blocks_with_tensors(segments: Iterable[Segment]) -> dict[int, _Block]:
         for block in segment.blocks:
             address = address if block.address is None else block.address
             if block.state == _ALLOCATED:
-                # torch up to 2.0 has the frames in the block's "history".
-                frames = block.frames or (block.history[0].frames if block.history else None)
-                live[address] = _Block(block.size, innermost_place(frames or ()))
+                live[address] = _Block(block.size, innermost_place(block.frames or ()))
             address += block.size
     return live
 

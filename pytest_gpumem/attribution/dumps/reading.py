@@ -28,12 +28,6 @@ class Frame(msgspec.Struct):
     line: Count
 
 
-class DumpedEvent(msgspec.Struct):
-    """Of a block's history, in snapshots of torch up to 2.0."""
-
-    frames: list[Frame] | None = None
-
-
 class DumpedBlock(msgspec.Struct):
     """A block of a segment."""
 
@@ -41,7 +35,6 @@ class DumpedBlock(msgspec.Struct):
     state: str
     address: Count | None = None
     frames: list[Frame] | None = None
-    history: list[DumpedEvent] | None = None
 
 
 class Segment(msgspec.Struct):

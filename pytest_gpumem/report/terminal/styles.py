@@ -42,11 +42,6 @@ def lines_of(text: str, style: Style = "") -> list[Line]:
     return [(StyledText(line, style),) for line in text.splitlines()]
 
 
-def plain_text(lines: Iterable[Line]) -> str:
-    """Return lines without their styles."""
-    return "\n".join("".join(part.text for part in line) for line in lines)
-
-
 def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
     """Return lines as the terminal can show them: with ``ascii_only`` all else is escaped."""
     if not ascii_only:

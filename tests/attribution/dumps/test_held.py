@@ -69,13 +69,6 @@ def test_without_a_history_the_end_is_told():
     assert held(snapshot([], [block(0, 1024, MODEL)])).at_peak is False
 
 
-def test_blocks_of_old_versions_of_torch_are_read():
-    old = {"size": 512, "state": "active_allocated", "history": [{"frames": [MODEL]}]}
-    data = snapshot([], [block(0, 1024)])
-    data["segments"][0]["blocks"] = [old, dict(old)]
-    assert held(data).places == {HEAD: 1024}
-
-
 @pytest.mark.parametrize(
     "name",
     [

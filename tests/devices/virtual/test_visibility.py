@@ -114,7 +114,7 @@ def test_other_frameworks_find_no_device_outside(torch):
 
 
 def test_torch_keeps_its_loader_its_spec_and_its_source(torch):
-    assert not IMPORTS.awaits("torch")
+    assert "torch" not in IMPORTS._calls
     assert [type(finder) for finder in sys.meta_path].count(ImportHooks) == 1
     for loader in (torch.__loader__, torch.__spec__.loader):
         assert type(loader).__name__ == "SourceFileLoader"
@@ -212,7 +212,7 @@ def test_the_hook_leaves_other_modules_and_a_missing_torch_alone(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert hook.find_spec("torch", None) is None
     assert sys.meta_path == [hook]
-    assert hook.awaits("torch")
+    assert "torch" in hook._calls
     assert called == []
 
 
@@ -234,7 +234,7 @@ def test_the_hook_calls_once_after_the_import(monkeypatch):
     assert steps == ["executed", "called", "the second as well"]
     assert module.__loader__ is own
     assert module.__spec__.loader is own
-    assert not hook.awaits("torch")
+    assert "torch" not in hook._calls
 
 
 def test_who_loads_it_before_the_plugin_gets_the_plugins_own(suite):

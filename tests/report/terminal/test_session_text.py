@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
+from helpers.styled_lines import plain_text
 from helpers.terminal_results import (
     BASE,
     BROKEN,
@@ -43,7 +44,6 @@ from pytest_gpumem.judge.verdict import Kind, Lookup, UpdateCommand
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import session_text, update_text
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import MIB

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
+from helpers.styled_lines import plain_text
 from helpers.terminal_results import (
     ALL,
     BEFORE,
@@ -28,7 +29,6 @@ from helpers.terminal_results import (
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.report.terminal import session_text
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 

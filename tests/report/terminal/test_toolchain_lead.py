@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from helpers.styled_lines import plain_text
 from helpers.terminal_results import BEFORE, MODULE, known, measured, peak, result
 
 from pytest_gpumem.judge.verdict import Kind, Policy
 from pytest_gpumem.measurement import Attribution, Breakdown
-from pytest_gpumem.report.terminal.styles import plain_text
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, moved_together, short_texts
 from pytest_gpumem.sizes import MIB
 
