@@ -114,7 +114,8 @@ def test_wheel_with_the_virtual_gpu_is_for_any_python_3_on_this_platform(wheel):
     tag = wheel.stem.split("-", 2)[2]
     assert f"Tag: {tag}\n" in text_in(wheel, "/WHEEL")
     assert "Root-Is-Purelib: false\n" in text_in(wheel, "/WHEEL")
-    assert names_in(wheel) >= {*LIBRARIES, "pytest_gpumem/py.typed"}
+    data = {"pytest_gpumem/py.typed", "pytest_gpumem/devices/cards.csv"}
+    assert names_in(wheel) >= {*LIBRARIES, *data}
     assert STATUS not in names_in(wheel)
 
 
