@@ -20,9 +20,9 @@ from pytest_gpumem.plugin.pytest_item import (
     unwatch_uses,
     watch_uses,
 )
+from pytest_gpumem.plugin.report_data import ATTRIBUTE, ReportData
 from pytest_gpumem.plugin.suites.defaults import defaults_of
 from pytest_gpumem.plugin.suites.hidden_skips import (
-    HIDDEN,
     hidden_skip,
     skip_decorated,
     skip_reason,
@@ -47,10 +47,6 @@ CALL_RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the report of its call had"""
 TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
 """an error of the tear-down whose frames were cleared, and the ``longrepr`` made before"""
-OF_MARKED: Final = "gpumem_marked"
-"""of a report that did not pass: its test is a marked one"""
-BESIDE_ERROR: Final = "gpumem_beside_error"
-"""of a report with results: it failed by an error of the test's own, which stays in sight"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
@@ -154,7 +150,7 @@ class ItemHooks:
             reason = skip_reason(report.longrepr)
             skip = hidden_skip(self.config, collector.path, reason, whole_file=True)
             if skip is not None and MARKER in collector.path.read_text("utf-8", "replace"):
-                report.__dict__[HIDDEN] = list(skip)
+                report.__dict__[ATTRIBUTE] = ReportData(hidden_skip=list(skip))
         return report
 
     # -- a test's protocol --
@@ -458,23 +454,22 @@ class ItemHooks:
             if self._phase_runs and report.skipped:  # a debugger is never to see such a subtest
                 self._forget_errors()
         nodeid = unique_nodeid(item)
-        if nodeid != report.nodeid:
-            report.__dict__["gpumem_nodeid"] = nodeid
+        data = ReportData() if nodeid == report.nodeid else ReportData(nodeid=nodeid)
         if not report.passed and is_marked(item):
-            report.__dict__[OF_MARKED] = True
+            data["marked"] = True
         own_error = self._show_own_error(item, call, report)
         results = item.stash.get(RESULTS, None)
         if report.skipped and is_marked(item) and (report.when == "setup" or skip_decorated(item)):
             skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
             if skip is not None:
-                report.__dict__[HIDDEN] = list(skip)  # execnet sends no other tuples
+                data["hidden_skip"] = list(skip)  # execnet sends no other tuples
         if results:
             from pytest_gpumem.report.serialize import to_text
 
-            report.__dict__["gpumem"] = to_text(results)
+            data["results"] = to_text(results)
             del item.stash[RESULTS]
             if own_error:
-                report.__dict__[BESIDE_ERROR] = True
+                data["own_error"] = True
                 report.sections.append(("GPU memory", self._failure_text(results)))
             crash = getattr(report.longrepr, "reprcrash", None)
             if (
@@ -486,4 +481,6 @@ class ItemHooks:
 
                 # pytest's short summary shows it; in CI all of it, the whole text once more.
                 crash.message = short_message(results)
+        if data:
+            report.__dict__[ATTRIBUTE] = data
         return report

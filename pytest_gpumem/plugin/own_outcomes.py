@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.plugin.report_data import data_of
 from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
 from pytest_gpumem.report.model import OwnOutcome
 
@@ -23,7 +24,7 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     Args:
         report: pytest's, of a phase that did not pass.
     """
-    nodeid = getattr(report, "gpumem_nodeid", report.nodeid)
+    nodeid = data_of(report).get("nodeid", report.nodeid)
     if report.skipped:
         if hasattr(report, "wasxfail"):
             return OwnOutcome(nodeid, "xfailed", report.wasxfail)

@@ -12,12 +12,12 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
-from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR, OF_MARKED
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
+from pytest_gpumem.plugin.report_data import data_of, has_verdict
 from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.plugin.suites import worker_commits
-from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, HiddenSkip
+from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
@@ -199,12 +199,13 @@ class GpuMemPlugin:
         if self._worker:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
-        outcome: Outcome = "failed" if hasattr(report, BESIDE_ERROR) else ""
+        data = data_of(report)
+        outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
-            getattr(report, "gpumem_nodeid", report.nodeid),
+            data.get("nodeid", report.nodeid),
             report.when or "",
             passed=report.passed and not hasattr(report, "wasxfail"),
-            data=getattr(report, "gpumem", None),
+            data=data.get("results"),
             expected=expected,
             outcome="xfail" if hasattr(report, "wasxfail") else outcome,
             worker=self._worker_of(report),
@@ -228,8 +229,7 @@ class GpuMemPlugin:
 
     def _add_own_outcome(self, report: pytest.TestReport) -> None:
         """Gather a marked test that its own code failed or skipped: reports list all tests."""
-        by_verdict = hasattr(report, "gpumem") and not hasattr(report, BESIDE_ERROR)
-        if hasattr(report, OF_MARKED) and not by_verdict:
+        if "marked" in data_of(report) and not has_verdict(report):
             from pytest_gpumem.plugin.own_outcomes import own_outcome
 
             outcome = own_outcome(report)
@@ -257,7 +257,7 @@ class GpuMemPlugin:
         self._add_hidden_skip(report)
 
     def _add_hidden_skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        fields = getattr(report, HIDDEN, None)
+        fields: Any = data_of(report).get("hidden_skip")
         if fields is not None and not self._worker:
             self.results.hidden_skips[report.nodeid] = HiddenSkip(*fields)
 
@@ -332,8 +332,7 @@ class GpuMemPlugin:
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
                     # Of a test that failed for another reason the report has no results.
-                    own_error = hasattr(report, BESIDE_ERROR)
-                    if report.nodeid in texts and hasattr(report, "gpumem") and not own_error:
+                    if report.nodeid in texts and has_verdict(report):
                         reports[index] = copy.copy(report)
                         reports[index].longrepr = BriefRepr(
                             texts[report.nodeid], report.longrepr, link
@@ -419,7 +418,7 @@ class GpuMemPlugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
         """Show a test's figures among its details in pytest-html's report."""
-        if hasattr(report, "gpumem"):
+        if "results" in data_of(report):
             from html import escape
 
             from pytest_gpumem.report.item_properties import property_lines

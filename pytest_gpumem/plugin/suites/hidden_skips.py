@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-HIDDEN: Final = "gpumem_hidden"
-"""of a report: the fields of a :class:`HiddenSkip`"""
 ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)
 """words of a reason that tell of a missing GPU"""
 
