@@ -134,7 +134,7 @@ def _page(report: Report, created: datetime, settings: Settings) -> str:
     from pytest_gpumem.report.page.html import page  # it needs jinja2
 
     name = ""
-    if settings.html is not None and settings.json is not None:
+    if settings.html is not None and settings.json is not None and settings.json_format == "report":
         name = Path(os.path.relpath(settings.json, settings.html.parent)).as_posix()
     return page(report, when=_minute(created), json_name=name)
 

@@ -175,9 +175,8 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(f"--html={arguments.html}", problem, remedy) from error
         name = ""
-        if arguments.json is not None:
-            place = os.path.relpath(arguments.json, os.path.dirname(arguments.html))  # noqa: PTH120
-            name = Path(place).as_posix()
+        if arguments.json is not None and arguments.format not in FORMATS:
+            name = Path(os.path.relpath(arguments.json, Path(arguments.html).parent)).as_posix()
         files[arguments.html] = [page(merged.report, when=_when(merged), json_name=name)]
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
