@@ -134,16 +134,12 @@ def _page(report: Report, created: datetime, settings: Settings) -> str:
     from pytest_gpumem.report.page.html import page  # it needs jinja2
 
     name = ""
-    if settings.html is not None and settings.json is not None and settings.json_format == "report":
+    if settings.html is not None and settings.json is not None:
         name = Path(os.path.relpath(settings.json, settings.html.parent)).as_posix()
     return page(report, when=_minute(created), json_name=name)
 
 
-def _json(report: Report, created: datetime, settings: Settings) -> str:
-    if settings.json_format != "report":
-        from pytest_gpumem.report.trackers.formats import FORMATS
-
-        return FORMATS[settings.json_format](report.results)
+def _json(report: Report, created: datetime, _settings: Settings) -> str:
     from pytest_gpumem.report.json_report import dumps
 
     return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))

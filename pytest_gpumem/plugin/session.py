@@ -83,7 +83,7 @@ class MemorySession:
             snapshot_always=settings.snapshot_when == "always",
             timelines=settings.html is not None,
             updating=settings.update_baselines,
-            reporting=settings.json is not None and settings.json_format == "report",
+            reporting=settings.json is not None,
         )
         self._explainer = Explainer(self.runner, explain_policy)
         strict = settings.provenance == "fail"

@@ -201,14 +201,6 @@ OPTIONS: Final = (
         file=OutputFile("JSON report", "gpumem.json"),
     ),
     Option(
-        "json_format",
-        "the format of the --gpumem-json file: report (every result), or only figures, for "
-        "trackers: github-action-benchmark (its customSmallerIsBetter) or bencher (Bencher "
-        "Metric Format)",
-        "report",
-        choices=("report", "github-action-benchmark", "bencher"),
-    ),
-    Option(
         "artifact",
         "the name of the CI artifact with the JSON report: failures then print the command "
         "that accepts their figures on another machine",
@@ -299,7 +291,6 @@ class Settings(NamedTuple):
     """where the page is to be written"""
     json: Path | None
     """where the JSON report is to be written"""
-    json_format: Literal["report", "github-action-benchmark", "bencher"]
     artifact: str
     """the name under which CI keeps the JSON report; "" where that is not known"""
     markdown: Path | None

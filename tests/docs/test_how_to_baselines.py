@@ -63,21 +63,17 @@ def test_a_run_is_compared_with_baselines_of_the_device_that_the_page_names(suit
 def test_services_get_their_files_by_the_commands_of_the_page(suite, gpumem, capsys):
     (workflow,) = blocks(TRACK, "yaml")
     suite.write("test_it.py", STEP)
-    action, bencher, (_, *report), *forms = (
-        re.search(r"run: (.*)", workflow)[1].split(),
-        commands(TRACK)[0],
-        *commands(TRACK)[2:],
-    )
-    assert suite.run(*action[1:]).ret == 0
-    path = suite.path / re.search(r"output-file-path: (.*)", workflow)[1]
-    rows = json.loads(path.read_text())
+    in_workflow = [line.split() for line in re.findall(r"run: (.*)", workflow)]
+    *by_hand, send = commands(TRACK)
+    output = re.search(r"output-file-path: (.*)", workflow)[1]
     assert "tool: customSmallerIsBetter" in workflow
+    assert send[-1] == output
+    made = []
+    for session, (_, *report, arrow, path) in (in_workflow, by_hand):
+        assert (arrow, path) == (">", output)
+        assert suite.run(*session[1:]).ret == 0
+        capsys.readouterr()  # what the session printed
+        made.append(json.loads(gpumem(*report)[1]))
+    rows, figures = made
     assert {row["unit"] for row in rows} == {"MiB"}
-    assert suite.run(*bencher[1:]).ret == 0
-    figures = json.loads(path.read_text())
-    assert commands(TRACK)[1][-1] == path.name
-    assert suite.run(*report).ret == 0
-    capsys.readouterr()  # what the sessions printed
-    made = [json.loads(gpumem(*words[1:])[1]) for words in forms]
-    assert made == [figures, rows]
     assert all(set(it) == {"peak-allocated", "peak-reserved"} for it in figures.values())

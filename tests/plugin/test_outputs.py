@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import pytest
@@ -199,16 +198,6 @@ def test_what_was_measured_before_a_stop_is_written(suite, monkeypatch, argument
     assert session.out.count("report written") == 2
     for path in (suite.path / "a.json", suite.path / "a.md", summary):
         assert has_results(path)
-
-
-@pytest.mark.parametrize("by", ["option", "ini"])
-def test_the_json_can_have_the_form_of_a_tracker(suite, by):
-    if by == "ini":
-        suite.write("pytest.ini", "[pytest]\ngpumem_json_format = bencher")
-    option = ["--gpumem-json-format=bencher"] if by == "option" else []
-    suite.run("--gpumem-json=f.json", *option, source=TWO)
-    figures = json.loads((suite.path / "f.json").read_text())
-    assert figures["test_it.py::test_fits on virtual-H100"]["peak-allocated"]["value"] > 0
 
 
 def test_each_file_that_an_option_names_has_a_writer():

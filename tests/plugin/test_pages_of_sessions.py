@@ -72,8 +72,6 @@ def test_a_page_of_too_many_results_links_the_json_report(suite, monkeypatch):
     merging = ["report", "all.json", "--html=report/merged.html", "--json=report/b.json"]
     assert main.main(merging) == 0
     assert page_of(suite, "report/merged.html").texts("a", href="b.json") == ["b.json"]
-    suite.run(OPTION, "--gpumem-json=all.json", "--gpumem-json-format=bencher", source=TWO)
-    assert page_of(suite).texts("a", href="../all.json") == []  # it has figures alone
 
 
 def test_without_the_option_there_is_no_page(suite):

@@ -192,8 +192,8 @@ class Trials:
         command = [
             *(str(environment.python.with_name("pytest")), *self._question.tests),
             *("-p", "no:cacheprovider", f"--gpumem-device={self._question.device}"),
-            *(f"--gpumem-json={report}", "--gpumem-json-format=report"),
-            *(f"--gpumem-baseline-dir={no_baselines}", "--gpumem-missing-baseline=note"),
+            *(f"--gpumem-json={report}", f"--gpumem-baseline-dir={no_baselines}"),
+            "--gpumem-missing-baseline=note",
             *("--gpumem-stale=note", "--gpumem-attribution=on", "--gpumem-github=off"),
         ]
         log = self._path(version, "pytest.log")

@@ -85,7 +85,7 @@ def session_accept_command(settings: Settings) -> str:
 
     There is one where CI keeps the session's JSON report.
     """
-    if settings.json is None or settings.json_format != "report":
+    if settings.json is None:
         return ""
     command = accept_command(settings.json.name, settings.artifact)
     if command or not in_ci():
