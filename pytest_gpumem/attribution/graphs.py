@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from pytest_gpumem.attribution.plain_tensors import gradient_of
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -43,10 +44,9 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
         tensor: with a graph or without.
         visited: nodes that are not walked over again; nodes of this graph are added.
     """
-    if tensor.is_leaf:
-        if tensor.grad is not None:
-            yield tensor.grad
-        return
+    gradient = gradient_of(tensor)
+    if gradient is not None:
+        yield gradient
     pending: list[Any] = [tensor.grad_fn]
     number = 0
     while pending and number < MAX_NODES:
@@ -63,8 +63,9 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
         leaf = getattr(node, "variable", None)  # of AccumulateGrad
         if leaf is not None:
             yield leaf
-            if leaf.grad is not None:
-                yield leaf.grad
+            gradient = gradient_of(leaf)
+            if gradient is not None:
+                yield gradient
         pending.extend(successor for successor, _ in node.next_functions)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.attribution.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.attribution.optimizer_watch import steps_around
-from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
+from pytest_gpumem.attribution.plain_tensors import gradient_of, place_of, plain_tensors
 from pytest_gpumem.attribution.recording import beginning, now
 from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import users_line
@@ -237,6 +237,7 @@ class Observer:
 
         @functools.wraps(apply)
         def _apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            __tracebackhide__ = True
             self._applying += 1
             try:
                 return apply(module, *args, **kwargs)
@@ -305,6 +306,7 @@ class Observer:
 
         @functools.wraps(run)
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            __tracebackhide__ = True
             self._see_retained(parameters.bind(*args, **kwargs).arguments)
             self._backwards += 1
             if self._backwards > 1:
@@ -341,6 +343,7 @@ class Observer:
 
         @functools.wraps(zero_grad)
         def _zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
+            __tracebackhide__ = True
             if not set_to_none and not self._compiling():
                 line = users_line(sys._getframe(1))
                 if line is not None and line not in self._recording.zeroed_gradients:
@@ -409,8 +412,9 @@ class Observer:
         gradients, names_of = [], []
         for reference, name in self._parameters.values():
             parameter = reference()
-            if parameter is not None and parameter.grad is not None:
-                gradients.append(parameter.grad)
+            gradient = None if parameter is None else gradient_of(parameter)
+            if gradient is not None:
+                gradients.append(gradient)
                 names_of.append(name)
         self._sweep("gradients", gradients, names_of)
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.attribution.plain_tensors import plain_tensors
+from pytest_gpumem.attribution.plain_tensors import gradient_of, plain_tensors
 from pytest_gpumem.collector import uncounted
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.wrapped_functions import WRAPPED
@@ -171,7 +171,7 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
         for param in group["params"]
         if param.requires_grad
     ]
-    without_gradient = [param for param in trained if param.grad is None]
+    without_gradient = [param for param in trained if gradient_of(param) is None]
     if len(without_gradient) == len(trained):
         return 0
     return sum(

@@ -1,4 +1,4 @@
-"""The plain tensors that a tensor subclass wraps: DTensor, torchao's, nested tensors."""
+"""Tensors behind a tensor: those that a subclass wraps (DTensor, torchao's), and its gradient."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
             return tensor.get_device(), tensor.untyped_storage().data_ptr()
         except (RuntimeError, NotImplementedError):
             return tensor.get_device(), 0
+
+
+def gradient_of(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's ``.grad``; PyTorch warns where that of another node's result is read."""
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
 def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:

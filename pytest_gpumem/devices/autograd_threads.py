@@ -128,6 +128,7 @@ def awaited_passes() -> Iterator[None]:
 
     def awaiting(run_backward: Callable[..., object]) -> Callable[..., object]:
         def run_and_wait(*args: object, **options: object) -> object:
+            __tracebackhide__ = True
             if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
                 NODE_NUMBERS.align()
             try:

@@ -80,6 +80,45 @@ def test_a_timeout_and_errors_for_warnings(suite):
     assert session.verdicts() == {"test_it": "out of memory"}
 
 
+def test_gradients_of_weights_that_are_results_warn_nobody(suite):
+    session = suite.run(
+        "-W",
+        "error",
+        source="""
+        @pytest.mark.gpu_memory
+        def test_it():
+            layer = torch.nn.Linear(512, 512, device="cuda")
+            weights = {name: weight * 1 for name, weight in layer.named_parameters()}
+            x = torch.zeros(4, 512, device="cuda")
+            torch.func.functional_call(layer, weights, (x,)).sum().backward()
+        """,
+    )
+    assert session.outcomes == {"passed": 1}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "y.backward()",
+        "y.sum().backward(); y.sum().backward()",
+        "torch.autograd.grad(y, x)",
+        "torch.nn.Linear(2, 2).to('nowhere')",
+    ],
+)
+def test_the_traceback_of_a_failed_step_has_no_frame_of_this_package(suite, step):
+    source = """
+    @pytest.mark.gpu_memory
+    def test_it():
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        y = x.exp()
+        STEP
+    """
+    session = suite.run("--tb=short", source=source.replace("STEP", step))
+    assert session.outcomes == {"failed": 1}
+    assert "RuntimeError" in session.out
+    assert "pytest_gpumem/" not in session.out
+
+
 def test_pytest_does_not_rewrite_the_plugins_modules(suite):
     """It takes as long as the rest of a short session, where nothing may cache the result."""
     # As pytest does with the files of an installed package that has a plugin.
