@@ -13,6 +13,7 @@ import functools
 import gc
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import PurePath
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 12
 """objects between a tensor and a name; modules in modules count as one"""
 MAX_MODULE_DEPTH: Final = 100
-MAX_TENSORS: Final = 200
-"""tensors to find holders for, the largest first"""
 MAX_OBJECTS: Final = 200
 """objects of one level from which the search climbs on, those of the largest tensors first"""
 MAX_VISITED: Final = 1_000
@@ -76,17 +75,21 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
         blocks: device and address of each block in question, and its bytes.
     """
     memories = kept_memory(blocks).values()
-    # All that one name holds is one holder's, described by the beginning that all ways to it share.
+    # Of several names that refer to a block, that counts which refers to most of all blocks: the
+    # list of all outputs, and not the variable that has the last one as well.
+    totals: Counter[str] = Counter()
+    for memory in memories:
+        totals.update(dict.fromkeys(memory.keepers(), memory.nbytes))
     groups: dict[str, list[tuple[Kept, Kept]]] = {}
     for memory in memories:
-        keeper = memory.keeper()
-        name = keeper.root or ", ".join(keeper.way) or UNNAMED
-        groups.setdefault(name, []).append((keeper, memory))
+        keepers = memory.keepers()
+        name = max(keepers, key=totals.__getitem__, default=", ".join(memory.way) or UNNAMED)
+        groups.setdefault(name, []).append((keepers.get(name, memory), memory))
     merged = []
     for name, members in groups.items():
         description = name
-        if members[0][0].root:
-            ways = [keeper.way for keeper, _ in members]
+        ways = [keeper.ways[name] for keeper, _ in members if name in keeper.ways]
+        if ways:  # all that one name holds is described by the beginning that all ways share
             shared = min(ways, key=len)
             while any(way[: len(shared)] != shared for way in ways):
                 shared = shared[:-1]
@@ -106,22 +109,23 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
 def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
     """Return the memory of all blocks, by device and address; those of one graph have an owner.
 
+    Nothing of a search stays: no object of the program's, and no reference cycle. Objects that were
+    frozen when the test began are not frozen again: the test's own garbage would be among them, and
+    never be collected.
+
     Args:
         blocks: device and address of each block in question, and its bytes.
     """
     gc.unfreeze()  # the collector tells nothing of frozen objects
-    try:
-        return _Climb(blocks).run()
-    finally:
-        gc.freeze()
+    return _Climb(blocks).run()
 
 
 class Kept:
     """Memory that one tensor keeps: its own, and of its graph what has no Python object."""
 
     __slots__ = (
-        *("blocks", "crossings", "graph", "graph_owner", "is_gradient", "nbytes", "owned"),
-        *("root", "sequence", "way"),
+        *("blocks", "graph", "graph_owner", "is_gradient", "nbytes", "owned"),
+        *("longest_way", "sequence", "ways"),
     )
 
     def __init__(self) -> None:
@@ -137,12 +141,20 @@ class Kept:
         """memory of a tensor that keeps this one by its graph, or as its gradient"""
         self.is_gradient = False
         """whether it is the gradient of a live leaf"""
-        self.root = ""
-        """the name that refers to the tensor"""
-        self.way: tuple[str, ...] = ()
-        """objects on the way from the name; without a name, on the longest way that was found"""
-        self.crossings: list[tuple[_Node, tuple[str, ...]]] = []
-        """objects that ways to other tensors had reached before, and the way down from there"""
+        self.ways: dict[str, tuple[str, ...]] = {}
+        """of each name that refers to the tensor, the objects on the way; the shortest way first"""
+        self.longest_way: tuple[str, ...] = ()
+        """objects on the longest way that was found"""
+
+    @property
+    def root(self) -> str:
+        """The name that refers to the tensor by the shortest way; "" where none does."""
+        return next(iter(self.ways), "")
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """Objects on the way from that name; without a name, on the longest way that was found."""
+        return self.ways.get(self.root, self.longest_way)
 
     @property
     def weight(self) -> int:
@@ -160,28 +172,20 @@ class Kept:
         self.nbytes += nbytes
         self.blocks += 1
 
-    def name_by_crossings(self) -> bool:
-        """Take the name that another tensor's way has found; return whether it was taken now."""
-        if self.root:
-            return False
-        for node, words in self.crossings:
-            if not node.memory.root:
-                continue
-            # The other way's names are those above the crossing, and those below it.
-            below = len(tuple(filter(None, node.words)))
-            above = node.memory.way[: max(0, len(node.memory.way) - below)]
-            self.root, self.way = node.memory.root, (*above, *filter(None, words))
-            return True
-        return False
+    def owners(self) -> Iterator[Kept]:
+        """Yield this, and then what keeps the one before by a graph."""
+        kept: Kept | None = self
+        while kept is not None:
+            yield kept
+            kept = kept.graph_owner
+
+    def keepers(self) -> dict[str, Kept]:
+        """Return all names that keep the memory, each with what it refers to; the nearest first."""
+        return {name: kept for kept in reversed([*self.owners()]) for name in kept.ways}
 
     def keeper(self) -> Kept:
         """Return this, or where it has no name, the first with a name that keeps it by a graph."""
-        passed: list[Kept] = []
-        keeper = self
-        while not keeper.root and keeper.graph_owner is not None and keeper not in passed:
-            passed.append(keeper)
-            keeper = keeper.graph_owner
-        return keeper if keeper.root else self
+        return next((kept for kept in self.owners() if kept.root), self)
 
 
 class _Node:
@@ -209,19 +213,23 @@ class _Climb:
         self._level = self._tensors()
         self._climbed: dict[int, _Node] = {}
         """of each object from which the search has climbed on, by its id: the first way to it"""
+        self._crossings: list[tuple[Kept, _Node, tuple[str, ...]]] = []
+        """memory whose way has reached such an object, that, and the way down from there"""
         # Some libraries put objects into sys.modules that are no modules.
         entries: list[Any] = list(sys.modules.values())
         self._globals = {
             id(vars(module)): module for module in entries if isinstance(module, ModuleType)
         }
         self._locals: dict[int, str] = {}
-        for top in sys._current_frames().values():
-            frame: FrameType | None = top
-            while frame is not None:
+        frames: list[FrameType | None] = [*sys._current_frames().values()]
+        while frames:
+            frame = frames.pop()
+            if frame is not None:
                 code = frame.f_code
                 if is_users(code.co_filename) and code.co_flags & inspect.CO_OPTIMIZED:
                     self._locals.update(_locals_of(frame))
-                frame = frame.f_back
+                frames.append(frame.f_back)
+        # No variable may refer to this frame itself: it would be a cycle, with all that it has.
         self._parents = _parents()
 
     def _tensors(self) -> list[_Node]:
@@ -237,12 +245,8 @@ class _Climb:
             if place in by_place:  # another view of the same memory may have the name
                 nodes.append(_Node(tensor, None, by_place[place], ()))
         nodes += self._graph_nodes(tensors, by_place)
-        nodes.sort(key=lambda node: -node.memory.weight)
         self._kept = by_place
-        # With those of tensors that keep others by their graphs, and are in no block in question.
-        self._memories = [*by_place.values()]
-        self._memories += [node.memory for node in nodes if not node.memory.nbytes]
-        return nodes[:MAX_TENSORS]
+        return nodes
 
     def _graph_nodes(self, tensors: list[Tensor], by_place: dict[Place, Kept]) -> list[_Node]:
         """Give blocks the owners of their graphs; return nodes for owners without a block."""
@@ -267,7 +271,7 @@ class _Climb:
                     block = by_place.setdefault(place, Kept())
                     block.nbytes, block.blocks = self._blocks[place], 1
                     block.is_gradient |= tensor.is_leaf
-                    if block.graph_owner is None and block is not memory:
+                    if block.graph_owner is None and block not in memory.owners():
                         block.graph_owner = memory
                         memory.owned += block.nbytes
                         keeps = True
@@ -277,21 +281,15 @@ class _Climb:
 
     def run(self) -> dict[Place, Kept]:
         """Return the memory of all blocks, each with a name, or with the longest way to it."""
-        climbed = 0
         self._look_at_locals(self._level)
         for _ in range(MAX_DEPTH):
-            # Where a level has too many, the largest come first; ties as the collector has them.
-            nodes = [node for node in self._level if not node.memory.root]
-            nodes.sort(key=lambda node: -node.memory.weight)
-            nodes = nodes[: min(MAX_OBJECTS, MAX_VISITED - climbed)]
-            if not nodes:
+            targets = self._targets()
+            if not targets:
                 break
-            climbed += len(nodes)
-            self._level = self._referrers(nodes)
+            self._level = self._referrers(targets)
             self._look_at_locals(self._level)
-        self._level = []
         # A name may pass from one to the next by several crossings.
-        while any(memory.name_by_crossings() for memory in self._memories):
+        while self._name_by_crossings():
             pass
         for place, size in self._blocks.items():
             if place not in self._kept:  # the driver's, a library's, or kept by C++ alone
@@ -299,21 +297,47 @@ class _Climb:
                 memory.add(size)
         return self._kept
 
+    def _targets(self) -> list[object]:
+        """Return the objects of the level from which the search climbs on."""
+        weights: dict[int, int] = {}
+        values: dict[int, object] = {}
+        for node in self._level:
+            if not node.memory.ways:
+                key = id(node.value)
+                weights[key] = weights.get(key, 0) + node.memory.weight
+                values[key] = node.value
+        # Where a level has too many, the largest come first; ties as the collector has them.
+        keys = sorted(weights, key=lambda key: -weights[key])
+        return [values[key] for key in keys[: min(MAX_OBJECTS, MAX_VISITED - len(self._climbed))]]
+
+    def _name_by_crossings(self) -> bool:
+        """Give memory the names that another way has found; return whether any was given."""
+        given = False
+        for memory, node, words in self._crossings:
+            if memory.ways or not node.memory.ways:
+                continue
+            # The other way's names are those above the crossing, and those below it.
+            below = len(tuple(filter(None, node.words)))
+            above = node.memory.way[: max(0, len(node.memory.way) - below)]
+            memory.ways[node.memory.root] = (*above, *filter(None, words))
+            given = True
+        return given
+
     def _look_at_locals(self, level: Iterable[_Node]) -> None:
         for node in level:
             name = self._locals.get(id(node.value))
             if name is not None:
                 _name(node, name)
 
-    def _referrers(self, nodes: list[_Node]) -> list[_Node]:
-        """Return the referrers of the objects of a level, where these have no name."""
+    def _referrers(self, targets: list[object]) -> list[_Node]:
+        """Return the referrers of some objects of the level, with all nodes that they refer to."""
         below: dict[int, list[_Node]] = {}
-        for node in nodes:
+        for node in self._level:
             below.setdefault(id(node.value), []).append(node)
-            self._climbed.setdefault(id(node.value), node)
+        for target in targets:
+            self._climbed.setdefault(id(target), below[id(target)][0])
         above: list[_Node] = []
-        targets = [group[0].value for group in below.values()]
-        skipped = {id(container) for container in (targets, self._level, nodes, below, above)}
+        skipped = {id(container) for container in (targets, self._level, below, above)}
         for referrer in gc.get_referrers(*targets):
             # This search's own containers, records and frames refer to the objects as well.
             if id(referrer) in skipped or isinstance(referrer, (_Node, _Climb, Kept)):
@@ -326,7 +350,8 @@ class _Climb:
                     if earlier is None:
                         self._visit(referrer, node, above)
                     elif earlier.memory is not node.memory:
-                        node.memory.crossings.append((earlier, _words(referrer, node)))
+                        self._crossings.append((node.memory, earlier, _words(referrer, node)))
+        referrer = None  # it may be this frame
         return above
 
     def _visit(self, referrer: object, node: _Node, above: list[_Node]) -> None:
@@ -351,16 +376,13 @@ class _Climb:
             referrer = self._parents[id(referrer)]
             words = (type(referrer).__name__,)
         way = tuple(filter(None, words))
-        if not node.memory.root:
-            node.memory.way = max(node.memory.way, way, key=len)
+        node.memory.longest_way = max(node.memory.longest_way, way, key=len)
         above.append(_Node(referrer, node.value, node.memory, words))
 
 
 def _name(node: _Node, root: str) -> None:
-    """Note the name of a tensor's memory: the first is the shortest."""
-    if not node.memory.root:
-        node.memory.root = root
-        node.memory.way = tuple(filter(None, node.words))
+    """Note a name of a tensor's memory: the first way to it is the shortest."""
+    node.memory.ways.setdefault(root, tuple(filter(None, node.words)))
 
 
 def _words(referrer: object, node: _Node) -> tuple[str, ...]:

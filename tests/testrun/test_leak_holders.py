@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from helpers.marked_sessions import LEAKS, leaked
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.attribution.plain_tensors import place_of
-from pytest_gpumem.attribution.referrers import UNNAMED, holders
+from pytest_gpumem.attribution.referrers import MAX_OBJECTS, UNNAMED, Kept, _Climb, _Node, holders
 
 KEEPERS = {
     "attribute history of Trainer, list of 1": (
@@ -157,3 +159,58 @@ def test_memory_without_a_name_comes_last_however_much_it_is(torch):
         del small
     assert named.text.startswith("local variable small of test_memory_without_a_name_comes_last")
     assert (unnamed.text, unnamed.nbytes) == (UNNAMED, 1 << 30)
+
+
+@pytest.fixture
+def device(torch):
+    """A virtual GPU that is open."""
+    with virtual_card(CARD_80GIB) as device:
+        device.open(CARD_80GIB, 1)
+        yield device
+
+
+@pytest.mark.usefixtures("device")
+def test_a_search_keeps_no_object_and_no_memory(torch):
+    layer = torch.nn.Linear(1024, 1024, device="cuda")
+    kept, alive = [], []
+    for _ in range(3):
+        tensor = torch.empty(1 << 20, device="cuda")
+        box = [tensor, layer, *kept[-1:]]  # ways that cross
+        kept.append(box)
+        alive.append(weakref.ref(tensor))
+    del tensor, box
+    before = torch.cuda.memory_allocated()
+    gc.collect()
+    gc.disable()  # what a cycle keeps would stay
+    try:
+        blocks = {place_of(reference()): 4 << 20 for reference in alive}
+        (holder,) = holders(blocks)
+        assert (holder.nbytes, holder.blocks) == (12 << 20, 3)
+        assert torch.cuda.memory_allocated() == before
+        assert gc.get_freeze_count() == 0
+        kept.clear()
+        assert [reference() for reference in alive] == [None] * 3
+        assert torch.cuda.memory_allocated() == before - (12 << 20)
+        assert not any(type(value) in (Kept, _Node, _Climb) for value in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("device")
+def test_all_of_a_long_list_is_the_lists(torch):
+    kept = [torch.empty(128, device="cuda") for _ in range(MAX_OBJECTS * 3)]
+    (holder,) = holders({place_of(tensor): 512 for tensor in kept})
+    assert holder.text.startswith("local variable kept of test_all_of_a_long_list_is_the_lists,")
+    assert holder.blocks == MAX_OBJECTS * 3
+
+
+@pytest.mark.usefixtures("device")
+def test_of_two_names_the_one_with_more_of_the_blocks_has_them(torch):
+    kept = []
+    for _ in range(3):
+        last = torch.empty(1 << 20, device="cuda")
+        kept.append(last)
+    (holder,) = holders({place_of(tensor): 4 << 20 for tensor in kept})
+    assert holder.text.startswith("local variable kept of ")
+    assert holder.blocks == 3
+    assert last is kept[-1]
