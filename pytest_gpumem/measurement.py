@@ -374,7 +374,7 @@ class Measurement(Hinted):
     slope: Slope | None = None
     """of a test that runs with several batch sizes; its peaks are those of the largest"""
     steps: tuple[tuple[int, ...], ...] = ()
-    """for each device, the memory allocated after each step, with ``steady=True``"""
+    """for each device, the memory in use after each step, with ``steady=True``"""
     left: tuple[int, ...] = ()
     """for each device, the memory that stayed after the tear-down; empty if not requested"""
     device_use: tuple[DeviceUse, ...] = ()

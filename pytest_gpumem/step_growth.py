@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MIN_STEPS: Final = 4
-"""steps without which nothing can be told"""
-WARM: Final = 1
-"""index of the step after which nothing may grow any more: optimizers' state, workspaces and caches
-come to life in the first, and what the first left is freed in the second"""
+"""steps without which nothing can be told: two in the last half, and two before"""
 
 
 class Growth(NamedTuple):
-    """Memory that grows from step to step, in bytes."""
+    """Memory that still grows when the last step ends, in bytes."""
 
     initial: int
-    """allocated after the second step"""
+    """after the first half of the steps"""
     final: int
-    """allocated after the last step"""
+    """after the last step"""
     rises: tuple[int, ...]
-    """the growth of each later step; 0 for a step without growth"""
+    """the change in each step of the last half"""
 
 
-def growth(allocated: Sequence[int]) -> Growth | None:
-    """Return the growth of memory; None where it stopped, or where any later step shrank it.
+def last_half(steps: int) -> int:
+    """Return the index of the step that the last half of the steps follows."""
+    return steps - steps // 2 - 1
+
+
+def growth(levels: Sequence[int]) -> Growth | None:
+    """Return the growth of memory in the last half of the steps; None where it has stopped.
+
+    Memory still grows if it rose in both quarters of that half, each time by more than it fell
+    again anywhere in the half. So a cache may fill in the first half, and may fill once later; and
+    steps of different sizes are no growth. A leak in each k-th step is one if there are 4 k steps.
 
     Args:
-        allocated: bytes after each step.
+        levels: bytes after each step.
     """
-    levels = allocated[WARM:]
-    rises = tuple(late - early for early, late in pairwise(levels))
-    # A leak never shrinks; memory that goes up and down is a cache, or the collector's work.
-    if not any(rises) or min(rises) < 0:
+    if len(levels) < MIN_STEPS:
         return None
-    single = sum(rise > 0 for rise in rises) == 1
-    # A single rise is a cache that was filled; in the last step alone it may be a leak's first.
-    if single and not rises[-1]:
+    half = levels[last_half(len(levels)) :]
+    # What a step leaves for good is the lowest level from there on.
+    lows = [*accumulate(reversed(half), min)][::-1]
+    fall = max(level - low for level, low in zip(half, lows, strict=True))
+    middle = len(half) // 2
+    if min(lows[middle] - lows[0], lows[-1] - lows[middle]) <= fall:
         return None
-    return Growth(levels[0], levels[-1], rises)
+    return Growth(half[0], half[-1], tuple(late - early for early, late in pairwise(half)))

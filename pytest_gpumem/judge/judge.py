@@ -314,20 +314,21 @@ def _growing(case: Case) -> Verdict | None:
         return None
     grown, device = max(growths, key=lambda item: item[0].final - item[0].initial)
     rises = [rise for rise in grown.rises if rise]
-    number, of = len(rises), len(grown.rises)
+    half, steps = len(grown.rises), len(case.measurement.steps[device])
+    amount = f"{format_size(grown.final - grown.initial)} in the"
     if len(set(rises)) == 1:
-        amount = f"{format_size(rises[0])} in "
-        amount += f"each of {of} steps" if number == of else f"{number} of {of} steps"
-    else:
-        amount = f"{format_size(sum(rises))} in {of} steps"
+        each = "each" if len(rises) == half else str(len(rises))
+        amount = f"{format_size(rises[0])} in {each} of the"
+    amount += f" last {half} of {steps} steps"
     moved = f"{format_size(grown.initial)} -> {format_size(grown.final)}"
     finding = f"allocated memory grew by {amount}{case.on_device(device)} ({moved})"
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)
     verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True)
     advice = (
-        "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); if "
-        "memory stops growing later, run more steps"
+        "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); steady=True "
+        "tests whether memory grew in both quarters of the last half of the steps: if a cache is "
+        "full after n steps, run 2 n steps or more"
     )
     return replace(verdict, advice=advice)
 

@@ -8,6 +8,7 @@ peak, may differ between a test alone and the same test in a session.
 from __future__ import annotations
 
 import gc
+from operator import add, sub
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.collector import Uncounted, keep_for_reuse
@@ -25,12 +26,18 @@ MIN_SHARE: Final = 1000
 class GarbageWatch:
     """Sees how much device memory each collection frees."""
 
-    def __init__(self, allocated: Callable[[], int]) -> None:
-        """Watch; ``allocated`` returns the bytes that are allocated now, on all devices."""
+    def __init__(self, allocated: Callable[[], list[int]]) -> None:
+        """Watch; ``allocated`` returns the bytes that are allocated now, one figure a device."""
         self._allocated = allocated
-        self._at_start = 0
+        self._at_start: list[int] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the collections until now."""
         self.most = 0
         """bytes that the collection that freed most did free"""
+        self.freed: list[int] = []
+        """bytes that all collections freed, one figure a device; empty before the first one"""
 
     def start(self) -> None:
         """Watch from now on."""
@@ -46,7 +53,9 @@ class GarbageWatch:
             if phase == "start":
                 self._at_start = self._allocated()
             else:
-                self.most = max(self.most, self._at_start - self._allocated())
+                freed = [*map(sub, self._at_start, self._allocated())]
+                self.most = max(self.most, sum(freed))
+                self.freed = [*map(add, self.freed or [0] * len(freed), freed)]
                 if info["generation"] == FULL:
                     keep_for_reuse()
 

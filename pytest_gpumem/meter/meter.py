@@ -97,8 +97,8 @@ class Meter:
         # They refer to the meter weakly: in a cycle, a meter would be garbage that the next one's
         # collection finds, and then a second one follows.
         meter = weakref.proxy(self)
-        self.steps = Steps(lambda: [peak.allocated for peak in meter.counted()])
         self._garbage = GarbageWatch(partial(Meter._allocated, meter))
+        self.steps = Steps(lambda: [peak.allocated for peak in meter.counted()], self._garbage)
         self._steady = steady
         self._optimizers = OptimizerWatch(
             partial(Meter._before_step, meter), partial(Meter._after_step, meter)
@@ -182,7 +182,7 @@ class Meter:
         held = [current_in(stats) for stats in all_stats]
         WATCH.start(self._isolation.own_of)
         self.steps.forget()
-        self._garbage.most = 0
+        self._garbage.forget()
         self._use.start([peak.reserved for peak in held])
         self._loops_before = LOOPS.begun - LOOPS.alive
         self.host.start()
@@ -200,9 +200,9 @@ class Meter:
 
     # -- reading --
 
-    def _allocated(self) -> int:
-        """Return the bytes that are allocated now on all devices, foreign memory included."""
-        return sum(current_in(stats).allocated for stats in self._isolation.stats())
+    def _allocated(self) -> list[int]:
+        """Return the bytes that are allocated now on each device, foreign memory included."""
+        return [current_in(stats).allocated for stats in self._isolation.stats()]
 
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
@@ -511,6 +511,10 @@ class Meter:
     def records(self) -> bool:
         """Whether a recording is under way."""
         return self._recorder is not None
+
+    def recorded_so_far(self) -> Recording | None:
+        """Return the recording until now, which goes on; None if none is under way."""
+        return self._recorder.so_far() if self._recorder else None
 
     def recording(self) -> Recording | None:
         """End the recording and return it; None if none is under way."""

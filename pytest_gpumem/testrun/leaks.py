@@ -1,29 +1,23 @@
-"""Leaks: memory that a test leaves behind, and growth from step to step; found and judged."""
+"""Leaks: memory that a test leaves behind; found and judged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
-from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.referrers import holders
-from pytest_gpumem.attribution.sites import sites
-from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.judge import judge_left
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.step_growth import MIN_STEPS, WARM, growth
+from pytest_gpumem.testrun.growth_search import block_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Measurement, Site
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
@@ -34,64 +28,6 @@ Place = tuple[int, int]
 MAX_SHARE: Final = 8
 """a test that left more than one part in so many of the device's memory is not run again: the
 second run would have to fit beside that"""
-
-# -- growth --
-
-
-def require_steps(run: Run) -> None:
-    """Refuse to judge a test that is to be steady and has too few steps.
-
-    Raises:
-        SpecError: it has too few.
-    """
-    number = len(run.meter.steps.allocated)
-    if run.spec.steady and number < MIN_STEPS:
-        raise SpecError(
-            "steady=True",
-            f"the test had {number} steps, and growth needs {MIN_STEPS} or more steps (a "
-            "step ends with optimizer.step())",
-            "run more steps; without an optimizer, call gpu_memory.step() after each step",
-        )
-
-
-def with_growth(
-    run: Run, measurement: Measurement, recording: Recording | None, root: Path
-) -> Measurement:
-    """Return a test's measurement, with the lines that allocate the growth of its steps."""
-    steps = run.meter.steps
-    growths = [growth(allocated) for allocated in measurement.steps]
-    grown = [step.final - step.initial if step else 0 for step in growths]
-    largest = max(grown, default=0)
-    if not run.spec.steady or not largest:
-        return measurement
-    device, times = grown.index(largest), steps.times
-
-    def outlived(block: Block) -> bool:
-        """Whether a block was allocated after the first steps and outlived the next one."""
-        ends = [time for time in times if time >= block.time]
-        return block.time > times[WARM] and len(ends) > 1 and block.end_time > ends[1]
-
-    lines: tuple[Site, ...] = ()
-    if recording is not None:
-        lines = _sites(recording, run.meter.devices[device], outlived, root)
-    return replace(measurement, stayed=Stayed(device, largest, lines, steps.holders))
-
-
-def _sites(
-    recording: Recording, device: int, leaked: Callable[[Block], bool], root: Path
-) -> tuple[Site, ...]:
-    """Return the source lines of the blocks that leaked."""
-    if recording.overflowed:
-        return ()
-    scene = Blocks(recording, device)
-    # Blocks that were live before the recording have no line.
-    origins = [
-        origin_of(scene, block) for block in scene.blocks if block.start >= 0 and leaked(block)
-    ]
-    return sites(origins, root)[:MAX_SITES]
-
-
-# -- memory that is left --
 
 
 class _Leftover(NamedTuple):
@@ -173,8 +109,14 @@ def _stayed(run: Run, left: _Leftover, recording: Recording | None, root: Path) 
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
 
-    def stays(block: Block) -> bool:
-        return block.end is None and (device, block.address) in blocks
-
-    lines = _sites(recording, device, stays, root) if recording else ()
+    lines = block_sites(
+        recording,
+        device,
+        lambda history: {
+            block: block.size
+            for block in history
+            if block.end is None and (device, block.address) in blocks
+        },
+        root,
+    )
     return Stayed(index, left.sizes[index], lines, holders(blocks))

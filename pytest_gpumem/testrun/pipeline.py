@@ -16,7 +16,7 @@ from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun import batch_sizes, leaks
+from pytest_gpumem.testrun import batch_sizes, growth_search, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
 from pytest_gpumem.testrun.explain import Explanations, ran_again
@@ -220,7 +220,7 @@ class Pipeline:
     def _explain(self, case: EndedTest) -> None:
         """Tell where the peaks come from, if that is told of every test, or the test runs on."""
         run, spec = case.run, case.run.spec
-        leaks.require_steps(run)
+        growth_search.require_steps(run)
         explains = self._explainer.explains(spec)
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
         if explains or (runs_on and run.meter.records):
@@ -229,9 +229,12 @@ class Pipeline:
             self._leak_recording = case.explanations.recording
 
     def _find_growth(self, case: EndedTest) -> None:
-        """Tell which lines allocate the growth from step to step."""
-        recording, whole = case.explanations.recording, case.measured[""][1]
-        case.update_whole(leaks.with_growth(case.run, whole, recording, self._runner.root))
+        """Tell what grows from step to step: a test whose memory grows runs again."""
+        explanations, whole = case.explanations, case.measured[""][1]
+        recording = explanations.recording if self._explainer.enabled else None
+        case.update_whole(
+            growth_search.with_growth(self._runner, case.item, case.run, whole, recording)
+        )
 
     def _run_batch_sizes(self, case: EndedTest) -> None:
         """Run the test with its other batch sizes, where it declares several."""
