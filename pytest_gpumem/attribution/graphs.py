@@ -97,6 +97,7 @@ def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN40
             hook = getattr(entry, "unpack_hook", None)
             yield from packed_objects([content, *[hook] * (id(hook) not in visited)])
             visited.add(id(hook))
+    yield from packed_objects(getattr(node, "__dict__", {}).values())  # of a Function's own ctx
 
 
 class Saved(NamedTuple):

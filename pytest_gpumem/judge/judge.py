@@ -336,11 +336,12 @@ def _growing(case: Case) -> Verdict | None:
 def _of_which(measurement: Measurement) -> str:
     """Return the line that allocated most of the leaked memory; "" where that is not known."""
     stayed = measurement.stayed
-    site = stayed.sites[0] if stayed and stayed.sites else None
-    if site is None or not site.path:
+    if stayed is None or not stayed.sites or not stayed.sites[0].path:
         return ""
-    size = format_size(site.nbytes)
-    return f", of which {site_name(site)} {size} in {blocks_text(site.blocks)}"
+    site = stayed.sites[0]
+    words = f", of which {site_name(site)} {format_size(site.nbytes)} in {blocks_text(site.blocks)}"
+    shrank = sum(each.nbytes for each in stayed.sites) - stayed.nbytes
+    return words + (f", less {format_size(shrank)} of other memory" if shrank > 0 else "")
 
 
 def _held_by(measurement: Measurement) -> Iterator[Note]:

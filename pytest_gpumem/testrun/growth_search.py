@@ -195,24 +195,24 @@ def grown_blocks(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block
     came.sort(key=lambda block: -block.time)
     grown = {block: block.size for block in came}
     for kind in (_stack_and_size, _stack, _size):
-        for block, replaced in _pairs(came, went, kind):
-            grown[block] -= replaced.size
-            came.remove(block)
-            went.remove(replaced)
+        pairs = _pairs(came, went, kind)
+        grown |= {block: _size(block) - _size(replaced) for block, replaced in pairs.items()}
+        came = [block for block in came if block not in pairs]
+        went = [*{*went} - {*pairs.values()}]
     last = [block for block in came if block.time > ends[-2].time]
-    for block, like in _pairs(last, likes, _stack_and_size):
+    for block, like in _pairs(last, likes, _stack_and_size).items():
         grown[like] = grown.pop(block)
     return {block: nbytes for block, nbytes in grown.items() if nbytes > 0}
 
 
 def _pairs(
     blocks: Iterable[Block], others: Iterable[Block], key: Callable[[Block], object]
-) -> list[tuple[Block, Block]]:
+) -> dict[Block, Block]:
     """Return pairs of blocks with the same key, each block in one pair at most."""
     waiting: defaultdict[object, list[Block]] = defaultdict(list)
     for block in others:
         waiting[key(block)].append(block)
-    return [(block, alike.pop()) for block in blocks if (alike := waiting[key(block)])]
+    return {block: alike.pop() for block in blocks if (alike := waiting[key(block)])}
 
 
 def _stack(block: Block) -> tuple[tuple[Any, Any], ...]:
@@ -220,11 +220,12 @@ def _stack(block: Block) -> tuple[tuple[Any, Any], ...]:
 
 
 def _size(block: Block) -> int:
-    return block.size
+    """Return a block's bytes without a remainder, which the next block may have or not."""
+    return block.size - block.unsplit
 
 
 def _stack_and_size(block: Block) -> tuple[object, ...]:
-    return _stack(block), block.size
+    return _stack(block), _size(block)
 
 
 def _lines(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+
+from helpers.random_growth import mistake, random_program
 
 from pytest_gpumem.attribution.history_replay import Block
 from pytest_gpumem.meter.step_watch import StepEnd
@@ -66,3 +69,16 @@ def test_blocks_of_an_earlier_run_that_are_freed_replace_nothing():
     assert grown(*earlier, *[block(step, 1, step) for step in (5, 6, 7, 8)]) == [
         (step, 1, step) for step in (5, 6, 7, 8)
     ]
+
+
+def test_random_programs_have_the_holder_and_the_line_that_were_planted(suite):
+    """As python -m benchmarks.reports.growth_holders, which runs more of them."""
+    programs = {f"test_{seed}.py": random_program(seed) for seed in range(100, 141, 4)}
+    programs |= {f"test_{seed}.py": random_program(seed, steady=True) for seed in (1, 2)}
+    for name, program in programs.items():
+        (suite.path / name).write_text(program.source)
+    suite.run("--gpumem-json=r.json")
+    for result in json.loads((suite.path / "r.json").read_text())["results"]:
+        program = programs.pop(result["nodeid"].partition("::")[0])
+        assert mistake(program, result) == "", program.source
+    assert not programs
