@@ -38,13 +38,17 @@ class Steps:
         """Watch; ``allocated`` returns the bytes that are allocated now, one figure a device."""
         self._allocated_now = allocated
         self._garbage = garbage
-        self.search: Callable[[list[StepEnd]], None] | None = None
-        """of a second run: is called with the ends so far, at each; garbage is collected before"""
+        self.search: Callable[[int], None] | None = None
+        """of a second run: is called with the number of each step as it ends; garbage is collected
+        before"""
+        self._devices = 1
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.ends: list[StepEnd] = []
+        self._noted: list[float] = []
+        """of each end the time, and the figures of all devices: a list of pairs would be counted by
+        Python's garbage collector, which then would run earlier than without ``steady``"""
         self._marked_by_test = False
         self._first: weakref.ref[Optimizer] | None = None
 
@@ -68,11 +72,27 @@ class Steps:
         if self.search is not None:
             collect_garbage()
         with Uncounted():
-            allocated = tuple(self._allocated_now())
-            freed = tuple(self._garbage.freed or [0] * len(allocated))
-            self.ends.append(StepEnd(now(), allocated, freed))
+            allocated = self._allocated_now()
+            self._devices = len(allocated)
+            freed = self._garbage.freed or [0] * self._devices
+            self._noted += (now(), *allocated, *freed)
         if self.search is not None:
-            self.search(self.ends)
+            self.search(len(self._noted) // self._width)
+
+    @property
+    def _width(self) -> int:
+        return 1 + 2 * self._devices
+
+    @property
+    def ends(self) -> list[StepEnd]:
+        """The ends so far."""
+        starts = range(0, len(self._noted), self._width)
+        rows = [self._noted[at : at + self._width] for at in starts]
+        figures = [(time, [int(number) for number in numbers]) for time, *numbers in rows]
+        return [
+            StepEnd(time, tuple(numbers[: self._devices]), tuple(numbers[self._devices :]))
+            for time, numbers in figures
+        ]
 
     def by_device(self) -> tuple[tuple[int, ...], ...]:
         """Return the bytes allocated after each step, for each device."""

@@ -149,10 +149,11 @@ class _Search:
         self.holders: dict[int, tuple[Holder, ...]] = {}
         """by the index of a device"""
 
-    def look(self, ends: Sequence[StepEnd]) -> None:
-        """Search, if this is the end of the last step."""
-        if len(ends) == self._steps:
-            self.find(ends, self._run.meter.recorded_so_far())
+    def look(self, step: int) -> None:
+        """Search, if the last step ends."""
+        if step == self._steps:
+            meter = self._run.meter
+            self.find(meter.steps.ends, meter.recorded_so_far())
 
     def find(self, ends: Sequence[StepEnd], recording: Recording | None) -> None:
         """Search the holders of the blocks of the last half of the steps that are alive now."""

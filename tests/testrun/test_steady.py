@@ -91,6 +91,15 @@ def test_garbage_is_no_growth_and_counts_for_the_peak(suite):
     assert "what grew from step to step was garbage in reference cycles" in session.flat
 
 
+def test_pythons_collector_runs_as_it_does_without(suite):
+    body = ["for _ in range(400):", "    Trainer()", "    gpu_memory.step()"]
+    head = CYCLES.replace("mib(64)", "mib(1)")
+    plain = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="")
+    session = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="steady=True")
+    assert session.figures() == plain.figures()
+    assert plain.figures()["test_it"][0] < 400  # some was collected
+
+
 def test_a_leak_beside_garbage_is_told_without_it(suite):
     body = [
         "for _ in range(8):",
