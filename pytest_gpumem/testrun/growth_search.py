@@ -84,6 +84,7 @@ def with_growth(
         return measurement
     search = _Search(run, growing, len(ends))
     search.find(ends, recording)  # what has outlived the test; most local variables have not
+    outliving = dict(search.holders)
     second: Recording | None = None
     steps.search = search.look
     try:
@@ -101,10 +102,11 @@ def with_growth(
     if not largest:
         return _noted(measurement, GARBAGE_ALONE) if is_alike else measurement
     index = grown.index(largest)
-    found = search.holders.get(index, ())
+    found = (search.holders if is_alike else outliving).get(index, ())
     lines: tuple[Site, ...] = ()
     if recording is not None:
-        lines = _lines(run, index, second, steps.ends) or _lines(run, index, recording, ends)
+        lines = _lines(run, index, second, steps.ends) if is_alike else ()
+        lines = lines or _lines(run, index, recording, ends)
     measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
     if is_alike:
         return _noted(measurement, ran_again("what makes its memory grow"))

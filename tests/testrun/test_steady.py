@@ -100,6 +100,26 @@ def test_pythons_collector_runs_as_it_does_without(suite):
     assert plain.figures()["test_it"][0] < 400  # some was collected
 
 
+@pytest.mark.parametrize("second", ["raise ValueError", "steps = 9"])
+def test_where_the_second_run_is_another_the_first_tells_what_it_can(suite, second):
+    body = [
+        "steps, kept = 8, []",
+        "CALLS.append(1)",
+        "if len(CALLS) == 2:",
+        f"    {second}",
+        "for _ in range(steps):",
+        "    kept.append(mib(1)); HISTORY.append(mib(2))",
+        "    gpu_memory.step()",
+    ]
+    head = f"{LOOP}\nCALLS = []"
+    session = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="steady=True")
+    grew = "grew by 3.00 MiB in each of the last 4 of 8 steps (12.00 MiB -> 24.00 MiB), of which"
+    assert grew in session.flat
+    assert "(mib) 12.00 MiB in 8 blocks" in session.flat
+    assert "held by global variable HISTORY of test_it.py (list of 8): 8.00 MiB" in session.flat
+    assert "some of the memory that grew may be garbage in reference cycles" in session.flat
+
+
 def test_a_leak_beside_garbage_is_told_without_it(suite):
     body = [
         "for _ in range(8):",
