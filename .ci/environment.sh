@@ -8,13 +8,12 @@
 #   PYTHON=python3.12        the Python to make .venv with (unset: python3, or the one .venv has)
 #   GPUMEM_VENV=.venv-3.12   another folder than .venv, from the project's root
 
-env_purpose=$1
-for env_driver in /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg; do
-    [ "$env_purpose" = tests ] || [ ! -e "$env_driver" ] || env_purpose=examples-on-gpu
-done
-
 unset CDPATH
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+env_purpose=$1
+if [ "$env_purpose" = examples ] && "${PYTHON:-python3}" -I "$root/pytest_gpumem/devices/driver.py" >/dev/null 2>&1; then
+    env_purpose=examples-on-gpu
+fi
 env_name=${GPUMEM_VENV:-.venv}
 case $env_name in /*) venv=$env_name ;; *) venv=$root/$env_name ;; esac
 env_stamp=$venv/.pytest-gpumem-stamp

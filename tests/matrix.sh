@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests and all examples with each Python and torch that are promised, and records a row of each in
-# benchmarks/results/matrix.txt. Rows that are not run again stay as they are there, with their own date and commit.
+# Runs all tests and all examples with each Python and torch that are promised, and the tests of devices once more beside
+# a stub of NVIDIA's driver (tests/helpers/driver_stub.py); records a row of each in benchmarks/results/matrix.txt. Rows that are not run again stay as they are there, with their own date and commit.
 #
 #   bash tests/matrix.sh                       all rows, one after another
 #   bash tests/matrix.sh 3.10 torch-2.6.0      these
@@ -108,18 +108,23 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
     fi
     workers=${WORKERS:-$(($(getconf _NPROCESSORS_ONLN) + 1))}
     lines=
-    for name in examples tests; do
-        local paths=(-o "testpaths=$name")
-        [ "$name" = examples ] || [ "${#tests[@]}" -eq 0 ] || paths=("${tests[@]}")
+    mkdir -p "$made/driver"
+    PYTHONPATH=tests:. "$venv/bin/python" -m helpers.driver_stub "$made/driver" || return
+    for name in examples tests beside-a-driver; do
+        local paths=(-o "testpaths=$name") found=${LD_LIBRARY_PATH:-}
+        case $name in
+            tests) [ "${#tests[@]}" -eq 0 ] || paths=("${tests[@]}") ;;
+            beside-a-driver) paths=(tests/devices) found=$made/driver${found:+:$found} ;;
+        esac
         # The page is written once the table is complete: until then they differ.
         paths+=(--deselect tests/docs/test_matrix.py::test_the_page_says_what_the_table_says)
         status=0
-        PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv "$venv/bin/pytest" -q -p no:cacheprovider -n "$workers" "${paths[@]}" 2>&1 |
+        PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv LD_LIBRARY_PATH=$found "$venv/bin/pytest" -q -p no:cacheprovider -n "$workers" "${paths[@]}" 2>&1 |
             tee "$made/$name.log" || status=$?
         line=$(closing "$made/$name.log")
         [ "$status" -eq 0 ] || failed=1
         [ -n "$line" ] || line="did not come to an end (exit status $status)"
-        lines+="    $name: $line"$'\n'
+        lines+="    ${name//-/ }: $line"$'\n'
         lines+=$(grep -E "^(FAILED|ERROR) (tests|examples)/" "$made/$name.log" | sed 's/\x1b\[[0-9;]*m//g; s/^/        /')$'\n'
     done
     {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
@@ -99,12 +100,13 @@ class CudaDevice:
         """Return None: a GPU's properties are known to its driver only."""
 
     def driver(self) -> str:
-        """Return the kernel module's version ("580.159.03"), "unknown" if unreadable."""
+        """Return the driver's version ("580.159.03"), "unknown" where it cannot be read."""
         import torch
 
-        module = "amdgpu" if torch.version.hip else "nvidia"
+        if not torch.version.hip:
+            return driver.version()
         try:
-            return Path(f"/sys/module/{module}/version").read_text(encoding="ascii").strip()
+            return Path("/sys/module/amdgpu/version").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return "unknown"
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.driver import visible_gpus
 from pytest_gpumem.devices.sharing.xdist_order import take_turns
-from pytest_gpumem.devices.virtual.device import VirtualDevice, real_gpu_expected
+from pytest_gpumem.devices.torch_build import installed_torch
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.devices.virtual.environment import INHERITED
 from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ RUN_CARD: Final = "GPUMEM_RUN_CARD"
 """variables by which ``gpumem run`` hands its device and card to pytest sessions in its program"""
 DEFAULT_CARD: Final = "H100"
 """the virtual GPU's card where none is named"""
+AMD_FILE: Final = Path("/dev/kfd")
+"""the device file by which programs use AMD's driver (ROCm's documentation on containers)"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         return Choice(None, "switched off by --gpumem-device=none")
     loaded = VirtualDevice.loaded()
     named = loaded is not None and loaded.named is not None  # by use_virtual_gpu()
-    if kind == "cuda" or (kind == "auto" and real_gpu_expected() and not named):
+    if kind == "cuda" or (kind == "auto" and not named and real_gpu_expected()):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     try:
@@ -59,3 +66,23 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         if kind == "virtual":
             return Choice(None, str(error), demanded=True)
         return Choice(None, f"there is no GPU here, and no virtual GPU: {error}")
+
+
+def real_gpu_expected() -> bool:
+    """Return whether this machine has a GPU for the installed torch, and does not hide it.
+
+    It is AMD's for a build of torch for ROCm, else NVIDIA's.
+    """
+    if INHERITED in os.environ:
+        return False  # a marked test, or gpumem run, has started this process: it sees no driver
+    # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
+    variables = ["CUDA_VISIBLE_DEVICES"]
+    amd = False
+    if AMD_FILE.exists():
+        # Asking for torch may load the virtual GPU: only where AMD's driver is.
+        build = installed_torch()
+        amd = build is not None and build.hip is not None
+        variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if amd else []
+    if any(os.environ.get(name, "0").strip() in {"", "-1"} for name in variables):
+        return False
+    return amd or visible_gpus().expected

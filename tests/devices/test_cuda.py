@@ -115,12 +115,17 @@ def test_it_stays_visible_and_cannot_grow(gpu):
     assert device.notes(Path()) == []
 
 
-def test_the_drivers_version_is_read_where_the_kernel_tells_it(monkeypatch, tmp_path):
+def test_the_drivers_version_is_told_by_its_library_and_amd_s_by_the_kernel(
+    torch, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("pytest_gpumem.devices.driver.version", lambda: "580.159.03")
+    assert CudaDevice().driver() == "580.159.03"
+    monkeypatch.setattr(torch.version, "hip", "7.2.26015")
     version = tmp_path / "version"
     monkeypatch.setattr(cuda, "Path", lambda name: version)
     assert CudaDevice().driver() == "unknown"
-    version.write_text("580.159.03\n")
-    assert CudaDevice().driver() == "580.159.03"
+    version.write_text("6.12.12\n")
+    assert CudaDevice().driver() == "6.12.12"
 
 
 def test_before_its_first_use_it_is_asked_for_by_nvml_and_opened_once(gpu, monkeypatch):

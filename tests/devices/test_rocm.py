@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices import torch_build
+from pytest_gpumem.devices import select, torch_build
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.driver import VisibleGpus
 from pytest_gpumem.devices.torch_build import TorchBuild, installed_torch
 from pytest_gpumem.devices.virtual import device as virtual
 from pytest_gpumem.meter.provenance import provenance
@@ -17,9 +18,10 @@ HIP = TorchBuild("2.15.0+rocm7.2", None, "7.2.26015")
 def amd_machine(monkeypatch, tmp_path):
     """A machine with AMD's driver and no other, and a build of torch for it."""
     (tmp_path / "kfd").touch()
-    monkeypatch.setattr(virtual, "AMD_FILES", (str(tmp_path / "kfd"),))
-    monkeypatch.setattr(virtual, "NVIDIA_FILES", (str(tmp_path / "nvidiactl"),))
-    monkeypatch.setattr(virtual, "installed_torch", lambda: HIP)
+    monkeypatch.setattr(select, "AMD_FILE", tmp_path / "kfd")
+    monkeypatch.setattr(select, "visible_gpus", VisibleGpus)
+    for module in (select, virtual):
+        monkeypatch.setattr(module, "installed_torch", lambda: HIP)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -35,18 +37,18 @@ def test_the_file_of_such_a_build_is_read(monkeypatch, tmp_path):
 
 
 def test_a_real_gpu_is_taken_where_amd_s_driver_is(amd_machine, monkeypatch):
-    assert virtual.real_gpu_expected()
+    assert select.real_gpu_expected()
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
-    assert not virtual.real_gpu_expected()
+    assert not select.real_gpu_expected()
     monkeypatch.delenv("HIP_VISIBLE_DEVICES")
-    monkeypatch.setattr(virtual, "installed_torch", lambda: TorchBuild("2.15.0", "13.2"))
-    assert not virtual.real_gpu_expected()  # a CUDA build sees no AMD GPU
+    monkeypatch.setattr(select, "installed_torch", lambda: TorchBuild("2.15.0", "13.2"))
+    assert not select.real_gpu_expected()  # a CUDA build sees no AMD GPU
 
 
 def test_a_process_with_an_inherited_virtual_gpu_expects_no_other_one(amd_machine, monkeypatch):
     """The session's HIP_VISIBLE_DEVICES may have hidden the others, and the process lacks it."""
     monkeypatch.setenv("GPUMEM_VIRTUAL", "2:13020:92000:00")
-    assert not virtual.real_gpu_expected()
+    assert not select.real_gpu_expected()
 
 
 def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpumem.devices.virtual.device import real_gpu_expected
+from pytest_gpumem.devices.select import real_gpu_expected
 
 HERE = Path(__file__).parent
 FAKE = "GPUMEM_FAKE_GPU"

@@ -18,8 +18,9 @@ from helpers.paths import ROOT, TESTS
 from helpers.warm import HANGS, warm_python
 from pytest_gpumem.devices.autograd_threads import await_autograd
 from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.select import real_gpu_expected
 from pytest_gpumem.devices.virtual import native
-from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
+from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import allocator_stats, current, peak_in, settle

@@ -17,6 +17,7 @@ else:
 
 SCRIPT = (ROOT / ".ci/environment.sh").read_text(encoding="utf-8")
 FILES = (".ci/environment.sh", ".ci/constraints.txt", ".ci/examples.txt")
+DRIVER = "pytest_gpumem/devices/driver.py"
 UNREACHABLE = "Failed to resolve 'index.example' ([Errno -2] Name or service not known)"
 RETRY = (
     "WARNING: Retrying (Retry(total=%d, read=None)) after connection broken by "
@@ -156,6 +157,7 @@ case "$*" in
     echo made >>pip ;;
 *"-m pip "*) echo "$*" | sed 's/.*pip-version-check install //' >>pip ;;
 *print*) echo 3.11 ;;
+*pytest_gpumem/devices/driver.py) exit 1 ;; # no GPU
 esac
 """
 TOOLS = "-c .ci/constraints.txt pip setuptools wheel"
@@ -192,8 +194,8 @@ def test_the_examples_are_set_up_without_nvidias_packages_and_the_tests_add_all(
 
 def test_with_a_real_gpu_the_examples_have_nvidias_packages(asked, copy):
     assert asked("examples") == ["made", TOOLS, LIGHT, OWN]
-    script = copy / ".ci/environment.sh"
-    script.write_text(script.read_text("utf-8").replace("/dev/nvidiactl", "/dev/null"))
+    python = copy / "noting-python"
+    python.write_text(PYTHON.replace(f"*{DRIVER}) exit 1", f"*{DRIVER}) exit 0"))
     assert asked("examples") == [TOOLS, EXAMPLES]
     assert asked("examples") == []
     assert asked("tests") == [TOOLS, ALL]

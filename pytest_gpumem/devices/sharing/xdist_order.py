@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.devices.driver import visible_gpus
 from pytest_gpumem.devices.nvml import import_nvml
 from pytest_gpumem.devices.torch_build import torch_is_imported
 
@@ -28,22 +27,6 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 WORKERS: Final = "PYTEST_XDIST_WORKER_COUNT"
 MIG: Final = "MIG-"
 """the beginning of a MIG instance's name in that list"""
-SLOW_S: Final = 60
-"""seconds that a driver may take to begin"""
-
-# cuda.h: CUresult cuInit(unsigned int), cuDeviceGetCount(int *), cuDeviceGet(CUdevice *, int),
-# cuDeviceGetName(char *, int, CUdevice). CUDA reads the variable when it begins, once a process,
-# and knows the meaning of a list (order, MIG, invalid entries): another process asks it.
-LIST_GPUS: Final = """
-import ctypes, sys
-cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-number, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
-    for index in range(number.value):
-        assert cuda.cuDeviceGet(ctypes.byref(device), index) == 0
-        assert cuda.cuDeviceGetName(name, len(name), device) == 0
-        print(name.value.hex())
-"""
 
 
 def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -63,7 +46,7 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
     if instances:
         environment[VISIBLE] = instances[number % len(instances)]
         return
-    turned = turn(visible, names(environment), number, workers)
+    turned = turn(visible, visible_gpus(environment).names, number, workers)
     if turned is not None:
         environment[VISIBLE] = turned
 
@@ -147,15 +130,3 @@ def own_instance(environment: Mapping[str, str] = os.environ) -> str:
     """Return the MIG instance that this process sees; "" where it sees whole GPUs."""
     first = environment.get(VISIBLE, "").partition(",")[0].strip()
     return first if first.startswith(MIG) else ""
-
-
-def names(environment: Mapping[str, str]) -> list[str]:
-    """Return the name of each GPU that CUDA sees, none where asking fails."""
-    command = [sys.executable, "-I", "-c", LIST_GPUS]
-    try:
-        process = subprocess.run(
-            command, env=dict(environment), capture_output=True, timeout=SLOW_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return process.stdout.decode("ascii", "replace").split()

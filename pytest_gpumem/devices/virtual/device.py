@@ -36,7 +36,7 @@ from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cublas_workspace import cublas_workspace
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
-from pytest_gpumem.devices.virtual.environment import INHERITED, adapted
+from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
@@ -201,6 +201,13 @@ class VirtualDevice:
                 "python setup.py build_ext --inplace"
             )
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
+        if not library.finds_driver():
+            raise DeviceError(
+                WHAT,
+                "a driver's libcuda.so.1 was loaded into this process before",
+                "load the virtual GPU before other libraries that use CUDA (pytest -p gpumem ...), "
+                "and leave libcuda.so.1 out of LD_PRELOAD",
+            )
         stubs = supply_missing_libraries()
         library.report_to(saved_stderr())
         library.set_card(card)
@@ -250,8 +257,6 @@ class VirtualDevice:
             self.workspaces.convolutions.set_version(cudnn)
             if any(name.startswith(CUDNN) for name in self.stubs):
                 self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
-            # PyTorch looks for NVML once, in whatever code asks its driver for something first.
-            self.library.load_driver()
         keep_no_timed_plans(torch)
         if torch.version.cuda and not is_compared(torch.__version__):
             self._unanswered = self.linked_functions().sentence(torch.__version__)
@@ -544,29 +549,3 @@ def _info(card: Card) -> DeviceInfo:
         sm_count=card.sm_count,
         context=card.context,
     )
-
-
-NVIDIA_FILES: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-AMD_FILES: Final = ("/dev/kfd",)
-"""files that a driver makes; on a machine with both, torch's build decides which GPUs it sees"""
-
-
-def real_gpu_expected() -> bool:
-    """Return whether a driver is on this machine and its GPUs are not hidden.
-
-    For a build of torch for AMD's ROCm it is AMD's driver, else NVIDIA's.
-    """
-    if INHERITED in os.environ:
-        return False  # a marked test, or gpumem run, has started this process: it sees no driver
-    # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
-    variables = ["CUDA_VISIBLE_DEVICES"]
-    driver_files: tuple[str, ...] = NVIDIA_FILES
-    if any(Path(path).exists() for path in AMD_FILES):
-        # Asking for torch may load the virtual GPU: only where AMD's driver is.
-        build = installed_torch()
-        if build is not None and build.hip is not None:
-            variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
-            driver_files = AMD_FILES
-    if any(os.environ.get(name, "0").strip() in {"", "-1"} for name in variables):
-        return False
-    return any(Path(path).exists() for path in driver_files)

@@ -264,8 +264,8 @@ class NativeLibrary:
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
-        # PyTorch looks NVRTC's functions up in that library alone, so it has to be this one
-        self._compilers = [ctypes.CDLL(str(path)) for path in native.NVRTC]
+        # Libraries open these by name: cuBLASLt the driver's during the import of torch.
+        self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
         self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p
         self._lib.gpumem_unsupported_name.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
         self._lib.gpumem_describe.restype = ctypes.c_char_p
@@ -310,7 +310,6 @@ class NativeLibrary:
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._lib.gpumem_begin_apart.argtypes = [ctypes.c_int]
-        self._by_name: list[ctypes.CDLL] = []
 
     def _function(self, name: str, returns: Any, *takes: Any) -> Any:  # noqa: ANN401 - of ctypes
         """Return a function that is called without a frame of Python's, for each operator."""
@@ -337,10 +336,14 @@ class NativeLibrary:
         self._lib.gpumem_set_terminal(fd)
         atexit.register(self._lib.gpumem_set_terminal, -1)  # Python ends: no library ended it
 
-    def load_driver(self) -> None:
-        """Load the libraries that frameworks open by name: libcuda.so.1, libnvidia-ml.so.1."""
-        if not self._by_name:
-            self._by_name = [ctypes.CDLL(str(path)) for path in (native.DRIVER, native.NVML)]
+    def finds_driver(self) -> bool:
+        """Return whether libcuda.so.1 is this library to all that look for that name.
+
+        It is a driver's where another library has opened that one before.
+        """
+        driver = self._by_name[native.OPENED_BY_NAME.index(native.DRIVER)]
+        # The dynamic linker looks through the loaded libraries first, in their order.
+        return ctypes.CDLL(native.DRIVER.name)._handle == driver._handle
 
     def set_versions(self, cuda: int, cudnn: int) -> None:
         """Set CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)."""

@@ -135,7 +135,6 @@ def missing_libraries(folder: Path) -> list[str]:
     """
     beside = {path.name: path for path in sorted(folder.glob("*.so*"))}
     needed_paths = [path for name, path in beside.items() if OWN.match(name)]
-    # The native library's own: the driver is loaded once torch has been imported.
     present = {path.name for path in (*needed_paths, *native.ALL)}
     missing = set()
     for path in needed_paths:  # which grows

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.driver_stub import SYSTEM_DRIVER_MISMATCH, write_driver
 from helpers.left_out import need_cudnn, need_libraries
 from helpers.light import SITE, light_environment
 from helpers.paths import ROOT
@@ -303,9 +304,6 @@ DRIVER_IS_THERE = """
 import ctypes
 from pathlib import Path
 
-from pytest_gpumem.devices.virtual import device
-
-device.NVIDIA_FILES = (__file__,)
 cdll = ctypes.CDLL.__init__
 
 def noting(self, name, *arguments, **options):
@@ -323,8 +321,10 @@ def pytest_unconfigure():
 
 @pytest.mark.parametrize("is_light", [False, True], ids=["all packages", "light"])
 def test_with_a_driver_of_a_real_gpu_nothing_of_the_virtual_one_is_loaded(
-    light, tmp_path, is_light
+    light, tmp_path, is_light, monkeypatch
 ):
+    write_driver(tmp_path, SYSTEM_DRIVER_MISMATCH)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     (tmp_path / "driver_is_there.py").write_text(DRIVER_IS_THERE, encoding="utf-8")
     (tmp_path / "test_steps.py").write_text(STEPS, encoding="utf-8")
     if not is_light:

@@ -109,7 +109,6 @@ def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         library = NativeLibrary()
-        library.load_driver()
         library.show(1)
         runtime = ctypes.CDLL(sys.argv[1])
         print(runtime.cudaFree(None))

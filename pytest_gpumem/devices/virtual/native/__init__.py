@@ -15,7 +15,9 @@ NVML = FOLDER / "libnvidia-ml.so.1"
 NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 STUB = FOLDER / "libgpumem_stub.so"
 """in the place of CUDA libraries that are not installed"""
-ALL = (LIBRARY, DRIVER, NVML, *NVRTC)
+OPENED_BY_NAME = (DRIVER, NVML, *NVRTC)
+"""libraries that others open by their SONAMEs, where a driver's would be found"""
+ALL = (LIBRARY, *OPENED_BY_NAME)
 """loaded into a process"""
 LINKED = FOLDER / "libcuda.so"
 """the driver's name for compilers (``-lcuda``): a copy of its shell, as wheels hold no links"""
