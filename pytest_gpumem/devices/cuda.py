@@ -11,6 +11,7 @@ from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
+from pytest_gpumem.devices.memory_cap import set_memory
 from pytest_gpumem.devices.sharing.gpu_locks import locked
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
@@ -157,6 +158,9 @@ class CudaDevice:
                 f"{properties.name} has only {format_size(properties.total_memory)}",
                 "run this test on a larger GPU, or write --gpumem-device=virtual",
             )
+        for index in range(self.first, self.first + count):
+            total = self.cap_total(index)
+            set_memory(index, total if card is None else card.total_memory, total)
         return DeviceInfo(
             kind="cuda",
             name=properties.name,

@@ -68,6 +68,8 @@ class Watch:
         self._peaks = dict.fromkeys(devices, 0)
         self._outside = dict.fromkeys(devices, 0)
         """the most besides PyTorch's memory that came since the beginning, as far as it was seen"""
+        self._others = dict.fromkeys(devices, 0)
+        """bytes of other processes at the beginning, as far as they are known"""
 
     def used(self, device: int) -> int:
         """Return the bytes that are in use on a device now."""
@@ -82,6 +84,10 @@ class Watch:
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
         self._besides = {device: used - own for (device, used), own in pairs}
+        self._others = {
+            device: self.other_processes(device, own).nbytes
+            for device, own in zip(self.devices, reserved, strict=True)
+        }
         self._outside = dict.fromkeys(self.devices, 0)
 
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:  # noqa: ARG002 - the account's
@@ -102,6 +108,7 @@ class Watch:
         for device, segments in zip(self.devices, reserved, strict=True):
             processes = self.other_processes(device, segments)
             growth = self.used(device) - segments - self._besides[device]
+            growth -= processes.nbytes - self._others[device]  # a neighbour's is not this process's
             figures.append(
                 DeviceUse(
                     peak=self._peaks[device],

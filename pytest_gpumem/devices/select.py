@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.driver import visible_gpus
 from pytest_gpumem.devices.sharing.xdist_order import take_turns
 from pytest_gpumem.devices.torch_build import installed_torch
@@ -53,6 +54,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     first = rank.local_rank if rank else 0
     if kind == "none":
         return Choice(None, "switched off by --gpumem-device=none")
+    GRAPHS.watch()
     loaded = VirtualDevice.loaded()
     named = loaded is not None and loaded.named is not None  # by use_virtual_gpu()
     if kind == "cuda" or (kind == "auto" and not named and real_gpu_expected()):

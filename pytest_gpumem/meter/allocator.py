@@ -18,6 +18,7 @@ from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.pinned import empty_pinned_cache
+from pytest_gpumem.meter.plugs import WORKSPACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +152,7 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
     for device in measured:
         torch.cuda.synchronize(device)
     if any(current(device).reserved for device in measured):
-        torch._C._cuda_clearCublasWorkspaces()
+        WORKSPACES.clear(measured)
     # a collection takes a tenth of a second where many modules are loaded: only if it can help
     left = any(current(device).allocated for device in measured)
     if left and (needs_collection is None or needs_collection()):

@@ -300,6 +300,7 @@ class ItemHooks:
             with self._phase():
                 run.warm_up(marked)
                 yield
+                run.await_kernels()
         except BaseException as error:
             self._report_error(item, error)
             raise

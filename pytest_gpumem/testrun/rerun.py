@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.children import CHILDREN
+from pytest_gpumem.devices.cuda_graphs import GRAPHS
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun.child_processes import child_notes
@@ -73,6 +76,8 @@ class Runner:
         self._nodeid = ""
         self._session_values = self._values = values
         """which are computed for the test that runs"""
+        self._broken: DeviceError | None = None
+        """the error of all later tests, once an error has left CUDA unusable in this process"""
 
     def begin(
         self,
@@ -101,6 +106,11 @@ class Runner:
         if device is None:
             return
 
+        if device.kind == "cuda":  # no other code uses a virtual GPU that is hidden now
+            self._look_at_cuda("a test before this one")
+        if self._broken is not None:
+            raise self._broken
+
         def progress(line: str) -> None:
             self._progress(f"{nodeid}: {line}")
 
@@ -116,6 +126,26 @@ class Runner:
             run.start()
         self.run, self._nodeid = run, nodeid
         activate(run.meter)
+
+    def _look_at_cuda(self, culprit: str) -> None:
+        """End captures, and note whether CUDA refuses every call, as after an illegal address.
+
+        Args:
+            culprit: what has run since the last look.
+        """
+        torch = sys.modules.get("torch")
+        if self._broken is not None or torch is None or not torch.cuda.is_initialized():
+            return
+        GRAPHS.end_captures()
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            self._broken = DeviceError(
+                "the CUDA device",
+                f"an error in {culprit} left CUDA unusable in this process "
+                f"({str(error).splitlines()[0]})",
+                "correct that test; until then run it in a session of its own (--deselect)",
+            )
 
     @contextmanager
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
@@ -173,6 +203,11 @@ class Runner:
         from pytest_gpumem.meter.block import deactivate
 
         deactivate(run.meter)
+        self._look_at_cuda(self._nodeid)
+        if self._broken is not None:
+            with suppress(RuntimeError):
+                run.close()
+            return
         with suppress(Exception):  # the device may be in no state to answer
             leftover = sum(self.left_by(run))
             if leftover > 0:

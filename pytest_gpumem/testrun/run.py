@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -155,6 +156,24 @@ class Run:
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())
+
+    @property
+    def on_real_gpu(self) -> bool:
+        """Whether kernels run, after the calls that launch them have returned."""
+        return self.device.kind == "cuda"
+
+    def await_kernels(self) -> None:
+        """Wait for the kernels of the test on real GPUs.
+
+        Raises:
+            RuntimeError: of PyTorch, the error of a kernel: it is the test's, whose last line
+                may have ended before.
+        """
+        __tracebackhide__ = True
+        torch = sys.modules.get("torch")
+        if self.on_real_gpu and torch is not None and torch.cuda.is_initialized():
+            for number in self.meter.devices:
+                torch.cuda.synchronize(number)
 
     def close(self) -> None:
         """Let go of the device."""

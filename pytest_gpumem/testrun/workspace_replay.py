@@ -36,9 +36,9 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import current, peak_in
-from pytest_gpumem.meter.isolation import Plugs
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 from pytest_gpumem.meter.peaks import minus, plus
+from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.testrun.allocator_script import SHARED, TOO_MANY, NoRangeError, ScriptReader
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from helpers.virtual_gpu import GIB, MIB, virtual_card, virtual_device
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.memory_cap import CAPS, SET_FRACTION
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
@@ -71,6 +72,21 @@ def test_a_named_card_must_have_no_more_than_the_gpu(gpu):
     assert device.open(CARDS["T4"], 1).name == CARDS["A100-40GB"].device_name
     with pytest.raises(DeviceError, match="card 'H100'.*larger GPU"):
         device.open(CARDS["H100"], 1)
+
+
+def test_a_fraction_that_a_test_sets_is_of_the_named_card_s_memory(gpu, monkeypatch):
+    import torch
+
+    device, fractions = CudaDevice(), []
+    device.open(CARDS["T4"], 1)
+    monkeypatch.setitem(CAPS._real, SET_FRACTION, lambda value, _: fractions.append(value))
+    total, card = CARDS["A100-40GB"].total_memory, CARDS["T4"].total_memory
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    assert int(fractions[-1] * total) == card // 2
+    device.open(None, 1)
+    assert int(fractions[-1] * total) == total // 2
+    monkeypatch.undo()
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_more_gpus_than_there_are_cannot_be_had(gpu):

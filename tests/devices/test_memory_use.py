@@ -204,6 +204,21 @@ def test_a_device_that_others_use_is_said_to_be_shared(gpu, monkeypatch, process
     assert nvml.open == 0
 
 
+def test_a_neighbour_s_growth_is_not_this_process_s(gpu, monkeypatch):
+    nvml = Nvml(processes=[(ME, 500 * MIB), (7, GIB)])
+    monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
+
+    def grow(own, others):
+        nvml.used = 3 * GIB + own + others
+        nvml.processes = [(ME, 500 * MIB + own), (7, GIB + others)]
+
+    device = CudaDevice()
+    info = device.open(None, 1)
+    assert measured(device, info, lambda: grow(0, GIB)).device_use[0].outside == 0
+    grow(0, 0)
+    assert measured(device, info, lambda: grow(30 * MIB, GIB)).device_use[0].outside == 30 * MIB
+
+
 def fail(*_):
     raise Nvml.NVMLError
 

@@ -30,7 +30,9 @@ def rows_of(text):
     for part in parts:
         head = re.match(r"(\S+) +Python [\d.]+ +torch (\d+\.\d+)", part)
         if head is not None:
-            closings = re.findall(r"^ +(?:examples|tests|beside a driver): (.*)", part, re.MULTILINE)
+            closings = re.findall(
+                r"^ +(?:examples|tests|beside a driver): (.*)", part, re.MULTILINE
+            )
             passed = [re.match(r"\d+ passed", closing) is not None for closing in closings]
             rows.append(Row(head[1], head[2], len(passed) > 1 and all(passed)))
     return rows

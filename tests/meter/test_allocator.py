@@ -18,7 +18,7 @@ from pytest_gpumem.meter.allocator import (
     reset_peaks,
     settle,
 )
-from pytest_gpumem.meter.isolation import Plugs
+from pytest_gpumem.meter.plugs import Plugs
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_what_others_free_meanwhile_does_not_shift_what_the_test_reads(device, m
 def test_a_room_that_rounded_requests_do_not_fit_is_told():
     code = """
     import torch
-    from pytest_gpumem.meter.isolation import Plugs
+    from pytest_gpumem.meter.plugs import Plugs
     left = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
     plugs = Plugs(1)
     plugs.fill()  # 17 MiB are free, and a request of as much is one of 20

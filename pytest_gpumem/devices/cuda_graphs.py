@@ -1,0 +1,102 @@
+"""The CUDA graphs of this process: the blocks that live graphs may use, and unended captures.
+
+A graph writes to the workspace that cuBLAS had on its stream, whatever has become of the block.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.torch_import import IMPORTS
+from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    Place = tuple[int, int]
+    """device and address of a block"""
+
+CAPTURES: Final = Patch(
+    "torch.cuda.graphs",
+    *("CUDAGraph.capture_begin", "CUDAGraph.capture_end", "CUDAGraph.reset"),
+    reason="memory that a CUDA graph may write to is not given to a test, and a capture is ended",
+)
+
+
+class Graphs:
+    """The graphs that were captured since torch was imported."""
+
+    def __init__(self) -> None:
+        self._blocks: WeakKeyDictionary[Any, set[Place]] = WeakKeyDictionary()
+        """the blocks that were allocated at the end of each live graph's capture"""
+        self._capturing: list[tuple[Any, Any]] = []
+        """each graph whose capture has not ended, with its stream"""
+        self._watches = False
+
+    def watch(self) -> None:
+        """Watch captures from now on, or from the import of torch."""
+        if self._watches:
+            return
+        self._watches = True
+        if "torch" in sys.modules:
+            self._wrap(sys.modules["torch"])
+        else:
+            IMPORTS.call_after("torch", self._wrap)
+
+    def _wrap(self, torch: ModuleType) -> None:
+        def make(method: Callable[..., object]) -> Callable[..., object]:
+            def call(graph: Any, *arguments: Any, **options: Any) -> object:  # noqa: ANN401 - PyTorch's
+                result = method(graph, *arguments, **options)
+                if method.__name__ == "capture_begin":
+                    self._capturing.append((graph, torch.cuda.current_stream()))
+                else:
+                    self._forget(graph)
+                    if method.__name__ == "capture_end":
+                        self._blocks[graph] = _allocated_blocks()
+                return result
+
+            return call
+
+        CAPTURES.wrap(torch.cuda.graphs, make)
+
+    def _forget(self, graph: object) -> None:
+        self._blocks.pop(graph, None)
+        self._capturing = [pair for pair in self._capturing if pair[0] is not graph]
+
+    @property
+    def blocks(self) -> set[Place]:
+        """Device and address of each block that was there as a live graph was captured."""
+        return set().union(*self._blocks.values())
+
+    def end_captures(self) -> None:
+        """End captures that a test has begun and not ended: CUDA refuses most calls meanwhile."""
+        while self._capturing:
+            import torch
+
+            graph, stream = self._capturing.pop()
+            with warnings.catch_warnings(), torch.cuda.stream(stream):
+                warnings.simplefilter("ignore")  # the graph may be empty
+                for end in (graph.capture_end, graph.reset):
+                    with suppress(RuntimeError):  # the capture may have become invalid
+                        end()
+
+
+def _allocated_blocks() -> set[Place]:
+    places = set()
+    for segment in VIEW.segments():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                places.add((segment["device"], address))
+            address += block["size"]
+    return places
+
+
+GRAPHS: Final = Graphs()
+"""those of this process"""

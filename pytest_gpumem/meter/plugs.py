@@ -1,0 +1,189 @@
+"""Blocks that take the free rooms of PyTorch's allocator, so that nothing else gets them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.allocator_view import VIEW, Plug
+from pytest_gpumem.devices.cuda_graphs import GRAPHS
+from pytest_gpumem.devices.memory_cap import device_range
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def _reserved(device: int) -> int:
+    """Return the bytes that a device's allocator has reserved."""
+    stats = VIEW.stats(device)
+    return int(stats["reserved_bytes"]["all"]["current"]) if "segment" in stats else 0
+
+
+def _lies_in(ranges: Collection[tuple[int, int, int]] | None, device: int, address: int) -> bool:
+    return ranges is None or any(
+        number == device and start <= address < end for number, start, end in ranges
+    )
+
+
+SMALL: Final = 1 << 20
+"""bytes: larger requests get no memory of a small segment (kSmallSize of PyTorch's allocator)"""
+
+
+class Plugs:
+    """Blocks that fill the free rooms of foreign segments.
+
+    A tensor that an earlier test left alive keeps its whole segment reserved, and the rest of that
+    segment would serve the next step: it would reserve less than it does alone. With the rooms
+    filled, a step gets all its memory from segments of its own.
+    """
+
+    def __init__(self, devices: int | range) -> None:
+        """Plug some devices."""
+        self._devices = device_range(devices)
+        self.sizes = [0] * len(self._devices)
+        """bytes of plugs on each device: they count as allocated"""
+        self.blocks: set[tuple[int, int]] = set()
+        """device and address of each plug"""
+        self.unfilled = False
+        """a room could not be filled, and may save a step a part of a page"""
+
+    def fill(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
+        """Fill every free room; given ranges, those in them: device, addresses from and to."""
+        if not any(_reserved(device) for device in self._devices):
+            return
+        import torch
+
+        with VIEW.hidden(self._devices):
+            for (device, stream, pool), requests in self._rooms(ranges).items():
+                others: list[int] = []
+                # The largest first, of all segments: the best fit of each is then its own room.
+                for size, fills in sorted(requests, reverse=True):
+                    plug = self._taken(size, device, stream, ranges, others)
+                    if plug is None:
+                        self.unfilled = True
+                        continue
+                    VIEW.add_plug(Plug(device, plug, size, pool, fills))
+                    self.blocks.add((device, plug))
+                    self.sizes[self._devices.index(device)] += size
+                for address in others:
+                    torch.cuda.caching_allocator_delete(address)
+
+    def _rooms(
+        self, ranges: Collection[tuple[int, int, int]] | None
+    ) -> dict[tuple[int, int, str], list[tuple[int, bool]]]:
+        """Return the requests that fill the rooms of each device, stream and pool.
+
+        A request has its bytes, and whether nothing is left of the room.
+        """
+        rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
+        for segment in VIEW.segments():
+            device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
+            if device not in self._devices or private != (0, 0):
+                continue
+            pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
+            end = segment["address"]
+            for block in segment["blocks"]:
+                address, size = end, block["size"]
+                end += size
+                if block["state"] != "inactive" or not _lies_in(ranges, device, address):
+                    continue
+                if pool == "large_pool" and size <= SMALL:  # a request as small goes elsewhere
+                    self.unfilled |= bool(segment.get("is_expandable"))
+                    continue
+                # A small segment serves no more than this at a time.
+                most = SMALL if pool == "small_pool" else size
+                parts = [most] * (size // most) + [size % most] * bool(size % most)
+                rooms[device, segment["stream"], pool] += [
+                    (part, number == len(parts)) for number, part in enumerate(parts, 1)
+                ]
+        return rooms
+
+    @staticmethod
+    def _taken(
+        size: int,
+        device: int,
+        stream: int,
+        ranges: Collection[tuple[int, int, int]] | None,
+        others: list[int],
+    ) -> int | None:
+        """Return the address of a new block in a room to fill; None where there is none.
+
+        Blocks that get rooms of the step's own, which fit as well, are added to ``others``.
+        """
+        import torch
+
+        while True:
+            reserved = _reserved(device)
+            try:
+                address = torch.cuda.caching_allocator_alloc(size, device, stream)
+            except torch.OutOfMemoryError:
+                return None
+            if _reserved(device) > reserved:  # it got a segment of its own, not a room
+                torch.cuda.caching_allocator_delete(address)
+                VIEW.empty_cache()
+                return None
+            if _lies_in(ranges, device, address):
+                return int(address)
+            others.append(address)
+
+    def release(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
+        """Give the rooms back; given ranges, those in them."""
+        released = [place for place in self.blocks if _lies_in(ranges, *place)]
+        if not released:
+            return
+        import torch
+
+        with VIEW.hidden(self._devices):
+            for device, address in released:
+                torch.cuda.caching_allocator_delete(address)
+                self.blocks.remove((device, address))
+                size = VIEW.remove_plug(device, address).size
+                self.sizes[self._devices.index(device)] -= size
+
+    def take(self) -> dict[tuple[int, int], int]:
+        """Return device, address and bytes of each plug, whose block the caller then owns."""
+        taken = {place: VIEW.remove_plug(*place).size for place in self.blocks}
+        self.blocks.clear()
+        self.sizes = [0] * len(self.sizes)
+        return taken
+
+
+class GraphWorkspaces:
+    """The workspaces of cuBLAS that a live CUDA graph may write to, after PyTorch has freed them.
+
+    Their blocks stay allocated as long as such a graph lives: a replay writes to no test's memory.
+    They are memory of the test, or of the fixture, that captured the graph.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], int] = {}
+        """device, address and bytes of each"""
+
+    def clear(self, devices: range) -> None:
+        """Free all workspaces; keep the blocks of those that were there as a graph was captured."""
+        import torch
+
+        graph_blocks = GRAPHS.blocks
+        for device, address in [place for place in self._kept if place not in graph_blocks]:
+            torch.cuda.caching_allocator_delete(address)
+            del self._kept[device, address]
+        if not graph_blocks:
+            torch._C._cuda_clearCublasWorkspaces()
+            return
+        rooms, freed = Plugs(devices), Plugs(devices)
+        rooms.fill()  # then the workspaces' rooms are the only free ones
+        torch._C._cuda_clearCublasWorkspaces()
+        freed.fill()
+        for (device, address), size in freed.take().items():
+            if any(
+                number == device and address <= start < address + size
+                for number, start in graph_blocks
+            ):
+                self._kept[device, address] = size
+            else:
+                torch.cuda.caching_allocator_delete(address)
+        rooms.release()
+
+
+WORKSPACES: Final = GraphWorkspaces()
+"""those of this process"""
