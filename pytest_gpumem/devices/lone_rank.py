@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,7 +105,9 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in environment.items():
             set_variable(stack, name, value)
-        if not real:
+        if real:
+            stack.enter_context(_reduced_to_themselves())
+        else:
             stack.enter_context(_seeded(distributed.distributed_c10d))
         if not real and TORCH >= (2, 8):
             stack.enter_context(unwaited_collectives_kept())
@@ -175,6 +178,32 @@ def _register_fake_backend(distributed: Any) -> None:  # noqa: ANN401 - a module
         return make(common.group_rank, common.group_size, options)
 
     distributed.Backend.register_backend(FAKE, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+@contextmanager
+def _reduced_to_themselves() -> Iterator[None]:
+    """Let the sum of tensors over all ranks be the tensors themselves, for all of this process.
+
+    DistributedDataParallel takes the result from the future of a collective's work. PyTorch's fake
+    group of torch 2.11 and older leaves None there.
+    """
+    import torch
+
+    def reduce(tensors: list[torch.Tensor], *_arguments: object) -> tuple[list[torch.Tensor], Any]:
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        future: Any = torch.futures.Future(devices=list(devices))
+        future.set_result(list(tensors))
+        work: Any = torch._C._distributed_c10d._create_work_from_future(future)
+        return tensors, work.boxed()
+
+    library = torch.library.Library("c10d", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it stands in for PyTorch's own kernel
+            library.impl("allreduce_", reduce, "CUDA")
+        yield
+    finally:
+        library._destroy()
 
 
 @contextmanager

@@ -711,3 +711,20 @@ def test_a_rank_that_is_alone_receives_no_objects():
         with pytest.raises(DeviceError, match="this rank runs alone"):
             torch.distributed.distributed_c10d.recv_object_list([None], src=0)
     assert torch.distributed.recv_object_list is plain
+
+
+def test_on_a_real_gpu_a_sum_over_ranks_is_the_rank_s_own_tensor():
+    """DistributedDataParallel reads it from the future, which PyTorch's fake group leaves empty."""
+    import torch
+    from torch import distributed
+
+    with virtual_card(), joined(0, 2, "cuda"):
+        tensor = torch.ones(8, device="cuda")
+        future = distributed.all_reduce(tensor, async_op=True).get_future()
+        (result,) = future.value()
+        assert result.data_ptr() == tensor.data_ptr()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
+        for _ in range(2):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+        assert model.module.weight.grad is not None
+        del tensor, future, result, model
