@@ -1,37 +1,48 @@
 #!/usr/bin/env bash
-# Everything that needs a real GPU, in one command:
+# All that needs a real GPU, within a time limit (docs/how-to/on-a-real-gpu.md):
 #
-#   bash benchmarks/real_gpu.sh [PART ...]      parts: build verify tests examples real virtual compare sweep overhead attribution repeat
+#   bash benchmarks/real_gpu.sh [--dry CARD] SECONDS PART...
 #
-# Needs a python3 with torch and pytest, and nothing from the network. What it leaves lies in $OUT, or in
-# benchmarks/results/real-gpu/.
+# Runs the parts in their order until SECONDS are over; each has a limit of its own as well. After each part all results
+# so far are one archive in $OUT, real-gpu-N.tgz, and summary.txt has a line on the part. A part: build machine checks
+# verify matrix attribution tests sweep examples overhead.
 #
-#   PYTHON=python3.12        the Python to use
-#   GPUMEM_WHEELS=.whl       a folder of wheels to use beside it (tabulate, msgspec, filelock, pytest-xdist ...)
-#   GPUMEM_JOBS=4            how many steps of the matrix run at a time (1)
-#   GPUMEM_ONLY='gpt2*'      which steps of the matrix run (all)
-#   GPUMEM_SHAPES=3000       how many convolutions are swept
-#   GPUMEM_FAKE_GPU=H100     a dry run: the virtual GPU in the place of the real one
+#   --dry H100               a dry run: the virtual GPU of this card in the place of a real one
+#   OUT=DIR                  where the results go (benchmarks/results/real-gpu)
+#   PYTHON=python3.12        a Python with torch and pytest (python3)
+#   GPUMEM_WHEELS=DIR        wheels to use beside its packages, where it has no msgspec, say
+#   CHECK_ONLY, CHECK_JOBS   of tests/gpu/checks/real_gpu_checks.py
+#   MATRIX='gpt2*' MATRIX_JOBS=10 SHAPES=600   which steps, how many at a time, how many convolutions
 set -uo pipefail
 unset CDPATH
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit 1
-
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit
+fake=
+[ "${1:-}" != --dry ] || { fake=$2 && shift 2; }
+case ${1:-} in '' | *[!0-9]*)
+    echo "error: '${1:-}' is no number of seconds: write bash benchmarks/real_gpu.sh 400 build machine checks" >&2
+    exit 2
+    ;;
+esac
+end=$((SECONDS + $1))
+shift
 python=${PYTHON:-python3}
 out=${OUT:-$PWD/benchmarks/results/real-gpu}
-fake=${GPUMEM_FAKE_GPU:-}
-jobs=${GPUMEM_JOBS:-1}
 mkdir -p "$out"
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-failed=
-
-if [ $# -eq 0 ]; then set -- build verify tests examples real virtual compare sweep overhead attribution repeat; fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+site=$work/site log=$work/log
+mkdir -p "$site" "$log"
+number=0
+while [ -e "$out/real-gpu-$number.tgz" ]; do number=$((number + 1)); done
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 CHECK_SITE=$site GPUMEM_FAKE_GPU=$fake
+# An open device file keeps the driver from leaving the GPU between two processes, where persistence is off.
+[ ! -e /dev/nvidia0 ] || exec 9</dev/nvidia0
 
 # Beside this Python's own packages: the wheels, and this project as pip would show it (its entry point).
 for wheel in ${GPUMEM_WHEELS:+"$GPUMEM_WHEELS"/*.whl}; do
-    [ -e "$wheel" ] && "$python" -m zipfile -e "$wheel" "$site"
+    [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" "$site"
 done
-export PYTHONPATH=$site:$PWD PYTHONUNBUFFERED=1
+export PYTHONPATH=$site:$PWD${PYTHONPATH:+:$PYTHONPATH}
 if ! "$python" -c 'from importlib.metadata import entry_points as e; assert e(group="pytest11", name="gpumem")' 2>/dev/null; then
     info=$site/pytest_gpumem-0.dist-info
     mkdir -p "$info"
@@ -39,71 +50,71 @@ if ! "$python" -c 'from importlib.metadata import entry_points as e; assert e(gr
     printf '[pytest11]\ngpumem = pytest_gpumem.plugin\n' >"$info/entry_points.txt"
 fi
 
-step() { # step NAME SECONDS COMMAND...
-    local name=$1 limit=$2 started=$SECONDS status
+failed=
+step() { # step NAME LIMIT COMMAND...
+    local name=$1 limit=$2 began=$SECONDS status left
     shift 2
-    printf '\n==> %s: %s\n' "$name" "$*"
-    timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
-    status=${PIPESTATUS[0]}
-    printf '==> %s: exit status %d, %d s\n' "$name" "$status" $((SECONDS - started))
+    left=$((end - SECONDS))
+    [ "$limit" -le "$left" ] || limit=$left
+    if [ "$limit" -lt 8 ]; then
+        echo "$name: no time left" | tee -a "$out/summary.txt"
+        failed="$failed $name"
+        return
+    fi
+    timeout -k 5 "$limit" "$@" >"$log/$name.txt" 2>&1
+    status=$?
     [ "$status" -eq 0 ] || failed="$failed $name"
+    echo "$name: status $status, $((SECONDS - began)) s of $limit; $(tail -n 1 "$log/$name.txt" | cut -c1-300)" | tee -a "$out/summary.txt"
+    tar -czf "$work/new.tgz" -C "$log" . && mv "$work/new.tgz" "$out/real-gpu-$number.tgz"
 }
 
-if [ -n "$fake" ]; then
-    on_gpu=(--virtual "$fake")
-    card=$fake
-    session=(-p fake_gpu --gpumem-device=cuda)
-    export PYTHONPATH=$PWD/tests/gpu:$PYTHONPATH
-else
-    on_gpu=()
-    session=(--gpumem-device=cuda)
-    card=$("$python" - <<'EOF'
-import torch
-from pytest_gpumem.devices.cards import CARDS
-name = torch.cuda.get_device_name(0)
-print(next((card.name for card in CARDS.values() if card.device_name == name), ""))
-EOF
-    )
-    [ -n "$card" ] || echo "no profile of this GPU: the virtual side is left out"
-fi
-# What needs two GPUs is left out where there is one.
-count=1
-[ -n "$fake" ] || count=$("$python" -c 'import torch; print(torch.cuda.device_count())')
-[ "$count" -gt 1 ] && few=() || few=(--deselect examples/test_fits_on_t4.py::test_two_devices)
-read -ra only <<<"${GPUMEM_ONLY:-*}"
-set -f # the wildcards are run.py's
-matrix=("$python" -m benchmarks.fidelity.run --jobs "$jobs" --timeout 120 --only "${only[@]}")
-
+echo "commit $(git describe --always --dirty=+ 2>/dev/null), $(date -u '+%Y-%m-%d %H:%M') UTC${fake:+, a dry run: the virtual GPU, not a measurement}" >>"$out/summary.txt"
 for part in "$@"; do
     case $part in
-        build)
-            # A library built elsewhere may want a newer glibc than is here.
-            step build 120 "$python" setup.py --quiet build_ext --inplace
+        build) step build 90 "$python" setup.py --quiet build_ext --inplace ;; # one built elsewhere may want another glibc
+        machine)
+            step machine 60 bash -c "uname -a; nproc; free -g; ls -l /dev/nvidia*; nvidia-smi -q -d MEMORY,PERFORMANCE; nvidia-smi
+                ldconfig -p | grep -E 'libcuda\\.so|nvidia-ml'; '$python' pytest_gpumem/devices/driver.py; '$python' -m pip list; true"
             ;;
-        verify) [ -n "$fake" ] || step verify 300 "$python" -m pytest_gpumem.cli verify --json "$out/verify.json" ;;
-        tests) step tests 560 "$python" -m pytest tests/gpu -o addopts= -p pytester -p no:asyncio -p no:randomly -ra --durations=5 "${session[@]:(-1)}" ;;
+        checks)
+            limit=190
+            [ -z "$fake" ] || limit=900
+            OUT=$log CHECK_JOBS=${CHECK_JOBS:-$([ -n "$fake" ] && echo 1 || echo 6)} CHECK_DEADLINE=$((limit - 25)) step checks $limit \
+                "$python" -m pytest -p no:gpumem -p no:cacheprovider -c /dev/null -o addopts= --rootdir="$PWD/tests/gpu/checks" \
+                -q --tb=short tests/gpu/checks/real_gpu_checks.py
+            ;;
+        verify)
+            if [ -n "$fake" ]; then # the real half's process alone gets the stand-in
+                mkdir -p "$work/stand-in"
+                printf 'import sys\nif sys.orig_argv[-1].endswith("measured.json"):\n    import fake_gpu\n' >"$work/stand-in/sitecustomize.py"
+            fi
+            PYTHONPATH=${fake:+$work/stand-in:$PWD/tests/gpu:}$PYTHONPATH step verify $([ -n "$fake" ] && echo 300 || echo 110) \
+                "$python" -m pytest_gpumem.cli verify --json "$log/verify.json"
+            ;;
+        tests)
+            step tests $([ -n "$fake" ] && echo 600 || echo 180) "$python" -m pytest tests/gpu -o addopts= -p pytester -p no:asyncio -p no:randomly \
+                -p no:cacheprovider -ra --durations=20 --tb=short --gpumem-device=cuda
+            ;;
+        matrix)
+            read -ra only <<<"${MATRIX:-*}"
+            set -f # the wildcards are run.py's
+            OMP_NUM_THREADS=2 step matrix 210 "$python" -m benchmarks.fidelity.run --jobs "${MATRIX_JOBS:-10}" --timeout 90 \
+                ${fake:+--virtual "$fake"} --only "${only[@]}" --out "$log/fidelity-real.json"
+            set +f
+            ;;
+        sweep) step sweep 60 "$python" -m benchmarks.cudnn.real_gpu --count "${SHAPES:-600}" ${fake:+--virtual "$fake"} --out "$log/conv-real.csv" ;;
+        overhead) step overhead 50 "$python" -m benchmarks.speed.overhead --dry ${fake:+--virtual "$fake"} ;;
+        attribution) step attribution 60 "$python" -m benchmarks.speed.attribution --repeats 3 ${fake:+--virtual} ;;
         examples)
-            step examples 560 "$python" -m pytest examples -o addopts= -v "${session[@]}" "${few[@]}" \
-                --gpumem-baseline-dir="$out/baselines" --gpumem-update-baselines
+            cp -r examples "$work/examples" # with an ini file of its own: warnings are no errors
+            printf '[pytest]\n' >"$work/pytest.ini"
+            PYTHONPATH=${fake:+$PWD/tests/gpu:}$PYTHONPATH step examples 120 "$python" -m pytest "$work/examples" -c "$work/pytest.ini" \
+                -p no:cacheprovider -q --tb=line ${fake:+-p fake_gpu} --gpumem-device=cuda --gpumem-baseline-dir="$log/baselines" \
+                --gpumem-update-baselines --gpumem-attribution=off -k "not test_two_devices"
             ;;
-        real) step real 560 "${matrix[@]}" "${on_gpu[@]}" --out "$out/fidelity-real.json" ;;
-        virtual) [ -z "$card" ] || step virtual 560 "${matrix[@]}" --virtual "$card" --out "$out/fidelity-virtual.json" ;;
-        compare) step compare 60 "$python" -m benchmarks.fidelity.compare "$out/fidelity-real.json" "$out/fidelity-virtual.json" ;;
-        sweep) # cuDNN's workspaces
-            sweep=("$python" -m benchmarks.cudnn.real_gpu)
-            step sweep-real 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" "${on_gpu[@]}" --out "$out/conv-real.csv"
-            [ -z "$card" ] || {
-                step sweep-virtual 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" --virtual "$card" --out "$out/conv-virtual.csv"
-                step sweep-compare 60 "${sweep[@]}" --compare "$out/conv-real.csv" "$out/conv-virtual.csv"
-            }
-            ;;
-        overhead) step overhead 120 "$python" -m benchmarks.speed.overhead "${on_gpu[@]}" ;;
-        attribution) step attribution 200 "$python" -m benchmarks.speed.attribution ${fake:+--virtual} ;;
-        repeat) [ -n "$fake" ] || step repeat 500 "$python" -m benchmarks.fidelity.repeatability --device cuda --repeats 3 ;;
-        *) echo "no such part: $part" >&2 && failed="$failed $part" ;;
+        *) echo "error: '$part' is no part: write some of those that benchmarks/real_gpu.sh names at its top" >&2 && failed="$failed $part" ;;
     esac
 done
-# One archive beside the files: what brings files back may take few of them.
-tar -czf "$out/all.tar.gz" -C "$out" --exclude=all.tar.gz . 2>/dev/null || true
-printf '\nresults: %s\n' "$out"
+grep -hE '^(FAILED|ERROR) ' "$log"/*.txt | cut -c1-220
+echo "results: $out/real-gpu-$number.tgz"
 [ -z "$failed" ] || { echo "failed:$failed"; exit 1; }

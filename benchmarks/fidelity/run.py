@@ -163,10 +163,17 @@ def provenance(card: str | None) -> dict[str, object]:
     )
     if card:
         code = f"from pytest_gpumem.meter.block import use_virtual_gpu as u; u({card!r});" + code
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    text = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    ).stdout
+    folders = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    if done.returncode:
+        sys.exit(f"PyTorch cannot use the GPU here (exit status {done.returncode}):\n{done.stderr}")
+    text = done.stdout
     versions = packages("torchvision", "transformers", "triton")
     return {**json.loads(text.splitlines()[-1]), **where(), **versions}
 
