@@ -11,7 +11,7 @@
 #   OUT=DIR                  where the results go (benchmarks/results/real-gpu)
 #   PYTHON=python3.12        a Python with torch and pytest (python3)
 #   GPUMEM_WHEELS=DIR        wheels to use beside its packages, where it has no msgspec, say
-#   CHECK_ONLY, CHECK_JOBS   of tests/gpu/checks/real_gpu_checks.py
+#   CHECK_ONLY, CHECK_JOBS   which jobs of the checks run, and how many at a time (tests/gpu/checks/real_gpu_checks.py)
 #   MATRIX='gpt2*' MATRIX_JOBS=10 SHAPES=600   which steps, how many at a time, how many convolutions
 set -uo pipefail
 unset CDPATH

@@ -183,6 +183,8 @@ def session(name, source, *words, files=None, **options):
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:randomly",
         "--tb=short",
         *plugins,
         "--gpumem-device=cuda",
@@ -906,6 +908,14 @@ def jobs():
 
 
 REAL_ONLY = {"values", "asserts"}
+ONLY = set(filter(None, os.environ.get("CHECK_ONLY", "").split(",")))
+
+
+def is_asked(name):
+    """Whether a job, or a session that runs alone at the end, is to run."""
+    return not ONLY or name in ONLY
+
+
 _futures = {}
 
 
@@ -916,9 +926,8 @@ def started():
     if not facts.result().lines:
         pytest.exit(f"torch cannot use the GPU: {facts.result().tail()}", returncode=3)
     pool = ThreadPoolExecutor(int(os.environ.get("CHECK_JOBS") or (1 if FAKE else 6)))
-    only = set(filter(None, os.environ.get("CHECK_ONLY", "").split(",")))
     for name, job in jobs().items():
-        if (FAKE and name in REAL_ONLY) or (only and name not in only):
+        if (FAKE and name in REAL_ONLY) or not is_asked(name):
             continue
         _futures[name] = pool.submit(job)
     yield
@@ -1491,13 +1500,16 @@ def test_38_measure(emit):
     assert done.lines[-1]["peaks"] == [150 * MIB, 150 * MIB]
 
 
-def others_ended():
+def alone(name):
+    """Wait for the jobs: what is measured now has no neighbour."""
+    if not is_asked(name):
+        pytest.skip(f"{name} is not asked for")
     for future in _futures.values():
         future.exception()
 
 
 def test_97_memory_outside_of_pytorch(emit):
-    others_ended()  # without NVML their memory would count as outside
+    alone("outside")  # without NVML the jobs' memory would count as well
     done = session("outside", OUTSIDE)
     use = done.judged("test_outside")["use"][0]
     emit(use=use, unused=done.outcomes(), text=done.text("test_a_limit_and_no_memory")[-300:])
@@ -1577,7 +1589,7 @@ def test_46_other_libraries_in_any_order(emit):
 
 
 def test_99_what_measuring_costs(emit):
-    others_ended()
+    alone("timing")
     plain = session(
         "timing", TIMING, "-s", "--gpumem-attribution=off", env={"CHECK_KIND": "measured"}
     )
