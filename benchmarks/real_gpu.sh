@@ -115,6 +115,6 @@ for part in "$@"; do
         *) echo "error: '$part' is no part: write some of those that benchmarks/real_gpu.sh names at its top" >&2 && failed="$failed $part" ;;
     esac
 done
-grep -hE '^(FAILED|ERROR) ' "$log"/*.txt | cut -c1-220
+grep -hE '^(FAILED|ERROR) [^ ]*/' "$log"/*.txt | cut -c1-220
 echo "results: $out/real-gpu-$number.tgz"
 [ -z "$failed" ] || { echo "failed:$failed"; exit 1; }
