@@ -66,15 +66,20 @@ class Recorder:
         snapshot = VIEW.snapshot()
         return replace(self._recording, **_history(snapshot))
 
-    def stop(self) -> Recording:
-        """End and return the recording; the cuBLAS workspaces are freed by this."""
+    def stop(self, *, keep_workspaces: bool = False) -> Recording:
+        """End and return the recording; the cuBLAS workspaces are freed by this.
+
+        Args:
+            keep_workspaces: they stay, as a CUDA graph may write to them, and count as "other".
+        """
         import torch
 
         recording = self._recording
-        # Only by being freed with the workspaces is a block known for one.
-        start = beginning()
-        torch._C._cuda_clearCublasWorkspaces()
-        recording.cleared.append(Span(start, now()))
+        if not keep_workspaces:
+            # Only by being freed with the workspaces is a block known for one.
+            start = beginning()
+            torch._C._cuda_clearCublasWorkspaces()
+            recording.cleared.append(Span(start, now()))
         snapshot = VIEW.snapshot()
         self.abandon()
         return replace(recording, snapshot=snapshot, **_history(snapshot))

@@ -15,6 +15,7 @@ from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.compiler import hide_from_compiler
+from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.devices.unwaited_collectives import UNWAITED
@@ -391,7 +392,7 @@ class Meter:
             try:
                 yield
             finally:
-                tally.recording = recorder.stop()
+                tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
         elif script:
             with history() as events:
                 yield
@@ -519,7 +520,7 @@ class Meter:
     def recording(self) -> Recording | None:
         """End the recording and return it; None if none is under way."""
         recorder, self._recorder = self._recorder, None
-        return recorder.stop() if recorder else None
+        return recorder.stop(keep_workspaces=bool(GRAPHS.blocks)) if recorder else None
 
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return the spans of time in which the whole step was measured, or a part's tally."""

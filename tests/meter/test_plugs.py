@@ -26,7 +26,8 @@ def workspace(monkeypatch):
         while made:
             torch.cuda.caching_allocator_delete(made.pop())
 
-    with virtual_card():
+    with virtual_card() as device:
+        make.device = device
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear)
         yield make
 
@@ -62,6 +63,23 @@ def test_a_workspace_goes_with_its_graph_and_one_in_a_common_segment_is_kept(wor
     del graph
     settle(1)
     assert not live_blocks(1)
+
+
+def test_a_recording_s_end_leaves_a_live_graph_s_workspace(workspace):
+    import torch
+
+    from pytest_gpumem.meter.meter import Meter
+
+    device = workspace.device
+    meter = Meter(device, device.open(None, 1), 1, record=True)
+    meter.start()
+    of_graph = workspace()
+    graph = captured()
+    assert meter.recording() is not None
+    assert live_blocks(1).get(of_graph) == 32 * MIB
+    meter.stop()
+    graph.reset()
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 GRAPHS = """
