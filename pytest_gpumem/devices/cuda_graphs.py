@@ -63,7 +63,9 @@ class Graphs:
 
             return call
 
-        CAPTURES.wrap(torch.cuda.graphs, make)
+        graphs = sys.modules.get(CAPTURES.module)  # missing where torch could not be imported
+        if graphs is not None:
+            CAPTURES.wrap(graphs, make)
 
     def _forget(self, graph: object) -> None:
         self._blocks.pop(graph, None)

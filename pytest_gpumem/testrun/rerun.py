@@ -106,8 +106,7 @@ class Runner:
         if device is None:
             return
 
-        if device.kind == "cuda":  # no other code uses a virtual GPU that is hidden now
-            self._look_at_cuda("a test before this one")
+        self._look_at_cuda("a test before this one")
         if self._broken is not None:
             raise self._broken
 
@@ -135,6 +134,8 @@ class Runner:
         """
         torch = sys.modules.get("torch")
         if self._broken is not None or torch is None or not torch.cuda.is_initialized():
+            return
+        if not torch.cuda.device_count():  # it is initialised for a virtual GPU, hidden now
             return
         GRAPHS.end_captures()
         try:
