@@ -282,6 +282,110 @@ def random_program(seed, *, steady=False):
     return Program(source, plant, holder, tuple(planted))
 
 
+MOVES = (
+    (
+        "for p in model.parameters():\n    adam.state[p].update(step=torch.zeros(()), **{"
+        "name: torch.zeros_like(p) for name in ('exp_avg', 'exp_avg_sq')})"
+    ),
+    "for p in model.parameters():\n    p.data = p.detach().clone()",
+    "for p in model.parameters():\n    p.grad = torch.zeros_like(p)",
+)
+"""memory that another line allocates from an edit on: as much as before, of the same use"""
+WIDER = """\
+@pytest.fixture(scope="session")
+def table():
+    return mib(TABLE)
+
+@pytest.fixture(scope="{}")
+def store(tmp_path_factory):
+    return {}
+"""
+TRAINS = (
+    "model(torch.ones(64, 1024, device='cuda')).square().mean().backward()\n"
+    "adam.step(); adam.zero_grad()"
+)
+
+
+def edited_program(seed):
+    """A program of two versions, by the variable NEW: the new one has the planted growth.
+
+    Wider fixtures are set up before the test and in its midst. What one function makes for all
+    (``mib``), and memory that another line allocates in the new version, are beside the growth.
+    """
+    chance = random.Random(seed)
+    plant = [*PLANTS][seed % len(PLANTS)]
+    before, step, holder = PLANTS[plant]
+    size = chance.randrange(2, 30)
+    helper = chance.random() < 0.5
+    big = (
+        f"mib({size})" if helper else f"torch.empty({size} << 20, dtype=torch.uint8, device='cuda')"
+    )
+    words = {"BIG": big, "SIZE": str(size)}
+    passing = f"passing = mib({chance.randrange(1, 30)})"
+    moves = chance.random() < 0.5
+    trains = moves or chance.random() < 0.5
+    midst = ["wider = request.getfixturevalue('table')"] * (chance.random() < 0.3)
+    planted = ["if NEW:", *(f"    {line}" for line in _written(step, words).splitlines())]
+    work = TRAINS.splitlines() if trains else ["model(torch.ones(64, 1024, device='cuda'))"]
+    besides = [step for before, step in chance.sample(BESIDES[:6], 2) if not before]
+    parts = [planted, work, midst + [passing] * (chance.random() < 0.6), besides]
+    chance.shuffle(parts)
+    lines = [
+        "model = nn.Sequential(*(nn.Linear(1024, 1024, device='cuda') for _ in range(4)))",
+        "adam = torch.optim.AdamW(model.parameters())",
+        *_written(before, words).splitlines(),
+    ]
+    if moves:
+        lines += ["if NEW:", *(f"    {line}" for line in chance.choice(MOVES).splitlines())]
+    lines += [
+        f"for step in range({chance.randrange(2, 7)}):",
+        *(f"    {line}" for part in parts for line in part),
+    ]
+    if chance.random() < 0.7:
+        lines += ["model(torch.ones(8, 1024, device='cuda'))"]
+    scope = chance.choice(("session", "package", "module", "class", "function"))
+    table, held = str(chance.randrange(1, 30)), chance.choice(("[]", f"[mib({size + 1})]"))
+    source = "\n".join(
+        [
+            "import os",
+            HEAD,
+            'NEW = os.environ.get("NEW") == "1"',
+            WIDER.format(scope, held).replace("TABLE", table),
+            "@pytest.mark.gpu_memory",
+            "def test_it(wide, box, store, request):",
+            "    HISTORY.clear(), CACHE.clear(), Trainer.seen.clear()",
+            "    fixed = torch.zeros(4, device='cuda')",
+            *(f"    {line}" for line in lines),
+        ]
+    )
+    ending = "def mib(" if helper and "mib" in _written(step + before, words) else PLANTED
+    rows = source.splitlines()
+    at = {number for number, line in enumerate(rows, 1) if line.endswith(PLANTED)}
+    at |= {number + 1 for number, line in enumerate(rows, 1) if line.startswith(ending)}
+    return Program(source, plant, holder, tuple(sorted(at)))
+
+
+def wrong_cause(program, result):
+    """What a result has wrong about what grew and who keeps it: "" where all is right."""
+    verdict = result and result["verdict"]
+    if not verdict or verdict["kind"] != "regressed" or not verdict["causes"]:
+        return f"not seen: {verdict and verdict['headline']}"
+    first = verdict["causes"][0]
+    if not first["site"] or first["site"]["line"] not in program.lines:
+        return f"wrong line: {verdict['headline']}"
+    if (
+        first["bytes"]
+        > verdict["comparisons"][0]["measured"] - verdict["comparisons"][0]["baseline"]
+    ):
+        return f"larger than the growth: {verdict['headline']}"
+    names = [keeper["text"] for keeper in first["keepers"]]
+    if not names:
+        return f"no keeper: {verdict['headline']}"
+    if not all(program.holder in name for name in names):
+        return f"{'second' if program.holder in names[0] else 'wrong'} keeper: {names}"
+    return ""
+
+
 def _written(text, words):
     """Code with its words written out, and a comment at the line that allocates the growth."""
     lines = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+
+from helpers.random_growth import edited_program, wrong_cause
 
 from pytest_gpumem.testrun.keeper_search import KeeperFinder
 
@@ -295,3 +298,21 @@ def test_a_wider_fixture_that_the_test_sets_up_changes_no_keeper(suite, monkeypa
             assert re.search(r"labels\.append.*?kept by local variable labels of steps", told)
             assert "variable layer" not in told
         assert len(sections[2::2]) == len(order)
+
+
+def test_random_programs_have_the_line_and_the_keeper_that_were_planted(suite, monkeypatch):
+    """As python -m benchmarks.reports.named_causes, which runs more of them."""
+    programs = {f"test_{seed}.py": edited_program(seed) for seed in range(200, 243, 4)}
+    for name, program in programs.items():
+        (suite.path / name).write_text(program.source, encoding="utf-8")
+    suite.run("--gpumem-update-baselines")
+    monkeypatch.setenv("NEW", "1")
+    suite.run("--gpumem-json=r.json")
+    results = json.loads((suite.path / "r.json").read_text())["results"]
+    mistakes = [
+        wrong_cause(programs.pop(result["nodeid"].partition("::")[0]), result) for result in results
+    ]
+    assert not programs
+    wrong = [mistake for mistake in mistakes if mistake and not mistake.startswith("no keeper")]
+    assert not wrong
+    assert mistakes.count("") >= len(mistakes) - 1, mistakes
