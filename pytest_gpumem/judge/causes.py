@@ -156,7 +156,10 @@ def growth_causes(
     growth = row.difference or 0
     rows = site_rows(current, baseline)
     growths = line_growths(current.lines, baseline.lines)
-    nets = _net_growths(rows, {_line_key(line.peak): line.nbytes for line in growths}, growth)
+    own = {_line_key(line.peak): line.nbytes for line in growths}
+    nets = _net_growths(rows, own, growth)
+    if not any(nets.values()):  # lines have what they had, at another moment
+        nets = _net_growths(rows, {}, growth)
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     if not grown:
         categories = [

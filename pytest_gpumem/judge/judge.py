@@ -14,6 +14,7 @@ from pytest_gpumem.judge.comparison import Case, both_sizes
 from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
+    KEEP_LESS,
     LESS_OF,
     NEED_UNKNOWN,
     PEAKS,
@@ -215,13 +216,14 @@ def _out_of_memory(case: Case) -> Verdict | None:
         sentence = f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}"
         notes.append(Note(NoteKind.BASELINE, sentence))
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
+    less = _use_less(case, oom.device_index)
     if oom.needed is None:
         uncompared = verdict.uncompared or NEED_UNKNOWN
-        return replace(verdict, comparisons=(), advice=f"try {USE_LESS}", uncompared=uncompared)
+        return replace(verdict, comparisons=(), advice=f"try {less}", uncompared=uncompared)
     raisable = [limit.name for limit in caps] == ["max_gib"] and oom.needed.reserved > size
     larger_limit = _declare("max_gib", oom.needed.reserved) if raisable else ""
     rows = case.compare(oom.device_index, oom.needed)
-    return replace(verdict, comparisons=rows, advice=f"try {USE_LESS}{larger_limit}")
+    return replace(verdict, comparisons=rows, advice=f"try {less}{larger_limit}")
 
 
 def _over_budget(case: Case) -> Verdict | None:
@@ -252,7 +254,9 @@ def _over_budget(case: Case) -> Verdict | None:
     if limit.relation is not None:
         advice = f"find the lines that differ from {limit.relation.part}'s"
         return replace(verdict, advice=advice, beside=limit.relation.part)
-    return replace(verdict, advice=_less_or_larger(limit, case.most(worst)))
+    return replace(
+        verdict, advice=_less_or_larger(limit, case.most(worst), _use_less(case, worst.device))
+    )
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:
@@ -280,7 +284,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         f"{limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, advice=_less_or_larger(limit, total))
+    return replace(verdict, advice=_less_or_larger(limit, total, _use_less(case, device)))
 
 
 def _over_budget_in_child(case: Case) -> Verdict | None:
@@ -300,7 +304,7 @@ def _over_budget_in_child(case: Case) -> Verdict | None:
         f"{limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, advice=_less_or_larger(limit, size))
+    return replace(verdict, advice=_less_or_larger(limit, size, USE_LESS))
 
 
 def _growing(case: Case) -> Verdict | None:
@@ -508,10 +512,19 @@ def _sizes(case: Case, row: Comparison) -> str:
     return f": {old} -> {new}"
 
 
-def _less_or_larger(limit: Limit, nbytes: int) -> str:
+def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
     """Return the remedy of a limit that is exceeded; a card has the memory that it has."""
-    less = LESS_OF.get(limit.peak, USE_LESS)
+    less = LESS_OF.get(limit.peak, use_less)
     return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
+
+
+def _use_less(case: Case, device: int) -> str:
+    """Return what lowers a device's peak, by what the largest part of the peak is."""
+    attributions = case.measurement.attributions[device : device + 1]
+    for categories in (attribution.breakdown.categories for attribution in attributions):
+        if categories.get("other", 0) * 2 > sum(categories.values()):
+            return KEEP_LESS
+    return USE_LESS
 
 
 def _declare(name: str, nbytes: int) -> str:

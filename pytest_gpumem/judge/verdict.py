@@ -74,6 +74,12 @@ USE_LESS = (
     "activation checkpointing (torch.utils.checkpoint), or the model spread over several devices"
 )
 
+KEEP_LESS = (
+    "to delete the references to the memory of the largest lines once it is used: most of the peak "
+    "is neither the model's nor its passes'"
+)
+"""what lowers a peak that smaller batches and autocast do not"""
+
 LESS_OF: dict[FigureName, str] = {
     "pinned": "smaller buffers that are used again, or memory that is not pinned "
     "(pin_memory=False)",

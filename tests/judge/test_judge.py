@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
-from pytest_gpumem.measurement import OutOfMemory, Peak, PeakRange
+from pytest_gpumem.measurement import Attribution, Breakdown, OutOfMemory, Peak, PeakRange
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
 
@@ -349,3 +349,12 @@ def test_a_limit_is_held_to_the_largest_of_a_range():
 
 def test_every_kind_has_a_rank_of_its_own():
     assert sorted(kind.severity for kind in Kind) == list(range(len(Kind)))
+
+
+def test_the_remedy_of_a_limit_is_by_what_the_peak_is():
+    """Smaller batches and autocast lower what the model's passes have, and nothing else."""
+    spec = MemorySpec(max_gib=0.125)
+    for category, words in (("activations", "micro-batch"), ("other", "delete the references")):
+        breakdown = Breakdown({"parameters": 60 * MIB, category: 140 * MIB}, 0)
+        held = replace(measured((200 * MIB, 200 * MIB)), attributions=(Attribution(breakdown),))
+        assert words in judge(held, spec, NOTHING, LENIENT).remedy
