@@ -152,6 +152,11 @@ class KeeperSearch:
     @property
     def has_candidates(self) -> bool:
         """Whether there is anything to look for."""
+        return bool(self._candidates)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a hook runs while any of these blocks is there."""
         return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:

@@ -275,12 +275,15 @@ class Explanations:
         elif not self.obstacle:
             self.obstacle = "this recording does not show where the peak comes from"
 
-    def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
-        """Add the keepers of blocks at the peak of one of a part's devices."""
+    def add_keepers(
+        self, part: str, device: int, keepers: tuple[Keeper, ...], *notes: Note
+    ) -> None:
+        """Add the keepers of blocks at the peak of one of a part's devices, and notes on them."""
         attributions = list(self._attributions.get(part, ()))
         if len(attributions) <= device:
             return
-        attributions[device] = replace(attributions[device], keepers=keepers)
+        told = attributions[device]
+        attributions[device] = replace(told, keepers=keepers, notes=(*told.notes, *notes))
         self._attributions[part] = tuple(attributions)
 
     def attached(self, part: str, measurement: Measurement) -> Measurement:

@@ -8,6 +8,7 @@ from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import ExtraBlocks
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.testrun.explain import ran_again
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 ALIKE: Final = 3
 """tests in turn with one first cause and the same keepers: after these the next ones with that
 cause, which are told as one, are not run once more"""
+NO_MOMENT: Final = (
+    "no keeper is named, because no module's call, backward pass or optimizer's step begins or "
+    "ends while the blocks are there"
+)
 
 
 class KeeperFinder:
@@ -92,10 +97,14 @@ class KeeperFinder:
         results: Sequence[Result],
         explanations: Explanations,
     ) -> bool:
-        """Run a failed test once more to find the keepers of its blocks; return whether it did."""
+        """Run a failed test once more to find the keepers of its blocks; return if any are told."""
         planned = self.search(spec, results, explanations)
         if planned is None:
             return False
+        if not planned.search.has_moments:
+            note = Note(NoteKind.BREAKDOWN, NO_MOMENT)
+            explanations.add_keepers(planned.part, planned.device, (), note)
+            return True
         with self._runner.again(item, record=True, at_moment=planned.search.at_moment) as attempt:
             keepers = planned.keepers(attempt)
         explanations.add_keepers(planned.part, planned.device, keepers)

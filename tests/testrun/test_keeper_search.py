@@ -316,3 +316,15 @@ def test_random_programs_have_the_line_and_the_keeper_that_were_planted(suite, m
     wrong = [mistake for mistake in mistakes if mistake and not mistake.startswith("no keeper")]
     assert not wrong
     assert mistakes.count("") >= len(mistakes) - 1, mistakes
+
+
+def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):
+    source = """
+        @pytest.mark.gpu_memory
+        def test_it():
+            kept = [torch.empty(2**20, device="cuda") for _ in range(NUMBER)]
+    """
+    suite.run("--gpumem-update-baselines", source=source.replace("NUMBER", "2"))
+    session = suite.run("-v", source=source.replace("NUMBER", "4"))
+    assert "kept by" not in session.flat
+    assert "no keeper is named, because no module's call, backward pass" in session.flat
