@@ -253,6 +253,8 @@ def _over_budget(case: Case) -> Verdict | None:
     _, worst, limit = excesses[0]
     if limit.relation is not None:
         advice = f"find the lines that differ from {limit.relation.part}'s"
+        if limit.relation.limit(case.most(worst)) == limit.nbytes:
+            advice = f"find why it saves nothing: {limit.relation.part} has the same peak"
         return replace(verdict, advice=advice, beside=limit.relation.part)
     return replace(
         verdict, advice=_less_or_larger(limit, case.most(worst), _use_less(case, worst.device))

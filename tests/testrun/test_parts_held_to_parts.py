@@ -46,6 +46,11 @@ def test_what_keeps_the_relation_passes_and_equal_is_not_less(suite):
     assert session.outcomes == {"failed": 1}
     words = "peak allocated of 120.00 MiB is as much as less_than='eager + 20.00 MiB' (120.00 MiB)"
     assert words in session.flat
+    same = SOURCE.replace("RELATION", "at_most=0.9, of=eager").replace(
+        "        extra = mib(20)\n", ""
+    )
+    session = suite.run(source=same)
+    assert "next: find why it saves nothing: eager has the same peak" in session.flat
 
 
 def test_a_relation_to_a_part_that_was_not_measured_is_an_error(suite):
