@@ -51,7 +51,7 @@ class Scene(NamedTuple):
     @property
     def time(self) -> float:
         """The time of the peak, in microseconds since 1970."""
-        return self.device.history.times[self.top]
+        return self.device.history.times[self.top] if self.top >= 0 else self.device.recording.began
 
     @property
     def alive(self) -> Iterator[Block]:

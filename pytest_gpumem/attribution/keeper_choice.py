@@ -38,7 +38,7 @@ class KeptBlock(NamedTuple):
     """whether a step allocated it before the one that made the peak"""
 
 
-class Choice(NamedTuple):
+class NamedKeeper(NamedTuple):
     """A keeper, or several of which one is meant, and its blocks."""
 
     name: str
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
     """indices"""
 
 
-def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[Choice]:
+def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
     """Return the keepers that made the growth of one line.
 
     Where the sizes leave it open, the blocks of earlier steps are taken for the growth: the
@@ -68,12 +68,12 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[Choice]:
     names = dict.fromkeys(blocks[at].keeper for at in (*earlier, *reversed(among)))
     if "" in names or len(names) > MAX_ALIKE:
         return []
-    return [Choice(" or ".join(names), _until(blocks, among, extra.nbytes))]
+    return [NamedKeeper(" or ".join(names), _until(blocks, among, extra.nbytes))]
 
 
 def _certain(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
-) -> list[Choice]:
+) -> list[NamedKeeper]:
     """Return the keepers without whose blocks no choice makes the growth."""
     made = _made(blocks, among, extra)
     certain = []
@@ -81,13 +81,13 @@ def _certain(
         own = [at for at in among if blocks[at].keeper == name]
         others = [at for at in among if blocks[at].keeper != name]
         if made is not None and _made(blocks, others, extra) is None:
-            certain.append(Choice(name, tuple(own[: made[name]])))
+            certain.append(NamedKeeper(name, tuple(own[: made[name]])))
         # Blocks of the baseline are gone, or have other sizes: the others may still be too small.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS
             or _bytes(blocks, others) <= extra.nbytes * MAX_OTHERS
         ):
-            certain.append(Choice(name, _until(blocks, own, extra.nbytes)))
+            certain.append(NamedKeeper(name, _until(blocks, own, extra.nbytes)))
     return certain
 
 

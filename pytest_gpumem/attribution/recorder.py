@@ -121,11 +121,15 @@ def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Return a recording's fields of a snapshot.
 
     A snapshot is an event of its own, and a new process or a fixture of wider scope takes more of
-    them. They are left out here, so that all readers count the same events in any order of tests.
+    them. All but the one at the beginning are left out here, so that all readers count the same
+    events in any order of tests.
     """
     traces = snapshot["device_traces"]
     return {
-        "events": [[event for event in trace if event["action"] != "snapshot"] for trace in traces],
+        "events": [
+            [event for at, event in enumerate(trace) if at == 0 or event["action"] != "snapshot"]
+            for trace in traces
+        ],
         "settings": snapshot.get("allocator_settings", {}),
         "overflowed": any(len(trace) >= MAX_EVENTS for trace in traces),
     }

@@ -109,7 +109,8 @@ class EntryChange:
         if not self.rows or self.old is None or self.new is None:
             return ""
         measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]
-        lead = lead_of(growth_causes(self.rows[0], self.old.breakdowns, measured))
+        causes = growth_causes(self.rows[0], self.old.breakdowns, measured)
+        lead = lead_of(causes, growth=self.rows[0].difference or 0)
         return lead.sentence if lead else ""
 
     @property

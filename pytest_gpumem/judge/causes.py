@@ -153,26 +153,26 @@ def growth_causes(
         return ()
     keepers = new[row.device].keepers
     current, baseline = new[row.device].breakdown, old[row.device]
-    growth = row.difference or 0
     rows = site_rows(current, baseline)
     growths = line_growths(current.lines, baseline.lines)
     own = {_line_key(line.peak): line.nbytes for line in growths}
-    nets = _net_growths(rows, own, growth)
+    nets, moved = _net_growths(rows, own)
     if not any(nets.values()):  # lines have what they had, at another moment
-        nets = _net_growths(rows, {}, growth)
+        nets, moved = _net_growths(rows, {})
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     if not grown:
         categories = [
             line for line in category_rows(current, baseline)[:-1] if (line.difference or 0) > 0
         ]
-        return tuple(
-            Cause(min(line.difference or 0, growth), line.name) for line in categories[:MAX_CAUSES]
-        )
+        return tuple(Cause(line.difference or 0, line.name) for line in categories[:MAX_CAUSES])
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
     grown = _parameters_first(grown)
     if of_one_program:
         grown = _edited_first(grown)
-    causes = [_cause(line, nets[id(line)], keepers) for line in grown[:MAX_CAUSES]]
+    causes = [
+        _cause(line, (line.difference or 0) - moved[id(line)], keepers)
+        for line in grown[:MAX_CAUSES]
+    ]
     reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
         reasons += _line_reason(causes[0], current.sites, growths)
@@ -181,17 +181,18 @@ def growth_causes(
 
 
 def _net_growths(
-    rows: Sequence[BreakdownRow], own: Mapping[LineKey, int], growth: int
-) -> dict[int, int]:
-    """Return the bytes that each row of sites adds to a growth, by the row's id.
+    rows: Sequence[BreakdownRow], own: Mapping[LineKey, int]
+) -> tuple[dict[int, int], Counter[int]]:
+    """Return the bytes that each row of sites adds to a growth, and those that moved to each row.
+
+    Both are by the row's id.
 
     Memory that another line allocates now, or that counts for another category, only moved: what
-    left a row is taken from the row that it came to. No row adds more than the whole growth.
+    left a row is taken from the row that it came to.
 
     Args:
         rows: of sites, with those that shrank.
         own: the growth of each line's own peak, where that is known.
-        growth: bytes by which the peak grew.
     """
     gains: dict[int, int] = {}
     for row in rows:
@@ -199,21 +200,24 @@ def _net_growths(
         if row.site is not None and difference > 0:
             gains[id(row)] = max(0, min(difference, own.get(_row_key(row)[:3], difference)))
     losses = {id(row): -(row.difference or 0) for row in rows if (row.difference or 0) < 0}
+    moved: Counter[int] = Counter()
     keys = {id(row): _row_key(row) for row in rows}
     # From the same line, else within the category; elsewhere only the same bytes are the same.
     for shared, is_equal in ((slice(3), False), (slice(3, 4), False), (slice(0), True)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
+            least = nbytes * (1 - ALIKE_FACTOR)
             kin = [
                 gained
                 for gained, gain in gains.items()
                 if keys[gained][shared] == keys[lost][shared]
-                and (gain == nbytes if is_equal else gain >= nbytes * (1 - ALIKE_FACTOR))
+                and (gain == nbytes if is_equal else least <= gain <= nbytes * MIN_KEPT)
             ]
             if kin:
                 nearest = min(kin, key=lambda gained: gains[gained])
                 gains[nearest] = max(0, gains[nearest] - nbytes)
+                moved[nearest] += nbytes
                 del losses[lost]
-    return {row: min(gain, growth) for row, gain in gains.items()}
+    return gains, moved
 
 
 def _row_key(row: BreakdownRow) -> SiteKey:

@@ -449,16 +449,21 @@ def _compared(case: Case) -> Verdict:
         return _updatable(case, verdict, "to compare later runs with it")
     notes = unguarded
     if all(row.peak == "reserved" for row in beyond):
-        grown = [row.difference or 0 for row in case.comparisons if row.peak == "allocated"]
-        more = f"{format_size(max(grown))} more, within tolerance" if max(grown) > 0 else ""
-        sentence = f"live tensors take {more or 'no more memory'}; the allocator's cache grew"
+        more = max(row.difference or 0 for row in case.comparisons if row.peak == "allocated")
+        sentence = "live tensors take no more memory; the allocator's cache grew"
+        if more > 0:
+            sentence = (
+                f"live tensors take {format_size(more)} more, within tolerance; the allocator's "
+                "cache grew"
+            )
         notes = [Note(NoteKind.BREAKDOWN, sentence)]
     old = case.entry.breakdowns if case.entry else ()
     causes = growth_causes(beyond[0], old, case.measurement.attributions)
     toolchain = None
     if case.entry is not None and not case.policy.against:
         toolchain = case.entry.provenance, case.measurement.provenance
-    lead = lead_of(causes, case.lookup.edits, toolchain)
+    growth = beyond[0].difference or 0
+    lead = lead_of(causes, case.lookup.edits, toolchain, growth=growth)
     notes = [*_pinned_by(case.measurement), *notes]
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")

@@ -33,6 +33,8 @@ def lead_of(
     causes: Sequence[Cause],
     edits: Sequence[Edit] = (),
     toolchain: tuple[Provenance, Provenance] | None = None,
+    *,
+    growth: int,
 ) -> Lead | None:
     """Return the lead on a growth; None where nothing is known of its cause.
 
@@ -40,6 +42,7 @@ def lead_of(
         causes: the first one first.
         edits: the lines that changed since the baseline's commit, the closest first.
         toolchain: the baseline's and the measurement's, where a change of it may be the cause.
+        growth: bytes by which the peak grew: a line that grew by more explains no more than that.
     """
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
@@ -54,20 +57,20 @@ def lead_of(
             return Lead("toolchain", versions, place=versions)
     if edits:
         return _edit_lead(edits[0])
-    return _growth_lead(causes[0]) if causes else None
+    return _growth_lead(causes[0], growth) if causes else None
 
 
-def _growth_lead(cause: Cause) -> Lead:
+def _growth_lead(cause: Cause, growth: int) -> Lead:
     """Return the lead that names the line, or the category, that grew most."""
-    growth = f"{cause.category} {format_size(cause.nbytes, signed=True)}"
+    words = f"{cause.category} {format_size(min(cause.nbytes, growth), signed=True)}"
     site = cause.site
     if site is None or not site.path:
-        return Lead("category", growth, place=cause.category)
+        return Lead("category", words, place=cause.category)
     place = site_name(site)
     names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
     keepers = f", kept by {names}" if names else ""
     kind: LeadKind = "segment" if cause.category == SEGMENTS else "line"
-    return Lead(kind, f"{growth} at {place}{keepers}", site.path, site.line, place)
+    return Lead(kind, f"{words} at {place}{keepers}", site.path, site.line, place)
 
 
 def _edit_lead(edit: Edit) -> Lead:

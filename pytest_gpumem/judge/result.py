@@ -93,7 +93,8 @@ class Result:
         row = replace(over, baseline=peak, allowance=0)
         causes = growth_causes(row, old, new, of_one_program=False)
         beside = Beside(part.part, part.measurement.peaks, old)
-        verdict = replace(self.verdict, causes=causes, lead=lead_of(causes))
+        lead = lead_of(causes, growth=row.difference or 0)
+        verdict = replace(self.verdict, causes=causes, lead=lead)
         return replace(self, beside=beside, verdict=verdict)
 
     @property

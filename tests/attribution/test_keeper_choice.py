@@ -1,6 +1,6 @@
 """Which keepers made a line's growth: what their blocks, and all others, can make."""
 
-from pytest_gpumem.attribution.keeper_choice import Choice, KeptBlock, choices
+from pytest_gpumem.attribution.keeper_choice import KeptBlock, NamedKeeper, choices
 from pytest_gpumem.measurement import ExtraBlocks
 from pytest_gpumem.sizes import MIB
 
@@ -15,26 +15,29 @@ def grown(blocks, mib, unused=0):
 
 def test_a_keeper_is_named_where_the_blocks_of_all_others_are_too_few_or_too_small():
     blocks = [block("store", 30), block("kept", 16), block("kept", 16), block("passing", 20)]
-    assert choices(blocks, grown(2, 32)) == [Choice("kept", (1, 2))]
+    assert choices(blocks, grown(2, 32)) == [NamedKeeper("kept", (1, 2))]
     # The baseline had other sizes, as no choice makes the growth: all but one make less of it.
-    assert choices(blocks, grown(2, 68)) == [Choice("kept", (1, 2))]
+    assert choices(blocks, grown(2, 68)) == [NamedKeeper("kept", (1, 2))]
     assert [choice.name for choice in choices(blocks, grown(2, 54))] == ["passing or kept or store"]
 
 
 def test_two_keepers_are_named_where_the_growth_takes_the_blocks_of_both():
     blocks = [block("store", 30), block("logits", 16), block("labels", 4), block("logits", 16)]
-    assert choices(blocks, grown(3, 36)) == [Choice("logits", (1, 3)), Choice("labels", (2,))]
+    assert choices(blocks, grown(3, 36)) == [
+        NamedKeeper("logits", (1, 3)),
+        NamedKeeper("labels", (2,)),
+    ]
 
 
 def test_blocks_of_earlier_steps_are_taken_for_the_growth_where_sizes_leave_it_open():
     blocks = [block("store", 8), block("best", 8, earlier=True), block("out", 8)]
-    assert choices(blocks, grown(1, 8)) == [Choice("best", (1,))]
+    assert choices(blocks, grown(1, 8)) == [NamedKeeper("best", (1,))]
 
 
 def test_names_stand_for_one_where_either_may_have_made_the_growth():
     blocks = [block("store", 8), block("LOG", 8, earlier=True), block("big", 8, earlier=True)]
-    assert choices(blocks, grown(1, 8)) == [Choice("LOG or big", (1,))]
-    assert choices([block("x", 8), block("y", 8)], grown(1, 8)) == [Choice("y or x", (0,))]
+    assert choices(blocks, grown(1, 8)) == [NamedKeeper("LOG or big", (1,))]
+    assert choices([block("x", 8), block("y", 8)], grown(1, 8)) == [NamedKeeper("y or x", (0,))]
     # More than three say nothing, and one of them may be what has no name.
     assert choices([block(name, 8) for name in "abcd"], grown(1, 8)) == []
     assert choices([block("x", 8), block("", 8)], grown(1, 8)) == []
@@ -45,7 +48,7 @@ def test_bytes_that_were_not_split_off_may_be_the_baselines_or_the_growths():
     log = [block("LOG", 14, earlier=at < 3) for at in range(4)]
     blocks = [*log, block("passing", 13)]
     named = choices(blocks, grown(4, 55, unused=1))
-    assert named == [Choice("LOG", (0, 1, 2, 3))]
+    assert named == [NamedKeeper("LOG", (0, 1, 2, 3))]
 
 
 def test_a_search_that_has_too_many_choices_goes_by_bytes_alone():

@@ -373,11 +373,6 @@ def wrong_cause(program, result):
     first = verdict["causes"][0]
     if not first["site"] or first["site"]["line"] not in program.lines:
         return f"wrong line: {verdict['headline']}"
-    if (
-        first["bytes"]
-        > verdict["comparisons"][0]["measured"] - verdict["comparisons"][0]["baseline"]
-    ):
-        return f"larger than the growth: {verdict['headline']}"
     names = [keeper["text"] for keeper in first["keepers"]]
     if not names:
         return f"no keeper: {verdict['headline']}"

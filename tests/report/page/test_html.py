@@ -224,7 +224,7 @@ def test_a_row_names_a_keeper_once():
     text = "local variable best (train.py:11)"
     keeper = Keeper(site.path, site.line, site.category, text, 250 * MIB, 1)
     cause = replace(cause, keepers=(keeper,))
-    verdict = replace(regressed.verdict, causes=(cause,), lead=lead_of((cause,)))
+    verdict = replace(regressed.verdict, causes=(cause,), lead=lead_of((cause,), growth=250 * MIB))
     (why,) = Page(page(Report((replace(regressed, verdict=verdict),)))).texts("span", class_="why")
     assert why.count("kept by") == 1
 
