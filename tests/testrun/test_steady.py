@@ -98,8 +98,10 @@ def test_pythons_collector_runs_as_it_does_without(suite):
     head = CYCLES.replace("mib(64)", "mib(1)")
     plain = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="")
     session = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="steady=True")
-    assert session.figures() == plain.figures()
-    assert plain.figures()["test_it"][0] < 400  # some was collected
+    # The lists of the steps are objects too, a few for all steps: a pass may come one step earlier.
+    peaks = [each.figures()["test_it"][0] for each in (plain, session)]
+    assert max(peaks) - min(peaks) <= 1
+    assert max(peaks) < 400  # some was collected
 
 
 @pytest.mark.parametrize("second", ["raise ValueError", "steps = 9"])
