@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.baselines.commits import recent_peaks
 from pytest_gpumem.baselines.git import GitError
+from pytest_gpumem.errors import SpecError
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def publish(
     )
     created = datetime.now(timezone.utc)
     published = [
-        _write_report(FILES[option].title, path, partial(write, report, created, settings))
+        _write_report(option, path, partial(write, report, created, settings))
         for option, write in _WRITERS.items()
         if (path := getattr(settings, option)) is not None
     ]
@@ -157,8 +159,11 @@ def _minute(created: datetime) -> str:
     return created.strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _write_report(title: str, path: Path, render: Callable[[], str]) -> Published:
+def _write_report(option: str, path: Path, render: Callable[[], str]) -> Published:
+    title = FILES[option].title
+
     def write() -> None:
+        require_replaceable(path, option, str(path))  # a test may have written it since the start
         encoded = render().encode("utf-8", "backslashreplace")
         write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")
 
@@ -202,6 +207,8 @@ def _problem(write: Callable[[], None]) -> str:
             write()
     except OSError as error:
         return error.strerror or str(error)
+    except SpecError as error:
+        return f"{error.problem}; {error.remedy}"
     except Exception as error:  # noqa: BLE001 - a renderer's bug must not hide the tests' results
         return f"{type(error).__name__}: {error}"
     return ""

@@ -524,6 +524,9 @@ def _output_path(option: str, value: str, where: str, root: Path) -> Path | None
             "the page needs jinja2, which is not installed",
             "run pip install 'pytest-gpumem[html]'",
         )
+    from pytest_gpumem.report.output_files import require_replaceable
+
+    require_replaceable(path, option, f"{where}={value}")
     return path.absolute()
 
 

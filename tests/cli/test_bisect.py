@@ -634,3 +634,12 @@ def test_a_set_up_that_fails_has_the_installer_s_reason(tmp_path):
 )
 def test_the_reason_is_the_installer_s_first_error(output, reason):
     assert reason_of(output, 3) == reason
+
+
+def test_the_answer_replaces_no_file_of_others(gpumem, suite):
+    mine = suite.folder / "mine.json"
+    mine.write_text("{}")
+    status, _, errors = bisect(gpumem, f"--json={mine}")
+    assert status == 2
+    assert f"--json={mine}: this file exists, and was not written by this option" in errors
+    assert (mine.read_text(), suite.tried()) == ("{}", [])

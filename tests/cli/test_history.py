@@ -205,3 +205,13 @@ def test_bad_input_is_named(repository, gpumem, arguments, message):
     status, out, err = gpumem("history", *arguments)
     assert (status, out) == (2, "")
     assert message in err
+
+
+def test_the_page_replaces_an_earlier_one_and_no_other_file(repository, gpumem):
+    for _ in range(2):
+        assert gpumem("history", "--html=page.html")[0] == 0
+    (repository / "mine").write_text("mine")
+    status, _, err = gpumem("history", "--html=mine")
+    assert status == 2
+    assert "--html=mine: this file exists, and was not written by this option" in err
+    assert (repository / "mine").read_text() == "mine"

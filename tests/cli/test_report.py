@@ -45,3 +45,15 @@ def test_bad_input_is_named(saved, gpumem, arguments, message):
     status, out, err = gpumem("report", *arguments)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("form", ["markdown", "bencher", "github-action-benchmark"])
+@pytest.mark.parametrize("option", ["json", "markdown", "html"])
+def test_a_file_of_others_is_not_replaced(saved, here, gpumem, option, form):
+    (here / "mine").write_text("mine")
+    status, _, err = gpumem("report", "r.json", f"--{option}=mine", f"--format={form}")
+    assert status == 2
+    assert f"--{option}=mine: this file exists, and was not written by this option; name" in err
+    assert (here / "mine").read_text() == "mine"
+    for _ in range(2):  # a report of its kind is
+        assert gpumem("report", "r.json", f"--{option}=own", f"--format={form}")[0] == 0

@@ -107,7 +107,7 @@ def test_the_command_accepts_all_of_them(shards, gpumem, monkeypatch):
     assert "--artifact" not in text
     gpumem("report", *ALL, "--json=all.json", "--markdown=all.md")
     assert "gpumem accept all.json\n" in Path("all.md").read_text()
-    gpumem("report", *ALL, "--json=all.json", "--markdown=all.md", "--format=bencher")
+    gpumem("report", *ALL, "--json=b.json", "--markdown=all.md", "--format=bencher")
     assert "gpumem accept 1.json 2.json 3.json\n" in Path("all.md").read_text()
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
@@ -296,13 +296,14 @@ def test_files_that_cannot_be_written_are_named(shards, gpumem, arguments, messa
 
 def test_where_one_file_cannot_be_made_none_is_written(shards, gpumem):
     (shards / "folder").mkdir()
-    Path("all.json").write_text("as it was")
+    old = '{"format": 1, "gpumem": "0.1", "created": "as it was"}'
+    Path("all.json").write_text(old)
     names = sorted(path.name for path in shards.iterdir())
     status, _, err = gpumem("report", *ALL, "--json=all.json", "--markdown=m", "--html=folder")
     assert status == 2
     assert "folder: cannot be written" in err
     assert sorted(path.name for path in shards.iterdir()) == names
-    assert Path("all.json").read_text() == "as it was"
+    assert Path("all.json").read_text() == old
 
 
 def test_equal_texts_of_a_report_are_one(shards):

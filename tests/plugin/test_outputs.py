@@ -103,9 +103,12 @@ def test_a_file_that_cannot_be_written_fails_the_session(suite, name):
     assert (suite.path / "file").read_text() == "no folder\n"
 
 
-@pytest.mark.parametrize("name", ["json", "markdown"])
+OLD = {"json": '{"format": 1, "gpumem": "0.1", "created": 1}', "markdown": "## GPU memory: old"}
+
+
+@pytest.mark.parametrize("name", OLD)
 def test_a_full_disk_leaves_the_old_file_as_it_was(suite, monkeypatch, name):
-    old = suite.write("report", "old")
+    old = suite.write("report", OLD[name])
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -114,7 +117,7 @@ def test_a_full_disk_leaves_the_old_file_as_it_was(suite, monkeypatch, name):
     session = suite.run(f"--gpumem-{name}=report", source="def test_plain(): pass")
     assert session.ret == pytest.ExitCode.TESTS_FAILED
     assert f"no {FILES[name]} written to {old}: No space left on device" in session.out
-    assert old.read_text() == "old\n"
+    assert old.read_text() == f"{OLD[name]}\n"
     assert not [it for it in suite.path.iterdir() if it.name.startswith(".gpumem")]
 
 
@@ -135,13 +138,13 @@ def test_a_hook_that_gives_figures_that_are_none_is_named(suite):
             return dataclasses.replace(measurement, segments=-1)
         """,
     )
-    old = suite.write("a.json", "old")
+    old = suite.write("a.json", OLD["json"])
     session = suite.run("--gpumem-json=a.json", "-k", "fits", source=TWO)
     assert session.ret == pytest.ExitCode.TESTS_FAILED
     assert "the result of test_it.py::test_fits: cannot be written: Expected `int` >= 0" in (
         session.flat
     )
-    assert old.read_text() == "old\n"
+    assert old.read_text() == f"{OLD['json']}\n"
 
 
 def test_updated_baselines_are_told(suite):
@@ -206,3 +209,37 @@ def test_each_file_that_an_option_names_has_a_writer():
 
     assert set(_WRITERS) == set(FILES)
     assert set(FILES) <= set(Settings._fields)
+
+
+# -- files of others --
+
+
+@pytest.mark.parametrize("option", FILES)
+def test_a_file_of_others_is_refused_before_any_test_runs(suite, option):
+    mine = suite.path / "mine.py"
+    mine.write_text("A = 1\n")
+    session = suite.run(f"--gpumem-{option}=mine.py", source=TWO)
+    assert not session.outcomes
+    assert f"--gpumem-{option}=mine.py: this file exists, and was not written by" in session.err
+    assert mine.read_text() == "A = 1\n"
+
+
+@pytest.mark.parametrize("option", FILES)
+def test_a_file_that_a_test_writes_at_the_place_of_a_report_is_kept(suite, option):
+    source = """
+        from pathlib import Path
+
+        def test_it():
+            Path("taken").write_text("mine")
+    """
+    session = suite.run(f"--gpumem-{option}=taken", source=source)
+    assert (suite.path / "taken").read_text() == "mine"
+    assert f"no {FILES[option]} written to {suite.path}/taken: this file exists" in session.out
+    assert session.ret == 1
+
+
+@pytest.mark.parametrize("option", FILES)
+def test_a_report_replaces_the_last_one(suite, option):
+    for _ in range(2):
+        session = suite.run(f"--gpumem-{option}=it", "--gpumem-card=T4", source=TWO)
+        assert f"gpumem: {FILES[option]} written to {suite.path}/it" in session.out

@@ -25,6 +25,7 @@ from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
 from pytest_gpumem.report.change_list import table
+from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
 
@@ -187,6 +188,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
                 "leave out one of the two",
             )
         arguments.words.insert(0, arguments.across)
+    if arguments.json is not None:
+        require_replaceable(arguments.json, "bisect", f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
     if arguments.as_of and arguments.git is not None:
         raise SpecError(

@@ -16,6 +16,7 @@ from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.cli.show import command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.report.history import listing
+from pytest_gpumem.report.output_files import require_replaceable
 
 if TYPE_CHECKING:
     import argparse
@@ -130,6 +131,7 @@ def write_page(path: str, history: BaselineHistory) -> None:
     if find_spec("jinja2") is None:
         remedy = "run pip install 'pytest-gpumem[html]'"
         raise GpuMemError(f"--html={path}", "the page needs jinja2, which is not installed", remedy)
+    require_replaceable(path, "history", f"--html={path}")
     from pytest_gpumem.report.history.page import history_page
 
     content = history_page(history).encode("utf-8", "backslashreplace")

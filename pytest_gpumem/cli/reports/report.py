@@ -14,6 +14,7 @@ from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lin
 from pytest_gpumem.report.json_report import json_lines, read_report
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import MAX_SHARDS
+from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.report.trackers.formats import FORMATS
@@ -98,6 +99,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
             problem,
             "write a whole number from 1, such as --expect=8",
         )
+    tracked = arguments.format if arguments.format in FORMATS else "json"
+    for option, kind in (("json", tracked), ("markdown", "markdown"), ("html", "html")):
+        if path := getattr(arguments, option):
+            require_replaceable(path, kind, f"--{option}={path}")
     with without_collections():  # hundreds of thousands of objects, and no garbage
         merged = _merged_reports(arguments)
         files = _rendered(merged, arguments)

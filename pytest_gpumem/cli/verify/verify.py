@@ -18,6 +18,7 @@ from pytest_gpumem.devices.card_file import card_file_text, estimated_context
 from pytest_gpumem.devices.card_limits import LIMITS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.text import mib, printable
 from pytest_gpumem.version import __version__
 
@@ -81,7 +82,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         DeviceError: there is no GPU, or the virtual GPU cannot be one of its kind.
         ReportError: the file cannot be written.
+        SpecError: the file is another than one of this command.
     """
+    if arguments.json is not None:
+        require_replaceable(arguments.json, "verify", f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
         folder = Path(name)
         _tell("on the GPU:")
