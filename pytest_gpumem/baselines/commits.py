@@ -319,7 +319,7 @@ def recent_peaks(
     for content in reversed(list(blob_contents(root, [file.new for file in files]))):
         try:
             file = msgspec.json.decode(content, type=_CommittedFile)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             continue  # gpumem history names such a file
         for test, figures in file.tests.items():
             parts: dict[str, _Figures | _Part] = {"": figures, **figures.parts}

@@ -215,3 +215,12 @@ def test_the_page_replaces_an_earlier_one_and_no_other_file(repository, gpumem):
     assert status == 2
     assert "--html=mine: this file exists, and was not written by this option" in err
     assert (repository / "mine").read_text() == "mine"
+
+
+def test_a_committed_file_of_brackets_in_thousands_has_no_peaks(here):
+    git("init", "-q")
+    folder = here / "baselines/virtual-T4/tests"
+    folder.mkdir(parents=True)
+    (folder / "test_a.json").write_text('{"x": ' + "[" * 100_000)
+    commit("deep")
+    assert recent_peaks(here / "baselines") == {}

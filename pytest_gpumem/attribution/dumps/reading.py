@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _REMEDY: Final = "name a file of --gpumem-snapshots or of torch.cuda.memory._dump_snapshot"
+VALUES_PER_BYTE: Final = 128
+"""of a file, which may refer to a list many times; an event of 40 bytes may have a stack of 500
+frames, each of seven values"""
+FEW_VALUES: Final = 1_000_000
+"""values that a file of any size may have"""
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -105,6 +112,7 @@ def read_dump(path: str | os.PathLike[str]) -> Snapshot:
     try:
         with Path(path).open("rb") as stream:
             snapshot = _PlainUnpickler(stream).load()
+            read = stream.tell()
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
         raise SnapshotError(name, f"cannot be read: {problem}", _REMEDY) from error
@@ -118,7 +126,35 @@ def read_dump(path: str | os.PathLike[str]) -> Snapshot:
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         problem = 'is no snapshot of PyTorch\'s allocator: it has no list of "segments"'
         raise SnapshotError(name, problem, _REMEDY)
+    if _values(snapshot) > max(FEW_VALUES, VALUES_PER_BYTE * read):
+        problem = f"refers to its lists too often: {read:,} bytes stand for too many values"
+        raise SnapshotError(name, problem, _REMEDY)
     return as_snapshot(snapshot, name)
+
+
+def _values(whole: Any) -> float:  # noqa: ANN401 - any plain container
+    """Return the number of values in a container, those of a shared one at each of its places.
+
+    It is infinite where a container is within itself. The time is that of the shared containers.
+    """
+    unfinished = 0.0
+    counts: dict[int, float] = {}
+    pending = [whole]
+    while pending:
+        container = pending[-1]
+        key = id(container)
+        values = [*container, *container.values()] if type(container) is dict else container
+        inner = [value for value in values if isinstance(value, _CONTAINERS)]
+        if key not in counts:
+            counts[key] = unfinished
+            if any(counts.get(id(value)) == unfinished for value in inner):
+                return math.inf
+            if missing := [value for value in inner if id(value) not in counts]:
+                pending += missing
+                continue
+        counts[key] = 1.0 + len(values) + sum(counts[id(value)] for value in inner)
+        pending.pop()
+    return counts[id(whole)]
 
 
 def as_snapshot(content: dict[str, Any], name: str) -> Snapshot:

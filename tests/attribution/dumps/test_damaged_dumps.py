@@ -12,6 +12,7 @@ from helpers.dumps import alloc, block, frame, free, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_gpumem.attribution.dumps import reading
 from pytest_gpumem.attribution.dumps.growth import growth_by_device
 from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import SnapshotError, as_snapshot, read_dump
@@ -78,3 +79,51 @@ def test_a_function_without_a_name_is_refused_with_its_place(value):
     event = alloc(1, 20 * MIB, frame("model.py", 1, value))
     with pytest.raises(SnapshotError, match=r"Expected `str`.* - at `\$\.device_traces"):
         as_snapshot(snapshot([event]), "a.pickle")
+
+
+# -- lists that a small file refers to many times --
+
+
+def within_itself():
+    frames = [{"filename": "a.py", "name": "f", "line": 1}]
+    frames[0]["more"] = frames
+    return [block(0, 512) | {"frames": frames}]
+
+
+def many_times(number):
+    """Return blocks of a file of a few bytes each: lists that are referred to at each level."""
+    frames = [{"filename": "a.py", "name": "f", "line": 1}] * number
+    return [block(0, 512) | {"frames": frames}] * number
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [{"device": 0, "address": 0, "total_size": 512, "blocks": many_times(400)}] * 400,
+        [{"device": 0, "address": 0, "total_size": 512, "blocks": within_itself()}],
+    ],
+    ids=["cubed", "within itself"],
+)
+def test_a_small_file_of_very_many_values_is_refused_before_it_is_expanded(
+    tmp_path, monkeypatch, segments
+):
+    path = tmp_path / "small.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": []}))
+    monkeypatch.setattr(reading, "as_snapshot", lambda *_: pytest.fail("it is expanded"))
+    with pytest.raises(SnapshotError) as caught:
+        read_dump(path)
+    assert str(path) in str(caught.value)
+    assert "refers to its lists too often" in str(caught.value)
+
+
+def test_deep_stacks_that_many_events_share_are_read(tmp_path):
+    """As PyTorch writes them: of equal stacks, one list."""
+    frames = [frame("model.py", line, "forward") for line in range(500)]
+    events = [
+        {"action": "alloc", "addr": at << 20, "size": at << 9, "time_us": at << 9, "frames": frames}
+        for at in range(1, 2_000)
+    ]
+    path = tmp_path / "deep.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    (trace,) = read_dump(path).device_traces
+    assert [len(event.frames) for event in trace] == [500] * 1_999
