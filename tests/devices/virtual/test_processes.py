@@ -4,6 +4,7 @@ import subprocess
 import uuid
 
 import pytest
+from helpers.semaphores import need_semaphores
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
@@ -250,6 +251,7 @@ def work(tensors, answers, done):
 
 def test_a_tensor_shared_with_a_spawned_process_counts_in_its_owner_alone(tmp_path):
     """As with torch.multiprocessing on a real GPU: the other process maps it, and takes nothing."""
+    need_semaphores()
     (tmp_path / "sharing.py").write_text(SHARING)
     program = tmp_path / "program.py"
     program.write_text(
@@ -293,6 +295,7 @@ if __name__ == "__main__":
 
 
 def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester):
+    need_semaphores()
     pytester.makepyfile(sharing_work=SHARING)
     pytester.makepyfile(
         test_sharing="""

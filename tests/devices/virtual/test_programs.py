@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 from helpers.native_sources import compiler
 from helpers.paths import ROOT
+from helpers.semaphores import need_semaphores
 from helpers.virtual_gpu import virtual_card
 from helpers.warm import HANGS, warm_python
 from packaging.version import Version
@@ -249,6 +250,7 @@ def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
 
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 3)])
 def test_a_marked_test_may_start_processes(suite, source, count):
+    need_semaphores()
     session = suite.run_warm(source=source)
     session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
     assert session.outcomes == {"passed": count}

@@ -1,6 +1,7 @@
 """What of PyTorch runs on the virtual GPU, each in small; what does not is refused by name."""
 
 import pytest
+from helpers.semaphores import need_semaphores
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 C = "cuda"
@@ -225,6 +226,7 @@ def sparse(torch):
 
 
 def data_loader_with_workers(torch):
+    need_semaphores()
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
     loader = torch.utils.data.DataLoader(
         data, batch_size=4, num_workers=1, pin_memory=True, multiprocessing_context="fork"
