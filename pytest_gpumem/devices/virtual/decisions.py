@@ -38,6 +38,11 @@ NUMBERS: Final = Patch(
 FLOATS: Final = Patch(
     "torch", "Tensor.__float__", reason="a value that becomes a tensor again decides nothing"
 )
+SAVED: Final = Patch(
+    "torch",
+    "storage._StorageBase.cpu",
+    reason="a storage that is saved, pickled or copied whole decides nothing",
+)
 TEXTS: Final = Patch(
     "torch",
     *("Tensor.__repr__", "Tensor.__format__"),
@@ -296,6 +301,7 @@ class Decisions:
         with ExitStack() as stack:
             NUMBERS.wrap(torch, self._returning, stack)
             FLOATS.wrap(torch, self._keeping, stack)
+            SAVED.wrap(torch, self._keeping, stack)
             TEXTS.wrap(torch, self._showing, stack)
             COMPARED.wrap(torch, _comparing, stack)
             library.on_readback(self.seen)

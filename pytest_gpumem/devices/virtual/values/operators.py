@@ -251,9 +251,10 @@ class OperatorCall:
         return False
 
     def copies_floats_to_host(self) -> bool:
-        """Return whether it copies floating-point numbers to the host: no sizes, nor masks."""
+        """Return whether it copies real or complex numbers to the host: no sizes, nor masks."""
         source = self.args[1 if self.name == "copy_" else 0]
-        return source.is_floating_point() and self.copies_to_host()
+        is_number = source.is_floating_point() or source.is_complex()
+        return is_number and self.copies_to_host()
 
     def copies_bytes_to(self, tensor: Tensor) -> bool:
         """Return whether it fills a tensor by a plain copy, which the library did."""
