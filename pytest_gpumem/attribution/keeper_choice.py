@@ -81,7 +81,9 @@ def _certain(
         own = [at for at in among if blocks[at].keeper == name]
         others = [at for at in among if blocks[at].keeper != name]
         if made is not None and _made(blocks, others, extra) is None:
-            certain.append(NamedKeeper(name, tuple(own[: made[name]])))
+            left = Counter({size: made[name, size] for _, size in made})
+            chosen = [at for at in own if _takes(left, _requested(blocks[at]))]
+            certain.append(NamedKeeper(name, tuple(chosen)))
         # Blocks of the baseline are gone, or have other sizes: the others may still be too small.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS
@@ -98,29 +100,40 @@ def _is_short(blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraB
 
 def _made(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
-) -> Counter[str] | None:
-    """Return how many blocks of each keeper make the growth; None where no choice does."""
-    total = sum(block.nbytes - block.unsplit for block in blocks)
+) -> Counter[tuple[str, int]] | None:
+    """Return how many blocks of each keeper and size make the growth; None: no choice does."""
+    total = sum(map(_requested, blocks))
     held_before = sum(block.nbytes for block in blocks) - extra.nbytes
     most = total - held_before + extra.unused
     least = total - held_before
-    kinds = Counter((blocks[at].keeper, blocks[at].nbytes - blocks[at].unsplit) for at in among)
-    ways: dict[tuple[int, int], Counter[str]] = {(0, 0): Counter()}
+    kinds = Counter((blocks[at].keeper, _requested(blocks[at])) for at in among)
+    ways: dict[tuple[int, int], Counter[tuple[str, int]]] = {(0, 0): Counter()}
     for (name, size), available in kinds.items():
-        longer: dict[tuple[int, int], Counter[str]] = {}
+        longer: dict[tuple[int, int], Counter[tuple[str, int]]] = {}
         for (number, nbytes), way in ways.items():
             for more in range(min(available, extra.blocks - number) + 1):
                 state = number + more, nbytes + more * size
                 if state[1] > most:
                     break
-                longer.setdefault(state, way + Counter({name: more}))
+                longer.setdefault(state, way + Counter({(name, size): more}))
         ways = longer
         if len(ways) > MAX_STATES:
             return None
     fitting = [
         way for (number, nbytes), way in ways.items() if number == extra.blocks and nbytes >= least
     ]
-    return min(fitting, key=lambda way: len(+way), default=None)  # of the fewest keepers
+    # Of the ways that fit, one of the fewest keepers.
+    return min(fitting, key=lambda way: len({name for name, _ in way}), default=None)
+
+
+def _requested(block: KeptBlock) -> int:
+    return block.nbytes - block.unsplit
+
+
+def _takes(left: Counter[int], size: int) -> bool:
+    """Return whether a block of a size is still to be taken, and take it."""
+    left[size] -= 1
+    return left[size] >= 0
 
 
 def _until(blocks: Sequence[KeptBlock], among: Collection[int], nbytes: int) -> tuple[int, ...]:

@@ -203,14 +203,16 @@ def _net_growths(
     moved: Counter[int] = Counter()
     keys = {id(row): _row_key(row) for row in rows}
     # From the same line, else within the category; elsewhere only the same bytes are the same.
-    for shared, is_equal in ((slice(3), False), (slice(3, 4), False), (slice(0), True)):
+    for shared in (slice(3), slice(3, 4), slice(0)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
+            # A line that allocates as much as before has less at this moment alone.
+            is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
             least = nbytes * (1 - ALIKE_FACTOR)
             kin = [
                 gained
                 for gained, gain in gains.items()
                 if keys[gained][shared] == keys[lost][shared]
-                and (gain == nbytes if is_equal else least <= gain <= nbytes * MIN_KEPT)
+                and (gain == nbytes or (is_less and least <= gain <= nbytes * MIN_KEPT))
             ]
             if kin:
                 nearest = min(kin, key=lambda gained: gains[gained])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pytest_gpumem.attribution.attributor import origin_of
 from pytest_gpumem.baselines.source_changes import changed_lines
 from pytest_gpumem.judge.breakdown_diff import site_rows
-from pytest_gpumem.judge.causes import line_growths, with_others_alike
+from pytest_gpumem.judge.causes import MADE, line_growths, with_others_alike
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.source_lines import (
     docstring_lines,
@@ -153,7 +153,9 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
             calls[place] += block.size
             functions.add((place[0], qualified(frame["filename"], frame["line"])))
         functions.add((path, qualified(origin.filename, origin.line)))
-    keepers = [keeper.text for cause in causes[:1] for keeper in cause.keepers]
+    # A model keeps its parameters and buffers: that tells nothing of the edit.
+    first = [cause for cause in causes[:1] if cause.category not in MADE]
+    keepers = [keeper.text for cause in first for keeper in cause.keepers]
     rows = site_rows(
         result.measurement.attributions[device].breakdown, result.breakdowns_before[device]
     )

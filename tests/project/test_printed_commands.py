@@ -236,7 +236,7 @@ def test_commands_about_baselines_delete_list_and_write(place):
     (command,) = re.findall("; record some with (.*)$", told.err.strip())
     assert "baselines: 3 created" in place.sh(command).out
     assert "test_it[[x]]" in place.sh("gpumem show --baseline-dir='none here'").out
-    place.write("a b.json", "{")
+    place.write("a b.json", '{"format": 3, "gpumem": "0.1.0", "created": ')  # cut off
     told = place.sh("gpumem report 'a b.json'")
     (command,) = re.findall("; write the report again with (.*)$", told.err.strip())
     place.sh(command)
