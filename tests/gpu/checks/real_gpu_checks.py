@@ -135,7 +135,7 @@ def run(name, *words, files=None, timeout=SLOW, env=None, folder=None):
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        process_group=0,
+        start_new_session=True,
     )
     try:
         out, _ = process.communicate(timeout=timeout)
