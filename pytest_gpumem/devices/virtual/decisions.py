@@ -234,6 +234,9 @@ class Decisions:
     def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
 
+        Args:
+            size: bytes; 0: a library's answer, which is the most that it can be.
+
         Returns:
             whether the copy is to fail: its loop would not end.
         """
@@ -243,7 +246,7 @@ class Decisions:
             self.any_read = True  # a tensor, as it seems
             return False
         try:
-            self._read(self._unknown)
+            self._read(self._unknown if size else self._assumed)
         except DeviceError as endless:
             if self._set_endless is not None:
                 self._set_endless(str(endless))

@@ -27,6 +27,11 @@ class Assumptions:
         self.masks_declared = False
         """whether the test says that share: it holds for masks of assumed numbers too"""
 
+    @property
+    def most_of_masks(self) -> float:
+        """The share of a mask that is true where no element is assumed: all, or as declared."""
+        return self.masks if self.masks_declared else 1.0
+
     def begin_again(self) -> None:
         """Give the same values as at first."""
         self._generator.manual_seed(SEED)

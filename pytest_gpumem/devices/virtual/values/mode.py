@@ -5,6 +5,7 @@ interception.py hands it each operator, and runs the CUDA operator in between.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -395,21 +396,21 @@ class ValueMode:
         masks: Sequence[Tensor] | None,
     ) -> None:
         """Queue the answers for an operator on unknown values, by its masks or as a bound."""
-        if plan is not None or copies is None:
+        if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
-        bound = BOUNDS.get(call.op._schema.name)
-        if bound is not None:
-            self.decisions.seen_assumed()
-            self._queue(lambda _result, args, kwargs: bound(*args, **kwargs), call, None)
-            self.sizes_told = True
-        if not masks:
-            return
-        if self.are_readable(masks) and not torch.cuda.is_current_stream_capturing():
+        if masks and self.are_readable(masks):
             if call.name == "_coalesce" and not self.could_be_known(masks[0]):
                 self.sparse.spread(call.args[0])
             self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
                 self._queue(copies, call, None)
+                return
+        bound = BOUNDS.get(call.op._schema.name)
+        if bound is not None:
+            self.decisions.seen_assumed()
+            most = functools.partial(bound, self.assumptions.most_of_masks)
+            self._queue(lambda _result, args, kwargs: most(*args, **kwargs), call, None)
+            self.sizes_told = True
 
     def _queue(self, copies: Copies, call: OperatorCall, result: object) -> None:
         for forms in copies(result, call.args, call.kwargs):

@@ -9,7 +9,8 @@
  *   double. cuSPARSE's manual says that memory grows with these; cupy/cupy#7044 has some 6 GB for 216,000,000, which is 28.
  *   Their number is that of rows which are evenly filled.
  *
- * How many nonzeros a sum or a product of sparse matrices has depends on values, and reads zero.
+ * How many nonzeros a sum or a product of sparse matrices has depends on values. Where these are unknown, the result has
+ * the most that it can have.
  */
 #include "runtime/runtime.h"
 
@@ -38,16 +39,22 @@ static _Thread_local int64_t told_nonzeros = -1;
 /* Sets the nonzeros of the sum or product that this thread takes next, as Python computed them; -1: nobody knows. */
 GM_API void gpumem_tell_nonzeros(int64_t count) { told_nonzeros = count; }
 
-/* The nonzeros of a result: where Python has not told them, and they are wanted, zero comes to the host. */
-static int read_back(void *out, size_t size) {
+/* The nonzeros of a result: where Python has not told them, and they are wanted, the most that there can be. Zero would
+ * hold every limit. */
+static int read_back(void *out, size_t size, int64_t most) {
     if (!out || gm_owner(out) >= 0) return GM_SUCCESS;
-    int32_t count = (int32_t)told_nonzeros;
-    if (told_nonzeros < 0) memset(out, 0, size);
-    else memcpy(out, size == sizeof count ? (void *)&count : (void *)&told_nonzeros, size);
-    if (told_nonzeros < 0) gm_note_readback(size);
+    int64_t count = told_nonzeros < 0 ? most : told_nonzeros;
+    int32_t short_count = count > INT32_MAX ? INT32_MAX : (int32_t)count;
+    memcpy(out, size == sizeof short_count ? (void *)&short_count : (void *)&count, size);
+    if (told_nonzeros < 0) gm_note_readback(0); /* of no bytes: assumed */
     told_nonzeros = -1;
     return GM_SUCCESS;
 }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* a * b, or `most` if the product is larger. */
+static int64_t product_up_to(int64_t a, int64_t b, int64_t most) { return b && a > most / b ? most : a * b; }
 
 /* ---- handles and descriptors ---- */
 
@@ -144,7 +151,7 @@ GM_API int cusparseSpMatGetSize(const sparse_matrix *m, int64_t *rows, int64_t *
     *rows = m->rows;
     *columns = m->columns;
     *nonzeros = m->nonzeros;
-    return m->computed ? read_back(nonzeros, sizeof *nonzeros) : GM_SUCCESS;
+    return m->computed ? read_back(nonzeros, sizeof *nonzeros, m->nonzeros) : GM_SUCCESS;
 }
 
 static int new_dense(dense_matrix **out, int64_t elements, int type) {
@@ -204,7 +211,10 @@ GM_API int cusparseSpGEMM_workEstimation(void *h, int a_op, int b_op, const void
 GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
                                   const sparse_matrix *b, const void *beta, sparse_matrix *c, int type, int algorithm,
                                   void *d, size_t *size, void *buffer) {
-    c->computed = true;
+    int64_t all = product_up_to(c->rows, c->columns, INT64_MAX);
+    c->computed = true; /* a value of a meets a row of b, and a value of b a column of a */
+    c->nonzeros = least(product_up_to(a->nonzeros, least(b->columns, b->nonzeros), all),
+                        product_up_to(b->nonzeros, least(a->rows, a->nonzeros), all));
     return buffer ? computed() : workspace(size, all_products(a, b, type));
 }
 
@@ -265,7 +275,7 @@ FOR_EVERY_TYPE(Z)
 
 GM_API int cusparseXcsrgeam2Nnz(void *h, int m, int n, void *ad, int ac, const int *ar, const int *ai, void *bd,
                                 int bc, const int *br, const int *bi, void *cd, int *cr, int *total, void *work) {
-    return read_back(total, sizeof *total);
+    return read_back(total, sizeof *total, product_up_to(m, n, (int64_t)ac + bc));
 }
 
 /* Where a pivot is zero; -1 (nowhere) in host memory, as every factorisation here succeeds. */
