@@ -286,8 +286,7 @@ class Meter:
     def _after_step(self, optimizer: Optimizer) -> None:
         self.fold()
         self._stepping = False
-        if self._steady:
-            self.steps.stepped(optimizer)
+        self.steps.stepped(optimizer)
 
     def fold(self) -> None:
         """Put the peaks so far into every open tally, and reset them."""

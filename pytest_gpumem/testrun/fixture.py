@@ -121,8 +121,7 @@ class GpuMemory:
 
         Without such a call, a step ends when the first optimizer has stepped.
         """
-        if self._run.spec.steady:
-            self._run.meter.steps.mark()
+        self._run.meter.steps.mark()
 
     def assume(self, *, masks: float) -> None:
         """Say which values the virtual GPU assumes for values that it does not compute.
