@@ -16,6 +16,7 @@ import pytest
 
 from pytest_gpumem.devices.torch_import import TorchGuard
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.plugin.ini_file import as_text, read_ini
 from pytest_gpumem.plugin.settings import REPEATED, Option, Settings, read_settings
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -56,10 +57,12 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
             return value, option.flag
         # Below `gpumem run --card T4` marked tests run on a T4, unless pytest's settings differ.
         variable = OF_RUN.get(option.ini, "")
-        value = config.getini(option.ini)
+        value = read_ini(config, option.ini)
         if value is None and variable in os.environ:
             return os.environ[variable], variable
-        return option.default if value is None else value, option.ini
+        if isinstance(option.default, bool):
+            return value, option.ini
+        return option.default if value is None else as_text(value), option.ini
 
     try:
         settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))

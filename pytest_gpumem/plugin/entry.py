@@ -7,7 +7,7 @@ marked test.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
@@ -62,7 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, **extra)
             # None: of these two it matters whether a file or "-o" has them.
             default = None if option.ini in OF_RUN else option.default
-            parser.addini(option.ini, option.help.replace("%%", "%"), default=default)
+            kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
+            parser.addini(option.ini, option.help.replace("%%", "%"), type=kind, default=default)
     parser.addini(defaults.INI, defaults.HELP, type="linelist", default=[])
 
 

@@ -39,6 +39,8 @@ class Option(NamedTuple):
     metavar: str = ""
     """what help shows for the value; "": the choices"""
     choices: tuple[str, ...] = ()
+    is_list: bool = False
+    """whether the ini file may have a list"""
     of_flag: str = ""
     """the value on the command line, where the option takes none; "": it takes one"""
     file: OutputFile | None = None
@@ -83,6 +85,7 @@ OPTIONS: Final = (
         "in the ini file, or with -o gpumem_all=..., write patterns of node ids instead of true: "
         "tests/gpu/*,tests/test_models.py::*",
         "",
+        is_list=True,
         of_flag="true",
     ),
     Option(
@@ -93,6 +96,7 @@ OPTIONS: Final = (
         ),
         "",
         "NAME,NAME",
+        is_list=True,
     ),
     Option(
         "visible",
@@ -454,6 +458,8 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         return _output_path(option.name, str(value), where, root)
     if value == option.default and not option.name.endswith("tolerance"):
         return value
+    if isinstance(option.default, bool) and not isinstance(value, bool):
+        raise SpecError(f"{where}={value}", "this is not a truth value", f"write {where}=true")
     if option.choices and value not in option.choices:
         choices = " or ".join(f"{where}={choice}" for choice in option.choices)
         raise SpecError(f"{where}={value}", "this is not a valid choice", f"write {choices}")
@@ -461,8 +467,6 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         raise SpecError(f"{where}=", "this is not a folder", f"write {where}=baselines")
     try:
         reader = _READERS.get(option.name)
-        if isinstance(value, list):  # of TOML
-            value = ",".join(map(str, value))
         return reader(str(value)) if reader else value
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error

@@ -20,7 +20,8 @@ def look_through_once():
     Modules of other folders, classes and objects are gone through as ever.
     """
     pluggy._manager.dir = _once(builtins.dir, _is_named_as_a_hook)
-    _pytest.fixtures.dir = _once(builtins.dir, _may_be_a_fixture)
+    if hasattr(_pytest.fixtures, "FixtureFunctionDefinition"):  # since pytest 8.4
+        _pytest.fixtures.dir = _once(builtins.dir, _may_be_a_fixture)
     if hasattr(pluggy._manager, "_static_hook_attr"):  # of newer versions, takes most of the rest
         pluggy._manager._static_hook_attr = _once(pluggy._manager._static_hook_attr)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.plugin.ini_file import as_text, read_ini
 from pytest_gpumem.plugin.pytest_item import unique_nodeid
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def defaults_of(item: pytest.Item) -> Iterator[Mapping[str, object]]:
     for arguments in item.ihook.pytest_gpumem_defaults(item=item):
         yield arguments or {}
     if RULES not in item.config.stash:
-        item.config.stash[RULES] = read_rules(item.config.getini(INI))
+        lines = read_ini(item.config, INI)
+        lines = lines if isinstance(lines, list) else as_text(lines).splitlines()
+        item.config.stash[RULES] = read_rules(str(line) for line in lines if str(line).strip())
     nodeid, rules = unique_nodeid(item), item.config.stash[RULES]
     for pattern, arguments in reversed(rules):  # of two lines the later wins
         if fnmatchcase(nodeid, pattern) or fnmatchcase(nodeid.partition("::")[0], pattern):

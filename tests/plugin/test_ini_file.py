@@ -1,0 +1,154 @@
+"""Every setting in each form of pytest's configuration file, with pytest's own types."""
+
+import json
+
+import pytest
+
+from pytest_gpumem.plugin.settings import OPTIONS
+
+CONFTEST = """
+from pytest_gpumem.plugin.device_choice import SETTINGS
+from pytest_gpumem.plugin.ini_file import read_ini
+
+def pytest_configure(config):
+    settings = config.stash.get(SETTINGS, None)
+    if settings is None:  # the plugin has refused an option
+        return
+    print("READ", *(f"{name}={value}" for name, value in settings._asdict().items()), sep="|")
+    print("RULES", read_ini(config, "gpumem_defaults"))
+"""
+VALUES = {
+    "card": "T4",
+    "update_baselines": True,
+    "html": "out/page.html",
+    "device": "none",
+    "all": ["tests/gpu/*", "test_it.py"],
+    "cards": ["T4", "L4"],
+    "visible": "session:2",
+    "values": "off",
+    "baseline_dir": "kept",
+    "missing_baseline": "fail",
+    "shrinkage": "fail",
+    "provenance": "note",
+    "stale": "fail",
+    "attribution": "on",
+    "snapshots": "out/snapshots",
+    "snapshot_when": "always",
+    "tolerance": "2%, 64MiB",
+    "host_tolerance": "20%",
+    "guard": "allocated",
+    "select_fits": "L4",
+    "order": "memory",
+    "json": "out/report.json",
+    "artifact": "gpumem",
+    "markdown": "out/report.md",
+    "editor": "vscode",
+    "github": "off",
+}
+FORMS = {
+    "pytest.ini": "[pytest]",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
+    "ini_options": "[tool.pytest.ini_options]",
+    "native": "[tool.pytest]",
+    "pytest.toml": "[pytest]",
+}
+NATIVE = pytest.mark.skipif(
+    tuple(map(int, pytest.__version__.split(".")[:1])) < (9,), reason="pytest 9 has these forms"
+)
+
+
+def line_of(form, name, value):
+    """A setting as this form has it."""
+    if form in {"pytest.ini", "tox.ini", "setup.cfg"}:
+        return f"{name} = {','.join(value) if isinstance(value, list) else value}"
+    return f"{name} = {json.dumps(value)}"
+
+
+def write(suite, form, **values):
+    name = "pyproject.toml" if form in {"ini_options", "native"} else form
+    lines = [line_of(form, name, value) for name, value in values.items()]
+    suite.write(name, "\n".join([FORMS[form], *lines, ""]))
+
+
+FORM = pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=NATIVE if form in {"native", "pytest.toml"} else ())
+        for form in FORMS
+    ],
+)
+
+
+def read(suite, *arguments):
+    """What a session's settings say, by their names, and its defaults."""
+    suite.write("conftest.py", CONFTEST)
+    suite.write("test_it.py", "def test_it(): pass\n")
+    out = suite.run("-s", "-W", "error", *arguments).out
+    (line,) = [line for line in out.splitlines() if line.startswith("READ|")]
+    (rules,) = [line for line in out.splitlines() if line.startswith("RULES ")]
+    return dict(pair.split("=", 1) for pair in line.split("|")[1:]), rules
+
+
+def test_each_setting_is_tried():
+    untried = {"against", "against_tolerance"}  # these contradict update_baselines
+    assert {option.name for option in OPTIONS} == set(VALUES) | untried
+
+
+@FORM
+def test_each_setting_is_read_from_each_form(suite, form):
+    rule = 'tests/models/*: tolerance="2%"'
+    settings = {f"gpumem_{name}": value for name, value in VALUES.items()}
+    is_toml = form not in {"pytest.ini", "tox.ini", "setup.cfg"}
+    write(suite, form, **settings, gpumem_defaults=[rule] if is_toml else rule)
+    found, rules = read(suite)
+    assert rules == f"RULES {[rule]}"
+    assert found["all"] == "('tests/gpu/*', 'test_it.py')"
+    assert found["cards"] == "('T4', 'L4')"
+    for name in ("tolerance", "host_tolerance"):
+        assert found.pop(name) != "None"
+    assert found["editor"].startswith("vscode:")
+    for name in ("html", "snapshots", "json", "markdown", "baseline_dir"):
+        assert found[name].endswith(VALUES[name])
+    for name in set(found) & set(VALUES) - {"all", "cards", "editor"}:
+        assert found[name].endswith(str(VALUES[name])), name
+
+
+@FORM
+@pytest.mark.parametrize("value", [True, "true", "tests/gpu/*", ["tests/gpu/*"]])
+def test_all_may_be_true_a_text_or_a_list(suite, form, value):
+    if isinstance(value, bool) and form in {"pytest.ini", "tox.ini", "setup.cfg"}:
+        value = "true"
+    write(suite, form, gpumem_all=value, gpumem_cards="T4,L4")
+    found, _ = read(suite)
+    assert found["all"] == ("('*',)" if value in (True, "true") else "('tests/gpu/*',)")
+    assert found["cards"] == "('T4', 'L4')"
+
+
+@FORM
+def test_the_command_line_comes_before_the_file(suite, form):
+    write(suite, form, gpumem_all=True, gpumem_card="T4", gpumem_update_baselines=True)
+    found, _ = read(suite, "-o", "gpumem_all=a,b", "--gpumem-card=L4")
+    assert (found["all"], found["card"], found["update_baselines"]) == ("('a', 'b')", "L4", "True")
+    session = suite.run("-o", "gpumem_update_baselines=maybe")
+    assert "maybe" in session.err
+    assert "Traceback" not in session.out + session.err
+
+
+@NATIVE
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("gpumem_update_baselines", "maybe", "write gpumem_update_baselines=true"),
+        ("gpumem_card", True, "gpumem_card=true"),
+        ("gpumem_card", {"a": 1}, "gpumem_card={'a': 1}"),
+        ("gpumem_tolerance", 0.02, "gpumem_tolerance=0.02"),
+        ("gpumem_cards", [1, [2]], "gpumem_cards=1,2"),
+    ],
+)
+def test_a_value_of_another_type_is_told_by_the_setting(suite, name, value, says):
+    text = "{a = 1}" if isinstance(value, dict) else json.dumps(value)
+    suite.write("pytest.toml", f"[pytest]\n{name} = {text}\n")
+    session = suite.run(source="def test_it(): pass\n")
+    assert says in session.err
+    assert "Traceback" not in session.out + session.err
