@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 PATCHES: Final[list[Patch]] = []
-"""those that are declared; docs/explanation/patches.md lists them all"""
+"""those that are declared; tests/tables/patches.md lists them all"""
 
 
 class Patch:

@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 from pytest_gpumem.patches import PATCHES, Patch
 
 PACKAGE = ROOT / "pytest_gpumem"
-PAGE = ROOT / "docs" / "explanation" / "patches.md"
+PAGE = ROOT / "tests" / "tables" / "patches.md"
 
 
 class Base:

@@ -1,8 +1,8 @@
-"""The page of the documentation that has every published row that was run, from the results.
+"""The page beside the results that has every published row that was run, from the results.
 
     python -m benchmarks.published.evidence
 
-It writes docs/explanation/evidence.md from results/*.txt; a test compares the two.
+It writes benchmarks/results/evidence.md from results/*.txt; a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.harness import RESULTS, ROOT, read_toml
+from benchmarks.harness import RESULTS, read_toml
 from benchmarks.published.rows import Row, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-PAGE = ROOT / "docs" / "explanation" / "evidence.md"
+PAGE = RESULTS / "evidence.md"
 HEAD = """\
 # Every published row
 
 This page lists every published figure of a real GPU that was also run on the virtual GPU, with the
-error. [Accuracy](accuracy.md) is the summary, and [the data](../../benchmarks/data/README.md) name
-the sources. Tables with "never looked at" have the rows that were held back: nobody looked at them
-while the virtual GPU was built.
+error. [Accuracy](../../docs/explanation/accuracy.md) is the summary, and
+[the data](../data/README.md) name the sources. Tables with "never looked at" have the rows that
+were held back: nobody looked at them while the virtual GPU was built.
 `python -m benchmarks.published.evidence` writes this page from
-[the recorded results](../../benchmarks/results).
+[the recorded results](.).
 """
 FOOT = """\
 ## Not in these tables
 - 48 moments of FSDP, each with the MiB that PyTorch's test asserts
-  ([published_fsdp.txt](../../benchmarks/results/published_fsdp.txt)).
+  ([published_fsdp.txt](published_fsdp.txt)).
 - Rows of the same sources, run with another version of torch than the source used
-  ([published.txt](../../benchmarks/results/published.txt)).
+  ([published.txt](published.txt)).
 """
 
 
@@ -212,7 +212,7 @@ def workspaces() -> Group:
         "Workspaces of convolutions",
         "Bytes of one convolution, computed by the same version of cuDNN. `within` is the rounding "
         "of the published figure. For rows of cuDNN 9.5.1 another version computed the workspaces: "
-        "[measured_workspaces.txt](../../benchmarks/results/measured_workspaces.txt).",
+        "[measured_workspaces.txt](measured_workspaces.txt).",
         ["GPU", "cuDNN", "measured", "within", "virtual", "difference"],
     )
     own = [row for row in rows if row["cuDNN"] == row["asked"]]

@@ -5,11 +5,14 @@ import re
 import statistics
 
 import pytest
-from helpers.pages import flat, read
+from helpers.pages import flat, read, table
 from helpers.paths import ROOT
 
 IS_TRANSFORMER = re.compile("gpt|GPT|distilgpt2|T5|opt|Cerebras")
 RESULTS = ROOT / "benchmarks/results"
+PAGE = "explanation/accuracy.md"
+DETAILS = "benchmarks/published/README.md"
+"""all comparisons: the page has ten of the rows"""
 ASKED = ("none", "9.8.0", "9.19.0", "9.26.0")
 """cuDNNs of a table, the first of those with the same figures"""
 LONGER = "tensors of collectives kept a step more"
@@ -17,115 +20,109 @@ COMPILED = {"nanogpt": ("%", "% 2"), "speedups": ("", "%"), "titan": ("", "% 2")
 """results of compiled code, with the columns of the errors in what is allocated and reserved"""
 CLAIMS = {
     "published_diffusion.txt: never looked at, allocated: 11 rows, median 0.0035 %, worst 0.04 %": (
-        ("explanation/accuracy.md", "11 of training FLUX.2-klein | 0.00 %, 0.04 % |"),
+        (DETAILS, "11 of training FLUX.2-klein | 0.00 %, 0.04 % |"),
     ),
     "published_diffusion.txt: never looked at, reserved: 11 rows, median 0.1175 %, worst 3.06 %": (
         (
-            "explanation/accuracy.md",
+            DETAILS,
             "11 of training FLUX.2-klein | 0.00 %, 0.04 % | 0.12 %, 3.06 %",
         ),
-        ("explanation/accuracy.md", "0.04 % at worst, and 0.12 % and 3.1 %"),
+        (DETAILS, "0.04 % at worst, and 0.12 % and 3.1 %"),
     ),
     "published_inference.txt: never looked at: 5 rows, median 0.06 %, worst 1.24 %": (
-        ("explanation/accuracy.md", "5 of inference, printed to 0.01 GiB | 0.06 %, 1.24 % |"),
+        (DETAILS, "5 of inference, printed to 0.01 GiB | 0.06 %, 1.24 % |"),
     ),
     "published_inference.txt: 8 of 10 are within the rounding of their last digit": (
-        ("explanation/accuracy.md", "eight of ten as printed to 0.01 GiB"),
+        (DETAILS, "eight of ten as printed to 0.01 GiB"),
     ),
     "published.txt: conv nets, torch 2.15.0: 9 rows, median 9.75 %, p95 695.43 %, worst 695.43": (
-        ("explanation/accuracy.md", "torch 2.15's: 9.8 % in the median, 17.9 % at worst but for"),
+        (DETAILS, "torch 2.15's: 9.8 % in the median, 17.9 % at worst but for"),
     ),
     "published.txt: whose own cuDNN was not asked: 39 of 39 rows lie in them; they are 47 % of": (
-        ("explanation/accuracy.md", "39; the ranges are 47 % of the real figure wide"),
+        (DETAILS, "39; the ranges are 47 % of the real figure wide"),
     ),
     "measured_workspaces.txt: rows of cuDNN 9.5.1, 9.15.1 asked: 4 of 7 as measured": (
-        ("explanation/accuracy.md", "9.8.0 to 9.15.1: four as measured"),
+        (DETAILS, "9.8.0 to 9.15.1: four as measured"),
     ),
     "measured_workspaces.txt: rows of cuDNN 9.5.1, 9.26.0 asked: 5 of 7 as measured": (
-        ("explanation/accuracy.md", "9.19.0 to 9.26.0: five as measured"),
+        (DETAILS, "9.19.0 to 9.26.0: five as measured"),
     ),
     "published_vae.txt: never looked at, float32, reserved: 15 rows, median 17.64 %, worst 24.91": (
-        ("explanation/accuracy.md", "0.01 %, 0.09 % | 17.64 %, 24.91 %"),
+        (DETAILS, "0.01 %, 0.09 % | 17.64 %, 24.91 %"),
     ),
     "published_vae.txt: never looked at, float32, allocated: 15 rows, median 0.01 %, worst 0.09": (
-        ("explanation/accuracy.md", "15 autoencoders in float32"),
+        (DETAILS, "15 autoencoders in float32"),
     ),
     "published.txt: transformers, torch 2.6.0: 40 rows, median 0.09 %, p95 0.67 %, worst 7.83 %": (
         ("README.md", "40 training runs of transformers"),
         ("README.md", "within 0.7 % in 38, and 7.8 % too high in two"),
-        ("explanation/accuracy.md", "transformers, 40 training runs"),
+        (DETAILS, "transformers, 40 training runs"),
         (
-            "explanation/accuracy.md",
+            DETAILS,
             "within 0.7 % in 38, 7.8 % too high in two; median error 0.09 %",
         ),
     ),
-    "published.txt: xMem on 40 of them: median 3.21 %": (
-        ("explanation/accuracy.md", "with: 3.2 %"),
-    ),
+    "published.txt: xMem on 40 of them: median 3.21 %": ((DETAILS, "with: 3.2 %"),),
     "published.txt: GPT from scratch, torch 2.6.0: 7 rows, median 0.00 %, p95 4.80 %": (
-        ("explanation/accuracy.md", "GPT-2, six training runs"),
-        ("explanation/accuracy.md", "4.8 % too low in one, and 0.03 % too high with padded"),
+        (DETAILS, "GPT-2, six training runs"),
+        (DETAILS, "4.8 % too low in one, and 0.03 % too high with padded"),
     ),
     "published.txt: conv nets, torch 2.6.0: 39 rows, median 3.30 %, p95 16.89 %, worst 17.46 %": (
-        ("explanation/accuracy.md", "convolution nets, 39 training runs"),
-        ("explanation/accuracy.md", "3.3 % off in the median, 17 % at worst"),
+        (DETAILS, "convolution nets, 39 training runs"),
+        (DETAILS, "3.3 % off in the median, 17 % at worst"),
         ("explanation/not-predicted.md", "3.3 % off in the median and 17 % at worst"),
     ),
     "published.txt: Whether it fits: 99 runs on real cards, 31 of them out of memory\n"
     "    the virtual GPU says the same of 99": (
         ("README.md", "For all 99 runs on real cards it tells correctly"),
-        ("explanation/accuracy.md", "all 99 right"),
+        (DETAILS, "all 99 right"),
     ),
     "measured_workspaces.txt: rows whose own cuDNN was asked: 11 of 11 as measured": (
-        ("explanation/accuracy.md", "11 of 11 as measured"),
+        (DETAILS, "11 of 11 as measured"),
     ),
     "published_vae.txt: never looked at, half, reserved: 7 rows, median 0.00 %, worst 1.33 %": (
-        ("explanation/accuracy.md", "0.03 % and 1.33 % at worst"),
+        (DETAILS, "0.03 % and 1.33 % at worst"),
     ),
     "published_vae.txt: never looked at, half, allocated: 7 rows, median 0.00 %, worst 0.03 %": (
-        ("explanation/accuracy.md", "peak allocated within 0.03 % in all"),
+        (DETAILS, "peak allocated within 0.03 % in all"),
     ),
     "published_vae.txt: looked at, half, reserved: 39 rows, median 0.00 %, worst 1.60 %": (
-        ("explanation/accuracy.md", "reserved 0.00 % off in the median and 1.6 % at worst"),
+        (DETAILS, "reserved 0.00 % off in the median and 1.6 % at worst"),
     ),
     "published_vae.txt: looked at, float32, reserved: 37 rows, median 17.61 %, worst 31.70 %": (
-        ("explanation/accuracy.md", "reserved 17.6 % off in the median and 32 % at worst"),
+        (DETAILS, "reserved 17.6 % off in the median and 32 % at worst"),
         ("explanation/not-predicted.md", "up to 32 % too high or 18 % too low"),
     ),
     "published_detection.txt: looked at, reserved GB: 12 rows, median 0.06 %, worst 0.16 %": (
-        ("explanation/accuracy.md", "reserved 0.16 % off at worst; of the two that were"),
+        (DETAILS, "reserved 0.16 % off at worst; of the two that were"),
     ),
     "published_detection.txt: never looked at, reserved GB: 2 rows, median 0.04 %, worst 0.07 %": (
-        ("explanation/accuracy.md", "that fit | | 0.04 %, 0.07 % | yes"),
+        (DETAILS, "that fit | | 0.04 %, 0.07 % | yes"),
     ),
     "published_speech.txt: memory full there: 7 rows, here too: 7": (
-        ("explanation/accuracy.md", "seven batches under a limit of 4 or 8 GB are out of memory"),
+        (DETAILS, "seven batches under a limit of 4 or 8 GB are out of memory"),
     ),
     "published_speech.txt: never looked at, reserved: 6 rows, median 0.00 %, worst 0.00 %": (
-        ("explanation/accuracy.md", "all six have the figures of the GPU"),
+        (DETAILS, "all six have the figures of the GPU"),
     ),
     "published_speech.txt: looked at, reserved: 17 rows, median 0.00 %, worst 5.46 %": (
-        ("explanation/accuracy.md", "0.00 % in the median, 5.5 % at worst (an LSTM)"),
+        (DETAILS, "0.00 % in the median, 5.5 % at worst (an LSTM)"),
     ),
     "published_segmentary.txt: matrix, never looked at, reserved: 7 rows, 6 the same to the": (
-        ("explanation/accuracy.md", "the same to the byte in 23, 0.05 % off in one"),
+        (DETAILS, "the same to the byte in 23, 0.05 % off in one"),
         ("README.md", "the same to the byte in all, and reserved in 23"),
     ),
     "published_segmentary.txt: inference, never looked at, reserved, least: 11 rows, 5 the same": (
         ("explanation/not-predicted.md", "22 reserved what the lower run does, to the byte"),
     ),
-    "published_fsdp.txt: the same in 48 of 48": (("explanation/accuracy.md", "at 48 moments"),),
-    "op_sweep.txt: runs                               682": (
-        ("explanation/accuracy.md", "682 run with torch 2.15"),
-    ),
-    "op_sweep.txt: operators                          703": (
-        ("explanation/accuracy.md", "703 operators"),
-    ),
+    "published_fsdp.txt: the same in 48 of 48": ((DETAILS, "at 48 moments"),),
+    "op_sweep.txt: runs                               682": ((DETAILS, "682 run with torch 2.15"),),
+    "op_sweep.txt: operators                          703": ((DETAILS, "703 operators"),),
     "values_sweep_auto.txt: differs in silence             2                        2": (
-        ("explanation/accuracy.md", "none has another size of a result"),
+        (DETAILS, "none has another size of a result"),
     ),
     "values_sweep_auto.txt: 10263                     1004": (
-        ("explanation/accuracy.md", "1,004 operators of PyTorch and torchvision in 9,448 calls"),
+        (DETAILS, "1,004 operators of PyTorch and torchvision in 9,448 calls"),
     ),
 }
 
@@ -136,6 +133,16 @@ def test_a_figure_is_that_of_its_result(line):
     assert text in (RESULTS / name).read_text(encoding="utf-8")
     missing = [claim for page, claim in CLAIMS[line] if claim not in flat(read(page))]
     assert missing == []
+
+
+def test_the_page_has_ten_rows_of_the_comparisons():
+    """Their figures are looked at where all comparisons are; links differ by the folder."""
+    rows, compared = (
+        [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", "|".join(row)) for row in table(page)]
+        for page in (PAGE, DETAILS)
+    )
+    assert len(rows) == 10
+    assert {*rows} <= {*compared}
 
 
 def test_all_transformers_but_two_are_within_what_the_pages_say():
@@ -164,7 +171,7 @@ def test_nine_runs_with_workspaces_of_zero_are_as_far_off_as_the_page_says():
         abs(float(error)) for name, here, error in rows if here == "2.6.0" and name in nets
     )
     assert (len(errors), errors[4], errors[-1]) == (9, 2.67, 17.46)
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert "2.7 % off in the median, 17.5 % at worst | torch 2.15's" in page
 
 
@@ -172,7 +179,7 @@ def test_newer_cudnns_are_as_near_as_the_page_says():
     text = (RESULTS / "published_cudnn.txt").read_text(encoding="utf-8")
     rows = re.findall(r"^(none|9\.\d+\.\d) +\d+ +(\d+\.\d\d) +(\d+\.\d\d) ", text, re.MULTILINE)
     families = [{row[0]: row[1:] for row in rows[at : at + 5]} for at in range(0, len(rows), 5)]
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert len(rows) == 25
     for family in families:
         assert family["9.8.0"] == family["9.10.2"]
@@ -186,7 +193,7 @@ def test_float32_with_its_own_cudnn_is_as_near_as_the_page_says():
     text = (RESULTS / "published_speech.txt").read_text(encoding="utf-8")
     rows = re.findall(r"^(\w+ x\d+ float32) +RTX A6000 +(.*)$", text, re.MULTILINE)
     errors = [[abs(float(cell)) for cell in cells.split()[4:6]] for _, cells in rows]
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert (len(errors), max(errors)[0], max(error for _, error in errors)) == (8, 0.19, 0.26)
     assert "eight peaks of speaker diarization in float32" in page
     assert "Allocated is 0.19 % off at worst, because of an LSTM. Reserved is 0.26 % off" in page
@@ -205,7 +212,7 @@ def test_single_workspaces_bring_nets_as_near_as_the_page_says():
             none, *differences = map(int, cells.split())
             large = card == "RTX 4060" or int(batch) >= 377
             (more if large else less).append((net, int(real), none, differences))
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert (len(less), len(more)) == (5, 6)
     assert sorted(-none for *_, none, _ in less) == [374, 502, 540, 566, 604]
     assert "374 to 604 MiB" in page
@@ -227,7 +234,7 @@ def test_six_runs_of_gpt2_are_as_near_as_the_page_says():
     assert len(errors) == 6
     assert errors[3] == 0
     assert errors[5] <= 0.2
-    assert "four exact to the MiB, two within 0.2 %" in flat(read("explanation/accuracy.md"))
+    assert "four exact to the MiB, two within 0.2 %" in flat(read(DETAILS))
 
 
 def test_the_page_of_every_row_is_that_of_the_results(monkeypatch):
@@ -246,7 +253,7 @@ def test_versions_of_cudnn_agree_as_often_as_the_pages_say():
     ]
     assert len(shares) > 10
     assert (round(min(shares), -1), max(shares)) == (60, 100)
-    for page in ("explanation/accuracy.md", "how-to/toolchain-bumps.md"):
+    for page in (PAGE, DETAILS, "how-to/toolchain-bumps.md"):
         assert "60 to 100 % of cases" in flat(read(page))
 
 
@@ -255,7 +262,7 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
     plot = importlib.import_module("benchmarks.published.plot")
     rows = plot.points()
     errors = sorted(100 * abs(row.predicted / row.real - 1) for row in rows)
-    head = flat(read("explanation/accuracy.md"))[:700]
+    head = flat(read(PAGE))[:700]
     assert f"with {len(rows)} peaks" in head
     assert f"half of the predictions are within {errors[len(errors) // 2]:.2f} %" in head
     assert f"{sum(error <= 1 for error in errors)} are within 1 %" in head
@@ -271,7 +278,7 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
 def test_compiled_rows_are_as_near_as_the_page_says(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     evidence = importlib.import_module("benchmarks.published.evidence")
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     number = 0
     for name, kinds in COMPILED.items():
         [rows] = evidence.tables(f"published_{name}")
@@ -299,7 +306,7 @@ def test_llamas_compiled_by_torchtitan_are_as_near_as_the_page_says(monkeypatch)
     assert (len(rows), len(june), len(others)) == (15, 3, 12)
     assert all(size <= 0.2 for size, _ in others[:7])
     assert all(-2.15 < error <= -0.9 for _, error in others[7:])
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert "within 0.2 % in seven, 0.9 to 2.1 % too low in five, 20 % too high in three" in page
     assert f"June 2025 are {june[0]:.1f} to {june[-1]:.1f} % too high here" in page
     same = [abs(error) for run, error in errors.items() if "ao 2025-03" in run or "2025-08" in run]
@@ -318,7 +325,7 @@ def test_short_steps_lie_between_collectives_kept_for_two_steps_and_for_three(mo
     assert [step for step, cell in longer.items() if "NOT HELD" in cell] == [
         "short 2025-07-18 TritonMuon"
     ]
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert len(short & {*longer}) == 4
     assert "In three of the four rows, the real peak allocated lies between two such" in page
     row = next(row for row in rows if row["step"] == "short 2025-07-12 BosAlign")
@@ -339,7 +346,7 @@ def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch)
         for cell in row["ranges"].split("; "):
             if "NOT HELD" in cell:
                 outside.setdefault(cell.split()[0], []).append(row["step"])
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     number = len(rows)
     assert all(row["ranges"] for row in rows)
     assert "Each row of modded-nanogpt and nanochat has a range" in page
@@ -386,14 +393,14 @@ def test_ranges_of_compiled_steps_are_as_wide_and_as_narrow_as_the_page_says(mon
     monkeypatch.syspath_prepend(str(ROOT))
     evidence = importlib.import_module("benchmarks.published.evidence")
     [rows] = evidence.tables("choices_by_time")
-    page = flat(read("explanation/not-predicted.md"))
+    page, limits = flat(read(DETAILS)), flat(read("explanation/not-predicted.md"))
     kinds, outside = {}, {}
     for row in rows:
         reached = max(float(row[does]) for does in ("timed", "padded", "timed padded"))
         most, usual = float(row["most"]), float(row["virtual"])
         if row["step"].startswith("optimizer"):
             ends = f"{row['least']} MiB to {row['most']} MiB"
-            assert row["peak"] == "allocated" or f"reserved {ends}: kernels that" in page
+            assert row["peak"] == "allocated" or f"reserved {ends}: kernels that" in limits
         else:
             kinds.setdefault(row["peak"], []).append((most / usual - 1, reached / most - 1))
         lowest = min(float(row[does]) for does in ("timed", "padded", "timed padded"))
@@ -420,10 +427,10 @@ def test_what_a_first_run_takes_explains_a_compiled_gpt2():
     assert [told for *_, told in ranges] == ["held"] * 4
     (least, most, _), *others = ranges
     assert max(int(end) / int(begin) for begin, end, _ in others) <= 1.005
-    page = flat(read("explanation/accuracy.md"))
+    page = flat(read(DETAILS))
     assert "the virtual GPU reserves 6,338 MiB, and the real GPU 6,336" in page
     assert "With padding alone it is 6,126" in page
-    assert "302 of 6,336 MiB reserved" in flat(read("explanation/not-predicted.md"))
+    assert "302 of 6,336 MiB reserved" in flat(read(DETAILS))
     told = f"{int(least):,} to {int(most):,} MiB"
     assert f"A report has a range for both: {told}" in page
-    assert f"The range is {told}" in flat(read("explanation/not-predicted.md"))
+    assert f"The range is {told}" in flat(read(DETAILS))

@@ -7,7 +7,7 @@ import re
 import pytest
 from helpers.paths import ROOT
 
-PAGES = ROOT / "docs" / "explanation"
+PAGES = ROOT / "tests" / "tables"
 
 
 @pytest.mark.parametrize("page", ["second-runs.md", "hard-places.md"])

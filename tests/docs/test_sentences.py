@@ -41,6 +41,17 @@ def test_no_sentence_of_other_pages_is_longer_than_thirty_words(page):
     assert [one for one in long if any(word.islower() for word in one.split())] == []
 
 
+MAX_PAGES, MAX_README = 25_000, 700
+"""words: who reads more than an hour before a first test does not write one"""
+
+
+def test_the_documentation_is_short():
+    """What nobody acts on is data: beside the results, or in tests/tables."""
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    assert sum(len(page.split()) for page in pages) <= MAX_PAGES
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MAX_README
+
+
 FIRST = re.compile(r"# .+\n+(This (page|guide) |In this tutorial )")
 """a page's title, and the words that say what the page is for"""
 INCLUDED = {"docs/changelog.md", "docs/contributing.md", "docs/index.md"}

@@ -8,7 +8,7 @@ from helpers.native_sources import NATIVE
 from helpers.pages import read
 from helpers.paths import ROOT
 
-ROWS = re.findall(r"^\| (.+) \| (.+) \|$", read("wording.md"), re.MULTILINE)
+ROWS = re.findall(r"^\| (.+) \| (.+) \|$", read("tests/tables/wording.md"), re.MULTILINE)
 ROWS = [row for row in ROWS if row != ("before", "today") and set(row[0]) != {"-"}]
 
 

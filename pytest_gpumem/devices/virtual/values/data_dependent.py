@@ -9,7 +9,7 @@ Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and wa
 with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 make others. Where these ask
 for one answer in copies of several sizes, the answer is a tuple of its forms. Another version may
 make other copies: the native library takes no queued bytes for a copy of another size and reports
-it. docs/explanation/operators-that-read-back.md lists all.
+it. tests/tables/operators-that-read-back.md lists all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answers of docs/explanation/library-functions.md by ctypes alone, and that table itself."""
+"""The answers of tests/tables/library-functions.md by ctypes alone, and that table itself."""
 
 import ctypes
 import re
@@ -12,7 +12,7 @@ from helpers.virtual_gpu import MIB, private_library, small_card
 
 from pytest_gpumem.devices.virtual import native
 
-PAGE = ROOT / "docs/explanation/library-functions.md"
+PAGE = ROOT / "tests/tables/library-functions.md"
 NONE = ctypes.c_void_p()
 ROWS = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
 """of the tables: functions, the answer here, the answer of a GPU, tests"""

@@ -330,7 +330,7 @@ TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def listed():
-    page = ROOT / "docs" / "explanation" / "operators-that-read-back.md"
+    page = ROOT / "tests" / "tables" / "operators-that-read-back.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`(\w+::\w+)`", row.split("|")[1])]
 

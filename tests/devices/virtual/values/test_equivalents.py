@@ -35,7 +35,7 @@ def mode(opened_mode):
 
 def lists():
     """The page's two tables: names with an equivalent, names without."""
-    page = (ROOT / "docs" / "explanation" / "equivalents.md").read_text()
+    page = (ROOT / "tests" / "tables" / "equivalents.md").read_text()
     have, without = page.split("## Without one")
     return [
         {
