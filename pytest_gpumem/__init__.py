@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.json_report import SavedReport, read_report
     from pytest_gpumem.testrun.fixture import GpuMemory
     from pytest_gpumem.testrun.run import PartFigures
+    from pytest_gpumem.typed_marker import gpu_memory
 
 __all__ = [
     "Attribution",
@@ -73,6 +74,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "card_names",
+    "gpu_memory",
     "measure",
     "read_report",
     "use_virtual_gpu",
@@ -97,6 +99,7 @@ _MODULES: Final = {
     "report.json_report": ("SavedReport", "read_report"),
     "testrun.fixture": ("GpuMemory",),
     "testrun.run": ("PartFigures",),
+    "typed_marker": ("gpu_memory",),
 }
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from helpers.pages import files, read
 from helpers.paths import ROOT
 
 import pytest_gpumem
+from pytest_gpumem.spec import MemorySpec
+from pytest_gpumem.spec_fields import TEXT_LIMITS
+from pytest_gpumem.typed_marker import Declaration
 
 API = "reference/api.md"
 PACKAGE = Path(pytest_gpumem.__file__).parent
@@ -74,6 +78,7 @@ def test_mypy_reads_the_programs_of_the_page_without_an_error(tmp_path):
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     wrong = programs["test_typed.py"].replace("forward.peak_allocated", "forward.peak_alocated")
+    wrong = wrong.replace('measured(card="T4")', 'measured(cart="T4")')
     (tmp_path / "test_wrong.py").write_text(wrong, encoding="utf-8")
     config = tmp_path / "mypy.ini"
     config.write_text(
@@ -87,6 +92,19 @@ def test_mypy_reads_the_programs_of_the_page_without_an_error(tmp_path):
     assert (errors, output) == ("", f"Success: no issues found in {len(programs)} source files\n")
     output, errors, _ = api.run([*options, str(tmp_path / "test_wrong.py")])
     assert '"PartFigures" has no attribute "peak_alocated"' in output
+    assert 'Unexpected keyword argument "cart"' in output
+
+
+def test_the_typed_marker_has_the_markers_arguments():
+    arguments = {each.name for each in fields(MemorySpec)} | set(TEXT_LIMITS)
+    assert set(Declaration.__annotations__) == arguments
+    mark = pytest_gpumem.gpu_memory(card="T4", batch_size=32)
+    assert mark == pytest.mark.gpu_memory(card="T4", batch_size=32)
+    assert pytest_gpumem.gpu_memory(len_of).pytestmark == [pytest.mark.gpu_memory.mark]
+
+
+def len_of():
+    """Stands for a test."""
 
 
 def test_the_programs_of_the_page_run(virtual_gpu, suite):

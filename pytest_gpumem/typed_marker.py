@@ -1,0 +1,78 @@
+"""The marker as a decorator that editors and type checkers know by its arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pytest
+    from typing_extensions import Unpack
+
+    from pytest_gpumem.sizes import Tolerance
+
+    Test = TypeVar("Test", bound=Callable[..., object] | type)
+
+
+class Declaration(TypedDict, total=False):
+    """The marker's arguments; :class:`pytest_gpumem.spec.MemorySpec` describes the fields.
+
+    None puts a field back to its default, against a marker of the class or of the module.
+    """
+
+    max_gib: float | None
+    max_allocated_gib: float | None
+    max_reserved_gib: float | None
+    max_pinned_gib: float | None
+    max_host_gib: float | None
+    max_fixed_gib: float | None
+    max_mib_per_sample: float | None
+    max_leak_mib: float | None
+    max_memory: str | None
+    max_allocated: str | None
+    max_reserved: str | None
+    max_pinned: str | None
+    max_host: str | None
+    max_fixed: str | None
+    max_per_sample: str | None
+    max_leak: str | None
+    card: str | Sequence[str] | None
+    batch_size: int | None
+    batch_sizes: Sequence[int] | None
+    tolerance: str | Sequence[str] | Tolerance | None
+    baseline: bool | None
+    devices: int | None
+    warmup: int | None
+    world_size: int | None
+    rank: int | None
+    ranks: Literal["all"] | Sequence[int] | None
+    variants: dict[str, Literal[True] | dict[str, Any]] | None
+    steady: bool | None
+    values: Literal["auto", "full", "off"] | None
+
+
+@overload
+def gpu_memory(test: Test, /) -> Test: ...
+
+
+@overload
+def gpu_memory(**declared: Unpack[Declaration]) -> pytest.MarkDecorator: ...
+
+
+def gpu_memory(*test: Any, **declared: Any) -> Any:
+    """Mark a test: ``@gpu_memory(card="T4", batch_size=32)`` is ``@pytest.mark.gpu_memory(...)``.
+
+    Without arguments, ``@gpu_memory``, the test is measured and compared with its baseline.
+
+    Args:
+        test: the function or class, which Python hands over where there are no arguments.
+        declared: the marker's arguments: limits in GiB and MiB as their names say, or as text with
+            a unit.
+
+    Returns:
+        the marker, or the marked test.
+    """
+    import pytest  # waits: importing this package's names imports no pytest
+
+    return pytest.mark.gpu_memory(*test, **declared)
