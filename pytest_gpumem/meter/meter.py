@@ -44,6 +44,7 @@ from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
 
+MIN_INHERITED: Final = 20 << 20
+"""bytes that are reserved and not allocated, from which on a part is told where they are from"""
 PINNED_EARLY: Final = Note(
     NoteKind.PINNED_COPIES,
     "pinned memory was free again before the program had waited for its copies; a GPU may keep "
@@ -310,7 +313,8 @@ class Meter:
     def part(self) -> Iterator[Tally]:
         """Tally the memory of a block of code, beside the whole step."""
         self.fold()
-        tally = Tally(self.counted())
+        held = self.counted()
+        tally = Tally(held)
         self._open.append(tally)
         began = beginning()
         try:
@@ -319,6 +323,7 @@ class Meter:
             self.note()
             self._open.remove(tally)
             tally.notes = self._isolation.notes(tally.peaks)
+            tally.hints = _inherited(held, tally.peaks)
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -607,8 +612,22 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
+            hints=tally.hints if tally else (),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
             pinned_count=self._pinned_count(),
         )
+
+
+def _inherited(held: Sequence[Peak], peaks: Sequence[Peak]) -> tuple[Note, ...]:
+    """Return a hint where all that was reserved in a part is what earlier code had reserved."""
+    full = max(peaks, key=lambda peak: peak.reserved, default=Peak(0, 0))
+    began = max((peak.reserved for peak in held), default=0)
+    if full.reserved > began or full.reserved - full.allocated < MIN_INHERITED:
+        return ()
+    sentence = (
+        f"the allocator held {format_size(began)} already when the part began, and took no more: "
+        "look at the code before the part, or call torch.cuda.empty_cache() before it"
+    )
+    return (Note(NoteKind.FRAGMENTATION, sentence),)

@@ -63,6 +63,8 @@ class Tally:
         """the spans of time in which it was open, without one that has not ended"""
         self.notes: list[Note] = []
         """sentences about figures of a part that are not exact, when it ended"""
+        self.hints: tuple[Note, ...] = ()
+        """what would lower the peaks of a part"""
 
     def begin(self, start: Sequence[Peak]) -> None:
         """Begin anew with the memory that is held now."""

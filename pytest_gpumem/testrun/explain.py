@@ -184,7 +184,12 @@ class Explainer:
         policy = self.policy
         hinted = policy.attribution == "on" or (self.enabled and too_much(results))
         peaks = {result.part: peak for result in results if (peak := _needed_peak(result))}
-        peaks = {part: peak for part, peak in peaks.items() if is_fragmented(peak)}
+        inherited = {result.part for result in results if _is_inherited(result)}
+        peaks = {
+            part: peak
+            for part, peak in peaks.items()
+            if is_fragmented(peak) and part not in inherited
+        }
         if not hinted or not peaks:
             return list(results)
         expandable: dict[str, Peak | None] = {}
@@ -349,3 +354,9 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     explanations = record(run, parts, root, timelines=timelines)
     explanations.complete()
     return explanations
+
+
+def _is_inherited(result: Result) -> bool:
+    """Return whether a part reserved no more than the code before it."""
+    hints = result.measurement.hints if result.measurement else ()
+    return any(hint.kind is NoteKind.FRAGMENTATION for hint in hints)
