@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a release has, from the last commit: the sdist, wheels for manylinux2014 (glibc 2.17 or newer) on x86_64
-# and aarch64 with the virtual GPU, and the wheel for any system without it. Checks them, installs them in clean
-# environments and uses them there.
+# and aarch64 with the virtual GPU, the wheel for any system without it, and the recipe for conda-forge (conda/recipe.yaml).
+# Checks them, installs them in clean environments and uses them there.
 #
 #   bash release/build.sh [FOLDER]          archives go to FOLDER, dist by default, which is emptied before
 #
@@ -38,6 +38,11 @@ build_all() {
         mv "$work/$machine"/*.whl "$dist"
     done
     GPUMEM_PURE=1 build_wheel "$dist"
+
+    local sum
+    sum=$(sha256sum "$dist"/*.tar.gz | cut -d ' ' -f 1)
+    mkdir "$dist/conda"
+    sed "s/^  sha256: .*/  sha256: $sum/" "$work/tree/release/recipe.yaml" > "$dist/conda/recipe.yaml"
 }
 
 build_wheel() {
@@ -100,13 +105,13 @@ typed() {  # NAME: mypy finds the package's own types
 run() {
     build_all
     cd "$root"
-    ls -l "$dist" | awk 'NR > 1 { print $5, $9 }'
+    (cd "$dist" && stat -c '%s %n' -- *.* conda/*)
     "$tools" release/check.py "$dist"/*.whl
     local wheel
     for wheel in "$dist"/*manylinux*.whl; do
         "$tools" -m auditwheel show "$wheel" | tr '\n' ' ' | grep -oE 'is consistent with the following platform tag: *"[^"]*"'
     done
-    "$tools" -m twine check --strict "$dist"/*
+    "$tools" -m twine check --strict "$dist"/*.whl "$dist"/*.tar.gz
     echo "-- the wheel for $(uname -m)"
     environment wheel "$(echo "$dist"/*manylinux*"$(uname -m)".whl)"
     (use wheel)

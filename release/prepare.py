@@ -49,6 +49,7 @@ class Edit(NamedTuple):
 
 EDITS = (
     Edit("pyproject.toml", r'(?m)^version = ".*"$', 'version = "{version}"'),
+    Edit("release/recipe.yaml", r'(?m)^  version: ".*"$', '  version: "{version}"'),
     Edit("CITATION.cff", r"(?m)^version: .*$", "version: {version}"),
     Edit("CITATION.cff", r"(?m)^date-released: .*$", "date-released: {date}"),
     Edit("CHANGELOG.md", r"(?m)^## Unreleased$", "## {version} - {date}"),
@@ -194,7 +195,7 @@ def prepare(version: Version, *, root: Path, index: str, build: tuple[str, ...],
         f"{PROJECT} {version} is ready: its commit on {branch}, the tag v{version}, archives in "
         f"{dist}. To publish it:\n\n"
         f"    git push --atomic origin {branch} v{version}\n"
-        f"    python -m twine upload {dist}/*\n\n"
+        f"    python -m twine upload {dist}/*.whl {dist}/*.tar.gz\n\n"
         f"To take it back: git tag -d v{version} && git reset --keep HEAD~1"
     )
 

@@ -95,11 +95,27 @@ LONGEST = (
 """files of tests that take many seconds each, the longest first"""
 
 
-def pytest_collection_modifyitems(config, items):
-    """Let workers begin with the longest files: at the end all but one would wait for the last.
+SLOW = {
+    line.partition("  # ")[0]
+    for line in (TESTS / "slow.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+}
+"""files, and tests of files, that only ``tests/run.sh --all`` runs"""
 
-    ``tests/run.sh`` gives each file to one worker, in this order.
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads -m
+def pytest_collection_modifyitems(config, items):
+    """Mark slow tests, and let workers begin with the longest files.
+
+    At the end all workers but one would wait for the last file otherwise: ``tests/run.sh`` gives
+    each file to one worker, in this order.
     """
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            path = item.path.relative_to(TESTS).as_posix()
+            test = f"{path}::{item.name}"
+            if SLOW & {path, test, test.partition("[")[0]}:
+                item.add_marker("slow")
     if hasattr(config, "workerinput"):
         places = {str(TESTS / name): place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(str(item.path), len(LONGEST)))

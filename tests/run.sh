@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the tests; arguments go to pytest, paths in them are seen from the project's root.
+# Sets up .venv and runs the tests but those of tests/slow.txt, or --all, or those of the paths that are named; other
+# arguments go to pytest. Paths are seen from the project's root.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/../.ci/environment.sh" tests
 cd "$root"
@@ -13,5 +14,15 @@ workers=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 # Interpreters that tests start write no bytecode (tests/conftest.py), and read this.
 "$venv/bin/python" -m compileall -q pytest_gpumem tests/helpers || true
 
+lane=(-m 'not slow')
+arguments=()
+for argument in "$@"; do
+    case $argument in
+        --all) lane=() && continue ;;
+        tests/*) lane=() ;;
+    esac
+    arguments+=("$argument")
+done
+
 # A file's tests run in one worker, which makes once what they share; tests/conftest.py says in which order.
-exec "$venv/bin/pytest" -o testpaths=tests -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+exec "$venv/bin/pytest" -o testpaths=tests -n "$workers" --dist loadfile --no-loadscope-reorder "${lane[@]}" "${arguments[@]}"

@@ -68,5 +68,5 @@ def test_each_assumption_has_a_state_of_the_page_and_a_check_that_exists():
     assert [int(row["number"]) for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         assert row["state"] in states
-        assert f"| `{row['state']}` |" in PAGE
+        assert f"`{row['state']}`" in PAGE
         assert set(re.findall(r"\b\d\d\b", row["check"])) <= checks

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
 
 import pytest
+import yaml
 from helpers.paths import ROOT
 from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 sys.path.append(str(ROOT / "release"))
 
@@ -156,3 +163,15 @@ def test_each_place_of_a_release_is_there_once(edit):
     assert len(FILES[edit.file]) > 9
     with pytest.raises(ReleaseError, match=r"has 0 places"):
         edited({**FILES, edit.file: ""}, Version("9.0"), "2030-01-01", first=True)
+
+
+def test_the_recipe_for_conda_requires_what_the_project_does():
+    text = (ROOT / "release/recipe.yaml").read_text(encoding="utf-8")
+    recipe = yaml.safe_load(text)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [f"python {project['requires-python']}", *project["dependencies"]]
+    expected = {re.sub(r"(?<=\w)(?=[<>=])", " ", it.replace("torch", "pytorch")) for it in required}
+    assert {*recipe["requirements"]["run"]} == {it.replace("  ", " ") for it in expected}
+    assert recipe["context"]["version"] == project["version"]
+    assert recipe["about"]["license"] == project["license"]
+    assert recipe["about"]["summary"] == project["description"]
