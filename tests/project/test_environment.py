@@ -137,7 +137,7 @@ def test_what_pip_cannot_finish_leaves_the_environment_and_an_interrupt_does_not
     python.write_text(whole)
     assert asked("examples") == [TOOLS, LIGHT, OWN]
     (copy / "setup.py").write_text("# changed again")
-    python.write_text(whole.replace(">>pip ;;\n*print*", ">>pip; kill -INT $PPID ;;\n*print*"))
+    python.write_text(whole.replace(">>pip ;;\n*print*", ">>pip; kill -TERM $PPID ;;\n*print*"))
     assert set_up(copy, PYTHON=str(copy / "noting-python"))[0] == 3
     assert asked("examples") == ["made", TOOLS, LIGHT, OWN]
 
