@@ -95,7 +95,9 @@ class Pins:
                 self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
             # The last tensor of a block dies with it. What a graph saved has no such moment.
             self._deaths.append(weakref.ref(tensor, partial(self._see_death, place)))
-        self._loose = {place: plug.size for place, plug in plugs.items() if place not in self._pins}
+        self._loose |= {
+            place: plug.size for place, plug in plugs.items() if place not in self._pins
+        }
 
     def stop(self) -> None:
         """Let go of everything."""
