@@ -554,6 +554,15 @@ class Meter:
             set_cap(device, bytes_in_all, total, foreign.reserved)
         return previous
 
+    @contextmanager
+    def capped(self, limit: int | None) -> Iterator[None]:
+        """Have another cap for a while."""
+        outer_limit = self.cap(limit)
+        try:
+            yield
+        finally:
+            self.cap(outer_limit)
+
     # -- the result --
 
     def _pinned_count(self) -> PinnedCount:

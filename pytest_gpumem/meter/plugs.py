@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW, Plug
+from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import device_range
 
@@ -171,9 +172,10 @@ class GraphWorkspaces:
             torch._C._cuda_clearCublasWorkspaces()
             return
         rooms, freed = Plugs(devices), Plugs(devices)
-        rooms.fill()  # then the workspaces' rooms are the only free ones
-        torch._C._cuda_clearCublasWorkspaces()
-        freed.fill()
+        with Uncounted():  # what a collection frees here would be taken for a workspace
+            rooms.fill()  # then the workspaces' rooms are the only free ones
+            torch._C._cuda_clearCublasWorkspaces()
+            freed.fill()
         for (device, address), size in freed.take().items():
             if any(
                 number == device and address <= start < address + size

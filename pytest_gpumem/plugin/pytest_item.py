@@ -203,11 +203,15 @@ class PytestItem:
                     asked_for += definition.argnames
                     pending.append(definition.func)
 
-    def finish_replaced(self, live: Collection[FixtureKey]) -> None:
-        """Tear down the live instances of parametrized fixtures that this test replaces.
+    def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
+        """Tear down the live instances of fixtures that this test replaces: see ``MarkedItem``.
 
-        pytest would do it a little later, in the midst of the measurement.
+        pytest would tear those with parameters down a little later, during the measurement.
         """
+        if outdated:
+            used = {*self.requested_fixtures(), *self.late_fixtures()}
+            # Their errors are the next tear-down's, too: that is of the instance set up anew.
+            self.finish_fixtures(fixture for fixture in outdated if fixture in used)
         params = getattr(getattr(self.item, "callspec", None), "params", {})
         for definition in self.requested_fixtures():
             name, cached = definition.argname, definition.cached_result
@@ -218,10 +222,14 @@ class PytestItem:
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
         """Tear down fixtures, the last set up first; errors of theirs are dropped."""
+        from pytest_gpumem.tracebacks import clear
+
         definitions: list[Any] = list(fixtures)
         for definition in reversed(definitions):
-            with suppress(Exception):
+            try:
                 definition.finish(self._private._request)
+            except Exception as error:  # noqa: BLE001, PERF203 - of the fixtures' own code
+                clear(error)
 
     # -- running --
 

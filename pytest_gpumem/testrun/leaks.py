@@ -54,7 +54,8 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     first one fills caches; else a note says whether each run leaves as much.
     """
     assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
-    excused = run.excused_blocks - run.meter.returned
+    of_fixtures = (fixture.known for fixture in run.fixtures.used)
+    excused = run.excused_blocks.union(*of_fixtures) - run.meter.returned
     left = _leftover(runner, run, excused)
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec, whole.verdict) is None:

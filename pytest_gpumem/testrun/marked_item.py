@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pytest_gpumem.measurement import Measurement
 
@@ -47,8 +47,13 @@ class MarkedItem(Protocol):
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""
 
-    def finish_replaced(self, live: Collection[FixtureKey]) -> None:
-        """Tear down the live instances of parametrized fixtures that this test replaces."""
+    def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
+        """Tear down the live instances of fixtures that this test replaces.
+
+        Args:
+            live: fixtures whose memory is known: the test replaces those with other parameters.
+            outdated: those that the test replaces if it asks for them.
+        """
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
         """Tear down fixtures, the last set up first; errors of theirs are dropped."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.run import Inputs, Run
-    from pytest_gpumem.testrun.wide_fixture import Retained
+    from pytest_gpumem.testrun.wide_fixture import WideFixture
 
 
 MAX_ERROR_LENGTH: Final = 200
@@ -68,7 +68,7 @@ class Runner:
         self.root = root
         self.run: Run | None = None
         """the marked test that runs"""
-        self.fixtures: dict[FixtureKey, Retained] = {}
+        self.fixtures: dict[FixtureKey, WideFixture] = {}
         """the memory that live fixtures of wider scope retain"""
         self._progress = progress
         self._leftovers: list[tuple[str, int]] = []
@@ -116,7 +116,11 @@ class Runner:
         with Run.open(
             spec, device, self.root, record=record, values=values, progress=progress
         ) as run:
-            item.finish_replaced(self.fixtures)
+            devices = run.fixtures.devices
+            item.finish_replaced(
+                self.fixtures,
+                [key for key, fixture in self.fixtures.items() if not fixture.suits(devices)],
+            )
             if values == "off":
                 for fixture in self.fixtures.values():
                     fixture.values_lost_by = nodeid
@@ -158,7 +162,7 @@ class Runner:
             yield
             return
         with self._run_for_set_up() as run:
-            with run.device.values.apart(), run.fixture(name) as retained:
+            with run.device.values.apart(), run.fixtures.set_up(name) as retained:
                 yield
             if self._values == "off" and self._session_values != "off":
                 retained.values_lost_by = self._nodeid
@@ -185,10 +189,15 @@ class Runner:
             run.close()
 
     def use(self, fixture: FixtureKey) -> None:
-        """Count a live fixture for the test that runs, if one does."""
+        """Count a live fixture for the test that runs, if one does.
+
+        Not a fixture of other devices, which a name that code makes has asked for.
+        """
         retained = self.fixtures.get(fixture)
-        if retained is not None and self.run is not None:
-            self.run.use(retained)
+        if retained is None or self.run is None:
+            return
+        if retained.suits(self.run.fixtures.devices):
+            self.run.fixtures.use(retained)
 
     def forget(self, fixture: FixtureKey) -> None:
         """Forget a fixture that was torn down."""
@@ -222,8 +231,8 @@ class Runner:
 
     def left_by(self, run: Run) -> list[int]:
         """Return the bytes that a test still holds on each device, live fixtures' not counted."""
-        alive = [fixture for fixture in run.owned if fixture in self.fixtures.values()]
-        return run.held_besides(alive)
+        pairs = zip(run.meter.counted(), run.fixtures.held(), strict=True)
+        return [counted.allocated - held.allocated for counted, held in pairs]
 
     # -- a test that has ended --
 
@@ -236,7 +245,7 @@ class Runner:
             holders = [
                 f"fixture {fixture.name!r}"
                 for fixture in self.fixtures.values()
-                if fixture not in run.owned and fixture.holds_memory
+                if fixture not in run.fixtures.used and fixture.holds_memory
             ]
             holders += [nodeid for nodeid, _ in self._leftovers]
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
@@ -249,7 +258,7 @@ class Runner:
                     f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
                     'used the fixture, or ran while the fixture was alive, with values="off"',
                 )
-                for fixture in run.owned
+                for fixture in run.fixtures.used
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
             ]
         run.children = CHILDREN.children()
@@ -290,7 +299,7 @@ class Runner:
 
         def prepare() -> None:
             nonlocal left
-            run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
+            run.meter.await_release(sum(peak.allocated for peak in run.fixtures.held()))
             if inputs is not None:
                 run.inputs = inputs
                 run.restore_limits()

@@ -15,16 +15,15 @@ from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
-from pytest_gpumem.meter.peaks import NOTHING
 from pytest_gpumem.meter.pinned import require_pinned_stats
 from pytest_gpumem.relations import Relation, read_relations
 from pytest_gpumem.sizes import shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.spec_fields import declared_as
-from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, padded, sums
+from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -84,12 +83,11 @@ class Run:
     meter: Meter
     root: Path
     inputs: Inputs
+    fixtures: WideFixtures
     progress: Callable[[str], None] = _no_progress
     """shows the waiting user a line"""
     parts: dict[str, Part] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    owned: list[Retained] = field(default_factory=list)
-    """fixtures of wider scope that this test uses"""
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
     """device and address of blocks that are no leak, where leaks are asked for"""
     searches: dict[str, Largest] = field(default_factory=dict)
@@ -102,8 +100,6 @@ class Run:
     """whether limits are lifted"""
     _failed_part: tuple[BaseException, str] | None = None
     """the error that a part ended with, and the part's name"""
-    _set_ups: list[SetUpWatch] = field(default_factory=list)
-    """fixtures that are being set up, each asked for by the one before"""
 
     @classmethod
     @contextmanager
@@ -140,7 +136,8 @@ class Run:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
-            run = cls(spec, device, info, meter, root, Inputs(spec.batch_size), progress)
+            fixtures = WideFixtures(meter, (info.key, spec.devices))
+            run = cls(spec, device, info, meter, root, Inputs(spec.batch_size), fixtures, progress)
             yield run
             run._stack = stack.pop_all()
 
@@ -212,94 +209,6 @@ class Run:
         card_bytes = self.card.usable_memory if self.card else None
         return _tightest(self.spec.bytes_of("max_gib"), card_bytes)
 
-    # -- fixtures of wider scope --
-
-    def owned_peaks(self) -> list[Peak]:
-        """Return the memory of the test's fixtures of wider scope, one Peak a device."""
-        total = no_memory(self.spec.devices)
-        for fixture in self.owned:
-            total = sums(total, padded(fixture.held, self.spec.devices))
-        return total
-
-    def held_besides(self, fixtures: Sequence[Retained]) -> list[int]:
-        """Return the bytes held on each device besides the memory of some fixtures."""
-        held = [peak.allocated for peak in self.meter.counted()]
-        for fixture in fixtures:
-            peaks = padded(fixture.held, self.spec.devices)
-            held = [nbytes - peak.allocated for nbytes, peak in zip(held, peaks, strict=True)]
-        return held
-
-    @contextmanager
-    def fixture(self, name: str) -> Iterator[Retained]:
-        """Note the memory of a fixture of wider scope, which is set up in the block.
-
-        It counts for every test that uses the fixture, in every order of tests as in the test
-        alone. For that the device is settled before and after, and the set-up is not held to the
-        test's own limit: the test is, whether it or another one set the fixture up.
-        """
-        retained = Retained(name)
-        with self._nested(retained), self._capped(None):
-            blocks = set(self.meter.blocks())
-            set_up = SetUpWatch(self.meter)
-            self._set_ups.append(set_up)
-            try:
-                yield retained
-            finally:
-                self._set_ups.remove(set_up)
-                set_up.close()
-            retained.held, retained.stages = set_up.result()
-            retained.before_run = False
-            retained.known = self.meter.known(set(self.meter.blocks()) - blocks)
-            if self.spec.max_leak_mib is not None:
-                self.excused_blocks |= retained.known.keys()
-            self.owned.append(retained)
-
-    def use(self, fixture: Retained) -> None:
-        """Count a live fixture's memory from now on, and its set-up's peaks as if that ran now.
-
-        The figure is then that of the test alone, which sets the fixture up itself.
-        """
-        with self._nested(fixture):
-            if fixture in self.owned:
-                return
-            fixture.before_run = True
-            self._replay(fixture, no_memory(self.spec.devices))
-
-    @contextmanager
-    def _capped(self, limit: int | None) -> Iterator[None]:
-        """Have another limit for a while."""
-        outer_cap = self.meter.cap(limit)
-        try:
-            yield
-        finally:
-            self.meter.cap(outer_cap)
-
-    @contextmanager
-    def _nested(self, fixture: Retained) -> Iterator[None]:
-        """Keep the memory of a fixture apart from the one whose set-up asks for it, if any does."""
-        asking = self._set_ups[-1] if self._set_ups else None
-        if asking is None:
-            self.meter.resettle()
-            yield
-            return
-        asking.pause(fixture)
-        try:
-            yield
-        finally:
-            asking.resume()
-
-    def _replay(self, fixture: Retained, held_by_asking: Sequence[Peak]) -> None:
-        """Count the stages of a fixture's set-up; ``held_by_asking`` is not counted as yet."""
-        count = self.spec.devices
-        self.owned.append(fixture)
-        for stage in fixture.stages:
-            if any(peak != NOTHING for peak in stage.peaks):
-                held = sums(self.meter.counted(), held_by_asking)
-                self.meter.consider(sums(held, padded(stage.peaks, count)))
-            if stage.then is not None and stage.then not in self.owned:
-                self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
-        self.meter.adopt(padded(fixture.held, count), fixture.known)
-
     def part(self, name: str, declared: dict[str, object]) -> AbstractContextManager[PartFigures]:
         """Measure a named part; the same name again counts to the same part.
 
@@ -319,7 +228,7 @@ class Run:
         cap = None if self._uncapped else _tightest(self.limit, spec.bytes_of("max_gib"))
         figures = PartFigures(name)
         try:
-            with self._capped(cap), self.meter.part() as tally:
+            with self.meter.capped(cap), self.meter.part() as tally:
                 yield figures
         except BaseException as error:
             # An error passes an inner part first, whose limit it is then.
@@ -425,7 +334,7 @@ class Run:
         self.parts.clear()
         self.device.values.renew()
         CHILDREN.forget_ended()
-        taken = [fixture.known for fixture in self.owned]
+        taken = [fixture.known for fixture in self.fixtures.used]
         self.meter.restart(record=record, at_moment=at_moment, taken=taken)
 
     def lift_limits(self) -> None:

@@ -1,34 +1,31 @@
-"""The memory of fixtures of wider scope than a test, which several tests share.
+"""Fixtures of wider scope than a test, which several tests share, and their memory in its figures.
 
-A test's figures are those that it has alone, where it sets up its fixtures itself. So the set-up of
-such a fixture is noted, in stages where it asks for another one (``request.getfixturevalue``), and
-replayed where a later test uses the live fixture.
+The rule: a test counts each fixture that the test asks for, directly or through another fixture, as
+if the test had set the fixture up itself; other tests' memory does not count. So a set-up is noted
+once, in stages between the fixtures that the set-up asks for (``request.getfixturevalue``), and
+counts at each test's first use. A set-up on another card, or on another number of devices, takes
+other memory: such a fixture is torn down before the test, which sets the fixture up anew.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.meter.peaks import NOTHING, minus, plus
 from pytest_gpumem.meter.pins import FINDER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Known
     from pytest_gpumem.measurement import Peak
     from pytest_gpumem.meter.meter import Meter
 
 
-def no_memory(count: int) -> list[Peak]:
-    """Return no memory on each of so many devices."""
-    return [NOTHING] * count
-
-
 def sums(lefts: Sequence[Peak], rights: Sequence[Peak]) -> list[Peak]:
-    """Return the sum on each device."""
+    """Return the sum on each device; of devices that both have."""
     return list(map(plus, lefts, rights))
 
 
@@ -37,80 +34,154 @@ def differences(lefts: Sequence[Peak], rights: Sequence[Peak]) -> list[Peak]:
     return list(map(minus, lefts, rights))
 
 
-def padded(peaks: Sequence[Peak], count: int) -> list[Peak]:
-    """Return one Peak for each of a test's devices, whatever test set the fixture up."""
-    return [*peaks, *no_memory(count)][:count]
-
-
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A stage of a fixture's set-up, without memory of other fixtures; one Peak a device."""
 
-    peaks: tuple[Peak, ...]
+    peaks: list[Peak]
     """above the memory held when the set-up began"""
-    held: tuple[Peak, ...]
+    held: list[Peak]
     """the fixture's own memory at the end of the stage"""
-    then: Retained | None = None
+    then: WideFixture | None = None
     """the fixture that the set-up asked for then"""
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether the stage takes memory, or the fixture that is asked for does."""
+        own = any(peak != NOTHING for peak in self.peaks)
+        return own or (self.then is not None and bool(self.then.stages))
 
 
 @dataclass(eq=False)
-class Retained:
-    """The memory of an instance of a fixture of wider scope than a test."""
+class WideFixture:
+    """An instance of a fixture of wider scope than a test, and its memory."""
 
     name: str
-    held: tuple[Peak, ...] = ()
-    """the memory that it holds since its set-up, one Peak a device"""
-    stages: tuple[Stage, ...] = field(default=(), repr=False)
+    devices: tuple[str, int]
+    """the card, and the number of devices, of the test that set the fixture up"""
+    stages: list[Stage] = field(default_factory=list, repr=False)
+    """those of its set-up; none if that took no memory"""
     known: Known = field(default_factory=dict, repr=False)
     """its blocks, with what is known of them"""
 
+    is_live: bool = True
     before_run: bool = False
     """whether it was live when the test that runs began"""
     values_lost_by: str = ""
     """the test that had no values computed, and so made its values unknown"""
 
     @property
+    def held(self) -> list[Peak]:
+        """The memory that it holds since its set-up, one Peak a device."""
+        return self.stages[-1].held if self.is_live and self.stages else []
+
+    @property
     def holds_memory(self) -> bool:
         """Whether it holds any."""
         return any(peak.allocated for peak in self.held)
 
+    def suits(self, devices: tuple[str, int]) -> bool:
+        """Whether a set-up on other devices would take the same memory, as far as is known."""
+        asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
+        same = self.devices == devices or not self.stages
+        return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
+
     def forget(self) -> None:
         """Note that it was torn down: what held its blocks may be garbage from now on."""
         FINDER.forget(self.known)
-        self.held, self.stages, self.known = (), (), {}
+        self.is_live, self.known = False, {}
 
 
-class SetUpWatch:
-    """Watches the memory of a set-up, apart from that of the fixtures that it asks for."""
+class _SetUp:
+    """A set-up that runs: its memory, without that of the fixtures that it asks for."""
 
     def __init__(self, meter: Meter) -> None:
+        self.stages: list[Stage] = []
         self._meter = meter
-        self._base = meter.counted()
-        """memory that is not this fixture's"""
-        self._stages: list[Stage] = []
-        self._paused_at: list[Peak] = []
-        self._stack = ExitStack()
-        self._tally = self._stack.enter_context(meter.part())
+        self._base = self._paused_at = meter.counted()
+        self.resume()
 
-    def pause(self, asked_for: Retained | None) -> None:
+    def resume(self) -> None:
+        """Begin a stage: memory counted since the end of the last one is another fixture's."""
+        grown = differences(self._meter.counted(), self._paused_at)
+        self._base = sums(self._base, grown)
+        self._stack = ExitStack()
+        self._tally = self._stack.enter_context(self._meter.part())
+
+    def pause(self, asked_for: WideFixture | None = None) -> None:
         """End a stage: the set-up asks for another fixture, or has ended."""
         self._stack.close()
         self._meter.resettle()
         self._paused_at = self._meter.counted()
-        peaks = tuple(differences(self._tally.peaks, self._base))
-        held = tuple(differences(self._paused_at, self._base))
-        self._stages.append(Stage(peaks, held, asked_for))
+        peaks = differences(self._tally.peaks, self._base)
+        self.stages.append(Stage(peaks, differences(self._paused_at, self._base), asked_for))
 
-    def resume(self) -> None:
-        """Begin the next stage: memory counted since the pause is the other fixture's."""
-        self._base = sums(self._base, differences(self._meter.counted(), self._paused_at))
-        self._tally = self._stack.enter_context(self._meter.part())
 
-    def close(self) -> None:
-        """End the last stage."""
-        self.pause(None)
+class WideFixtures:
+    """The fixtures of wider scope that one test uses."""
 
-    def result(self) -> tuple[tuple[Peak, ...], tuple[Stage, ...]]:
-        """Return the memory that the fixture holds, and the stages of its set-up."""
-        return self._stages[-1].held, tuple(self._stages)
+    def __init__(self, meter: Meter, devices: tuple[str, int]) -> None:
+        self.used: list[WideFixture] = []
+        self.devices = devices
+        self._meter = meter
+        self._set_ups: list[_SetUp] = []
+        """those that run, each asked for by the one before"""
+
+    def held(self) -> list[Peak]:
+        """Return the memory of those that are live, one Peak a device."""
+        total = [NOTHING] * self._meter.count
+        for fixture in self.used:
+            total = sums(total, fixture.held) if fixture.held else total
+        return total
+
+    @contextmanager
+    def set_up(self, name: str) -> Iterator[WideFixture]:
+        """Note the memory of a fixture that is set up in the block.
+
+        The set-up is not held to the test's own limit: the test is, whether it or another one set
+        the fixture up. The device is settled before and after, as before and after each use.
+        """
+        fixture = WideFixture(name, self.devices)
+        with self._between_stages(fixture), self._meter.capped(None):
+            blocks = set(self._meter.blocks())
+            set_up = _SetUp(self._meter)
+            self._set_ups.append(set_up)
+            try:
+                yield fixture
+            finally:
+                self._set_ups.remove(set_up)
+                set_up.pause()
+            if any(stage.takes_memory for stage in set_up.stages):
+                fixture.stages = set_up.stages
+            fixture.known = self._meter.known(set(self._meter.blocks()) - blocks)
+            self.used.append(fixture)
+
+    def use(self, fixture: WideFixture) -> None:
+        """Count a live fixture's memory from now on, and its set-up as if that ran now."""
+        with self._between_stages(fixture):
+            if fixture not in self.used:
+                fixture.before_run = True
+                self._replay(fixture, [NOTHING] * self._meter.count)
+
+    @contextmanager
+    def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
+        """Keep the memory of a fixture apart from the one whose set-up asks for it, if any does."""
+        if not self._set_ups:
+            self._meter.resettle()
+            yield
+            return
+        asking = self._set_ups[-1]
+        asking.pause(fixture)
+        try:
+            yield
+        finally:
+            asking.resume()
+
+    def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
+        """Count the stages of a set-up; ``held_by_asking`` is not counted as yet."""
+        self.used.append(fixture)
+        for stage in fixture.stages:
+            held = sums(self._meter.counted(), held_by_asking)
+            self._meter.consider(sums(held, stage.peaks))
+            if stage.then is not None and stage.then not in self.used:
+                self._replay(stage.then, sums(held_by_asking, stage.held))
+        self._meter.adopt(fixture.held, fixture.known)

@@ -179,7 +179,7 @@ def unpinned(peak: Peak) -> Peak:
 def _held_before(run: Run, index: int) -> Peak:
     """Return the memory of live fixtures of wider scope that other tests set up."""
     held = Peak(0, 0)
-    for fixture in run.owned:
+    for fixture in run.fixtures.used:
         if fixture.before_run and len(fixture.held) > index:
             held = plus(held, unpinned(fixture.held[index]))
     return held

@@ -22,7 +22,7 @@ from helpers.wrapped_tensors import wrapped
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.run import Run
-from pytest_gpumem.testrun.wide_fixture import Retained
+from pytest_gpumem.testrun.wide_fixture import Stage, WideFixture
 
 # ---- the memory equation ----
 
@@ -326,11 +326,11 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         model = linears(torch)
     try:
         held = Peak(3 * PARAMETERS, 0)
-        fixture = Retained("model", (held,))
         device = virtual_device()
         with Run.open(MemorySpec(), device, ROOT, record=True) as run:
             run.start()
-            run.use(fixture)
+            stages = [Stage([held], [held])]
+            run.fixtures.use(WideFixture("model", run.fixtures.devices, stages))
         model(data(torch)).sum().backward()
         with run.part("after", {}):
             pass

@@ -25,9 +25,13 @@ from helpers.warm import HANGS, warm_python
 
 FIRST_WIDE = 3000
 """the seed from which suites also have low limits, subtests, threads, histories and unittest"""
+FIRST_CHAINED = 6000
+"""the seed from which suites have chains of fixtures of five scopes, and tests on several cards"""
 LIMITS = (0.03, 0.06, 0.12, 1)
 """GiB: some of them refuse much of what a test asks for"""
 SCOPES = ("function", "class", "module", "session")
+CHAIN = ("session", "package", "module", "class", "function")
+CARDS = ("T4", "L4", "A100-80GB", "H100")
 SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
 """MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
 SKIPPED = "skipped"
@@ -55,6 +59,7 @@ def pytest_gpumem_judged(item, result):
         "failed": result.verdict.failed,
         "peaks": [dataclasses.astuple(peak) for peak in measurement.peaks],
         "left": list(measurement.left),
+        "retained": [dataclasses.astuple(peak) for peak in measurement.retained],
         "range": repr(measurement.range),
         "out_of_memory": None,
         "garbage": any(note.kind == "garbage" for note in measurement.notes),
@@ -95,7 +100,7 @@ class Leaked(list):
         for index in reversed(earlier[::2]):
             del self[index]
 
-leaked = Leaked()
+leaked, graphs = Leaked(), []
 
 def mib(n):
     return torch.empty(int(n * 2**20), dtype=torch.uint8, device="cuda")
@@ -144,6 +149,13 @@ def in_a_thread(n):
     thread.join()
     return blocks
 
+def captured():
+    """A graph with memory of its own."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = mib(3).zero_()
+    return graph, kept
+
 class Holder(torch.nn.Module):
     def __init__(self, n):
         super().__init__()
@@ -164,14 +176,26 @@ class Fixture:
     ends: bool = False
     """whether it frees its memory itself"""
     autouse: bool = False
+    set_up: tuple[str, ...] = ()
+    """lines that follow; the fixture keeps what ``blocks`` has"""
+    tear_down: tuple[str, ...] = ()
+    params: tuple[int, ...] = ()
+    """MiB more, one at a time"""
 
     def source(self):
+        params = f", params={list(self.params)}" if self.params else ""
+        names = ", ".join((*self.uses, *["request"] * bool(self.set_up or self.params)))
         lines = [
-            f'@pytest.fixture(scope="{self.scope}", autouse={self.autouse})',
-            f"def {self.name}({', '.join(self.uses)}):",
+            f'@pytest.fixture(scope="{self.scope}", autouse={self.autouse}{params})',
+            f"def {self.name}({names}):",
             f"    blocks = [mib({self.size}), mib(0.3)]",
+            *["    blocks.append(mib(request.param))"] * bool(self.params),
+            *(f"    {line}" for line in self.set_up),
         ]
-        lines += ["    yield blocks", "    blocks.clear()"] if self.ends else ["    return blocks"]
+        end = [*["blocks.clear()"] * self.ends, *self.tear_down]
+        lines += (
+            ["    yield blocks", *(f"    {line}" for line in end)] if end else ["    return blocks"]
+        )
         return "\n".join(lines)
 
 
@@ -185,10 +209,16 @@ class Test:
     operations: tuple[str, ...]
     unit: bool = False
     """whether it is a method of a unittest.TestCase"""
+    params: tuple[str, ...] = ()
+    """of its node id, one for each test that it is, for the fixture with parameters that it uses"""
 
     @property
     def path(self):
         return f"Unit_{self.name}::{self.name}" if self.unit else self.name
+
+    @property
+    def paths(self):
+        return [f"{self.path}[{param}]" for param in self.params] or [self.path]
 
     def source(self):
         body = textwrap.indent("\n".join(self.operations) or "pass", "    ")
@@ -210,6 +240,13 @@ class File:
     fixtures: tuple[Fixture, ...] = field(default=())
     tests: tuple[Test, ...] = field(default=())
 
+    @property
+    def is_shared(self):
+        return self.name == "conftest.py"
+
+    def names_of(self, test):
+        return [f"{self.name}::{path}" for path in test.paths]
+
     def source(self):
         parts = [*(it.source() for it in self.fixtures), *(it.source() for it in self.tests)]
         return "\n\n".join([HEAD, *parts]) + "\n"
@@ -218,6 +255,8 @@ class File:
 def random_suite(seed):
     """Return the files of a suite, which the seed decides."""
     chance, wide = random.Random(seed), seed >= FIRST_WIDE
+    if seed >= FIRST_CHAINED:
+        return chained_suite(chance)
     files = []
     for letter in "ab"[: chance.choice((1, 1, 2))]:
         fixtures = []
@@ -241,6 +280,94 @@ def random_suite(seed):
         )
         files.append(File(f"test_{letter}.py", tuple(fixtures), tests))
     return tuple(files)
+
+
+def chained_suite(chance):
+    """Return files whose fixtures ask for each other: by arguments, and late, by their names."""
+    shared = random_chain(chance, "shared", [], [*CHAIN[:2], *CHAIN])
+    files = [File("conftest.py", tuple(shared))]
+    for letter in "ab":
+        own = random_chain(chance, f"own_{letter}", shared, CHAIN[2:])
+        tests = tuple(
+            random_chained_test(chance, f"test_{letter}{number}", [*shared, *own])
+            for number in range(chance.randint(2, 5))
+        )
+        files.append(File(f"test_{letter}.py", tuple(own), tests))
+    return tuple(files)
+
+
+def random_chain(chance, prefix, shared, scopes):
+    """Return fixtures, most of which ask for one of those before that is as wide or wider."""
+    fixtures = []
+    for number, scope in enumerate(scopes):
+        if chance.random() < 0.3:
+            continue
+        wider = [
+            it.name
+            for it in (*shared, *fixtures)
+            if CHAIN.index(it.scope) <= CHAIN.index(scope) and not it.params
+        ]
+        asked = tuple(chance.sample(wider, min(len(wider), chance.choice((0, 1, 1, 2)))))
+        late = asked[1:] if chance.random() < 0.5 else ()
+        size, other = chance.choice(SIZES), chance.choice(SIZES)
+        width = chance.choice((64, 200, 700))
+        models = [
+            "model = torch.nn.Linear(512, 64).cuda()",
+            "model(torch.ones(8, 512, device='cuda')).sum().backward()",
+            "blocks.append(model)",
+        ]
+        steps = [
+            [f"mib({size})"],
+            [f"tmp = mib({size})", *models, "del tmp"],
+            [f"train({width}, torch.optim.Adam, 2)"],
+            [f"blocks.append(mib({other}))", "del blocks[0]"],
+            [f"cycle = [mib({size})]", "cycle.append(cycle)", "del cycle"],
+            ["blocks.append(captured())"],
+        ]
+        lines = [line for step in chance.sample(steps, chance.randint(0, 2)) for line in step]
+        for name in late:
+            lines.insert(chance.choice((0, len(lines))), f"request.getfixturevalue('{name}')")
+        ends = [[], [f"mib({other})"], [f"mib({other})", "raise RuntimeError('tear-down')"]]
+        params = (1, 7) if scope != "function" and chance.random() < 0.1 else ()
+        fixtures.append(
+            Fixture(
+                f"{prefix}_{number}",
+                scope,
+                chance.choice(SIZES),
+                tuple(name for name in asked if name not in late),
+                ends=chance.random() < 0.4,
+                set_up=tuple(lines),
+                # pytest fails the test that ends an instance with another parameter in an error
+                tear_down=tuple(chance.choices(ends, (6, 3, 0 if params else 1))[0]),
+                params=params,
+            )
+        )
+    return fixtures
+
+
+def random_chained_test(chance, name, fixtures):
+    options = {f"max_gib={chance.choice(LIMITS)}": 0.15, "max_leak_mib=0": 0.1, "devices=2": 0.1}
+    options[f"card={chance.choice(CARDS)!r}"] = 0.3
+    chosen = [text for text, share in options.items() if chance.random() < share]
+    marker = None if chance.random() < 0.1 else ", ".join(chosen)
+    used = chance.sample(fixtures, min(len(fixtures), chance.choice((0, 1, 1, 2, 3))))
+    names = tuple(it.name for it in used if not it.params)
+    params = next((it for it in used if it.params), None)
+    late = [it.name for it in fixtures if not it.params]
+    operations = []
+    for _ in range(chance.randint(0, 3)):
+        if chance.random() < 0.15:
+            operations.append("graphs.append(captured())")
+        operations += random_operation(
+            chance, late, marked=marker is not None, unit=False, wide=True
+        )
+    return Test(
+        name,
+        marker,
+        (*names, params.name) if params else names,
+        tuple(operations),
+        params=tuple(map(str, params.params)) if params else (),
+    )
 
 
 def random_test(chance, name, fixtures, *, wide):
@@ -414,9 +541,10 @@ class Runner:
             if path != self.program and path.is_file():
                 path.unlink()
         (self.folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        (self.folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
-        for file in files:
-            (self.folder / file.name).write_text(file.source(), encoding="utf-8")
+        sources = {file.name: file.source() for file in files}
+        sources["conftest.py"] = CONFTEST + sources.get("conftest.py", "")
+        for name, source in sources.items():
+            (self.folder / name).write_text(source, encoding="utf-8")
 
     def figures(self, plans):
         """The figures of each plan, a list of nodeids."""
@@ -479,19 +607,22 @@ def differences(runner, files, seed, *, workers=False):
     runner.write(files)
     expandable = seed >= FIRST_WIDE and seed % EXPANDABLE_EVERY == 3
     runner.settings = "expandable_segments:True" if expandable else ""
-    names = [f"{file.name}::{test.path}" for file in files for test in file.tests]
+    names = [name for file in files for test in file.tests for name in file.names_of(test)]
     orders = [names, random.Random(seed).sample(names, len(names))]
-    *singles, first, second = [{}, {}, *runner.figures([*([name] for name in names), *orders])]
-    alone = {name: rows for figures in singles for name, rows in figures.items()}
-    sessions = list(zip(map(" ".join, orders), (first, second), strict=True))
-    if len(singles) < len(names) + 2:
+    if seed >= FIRST_CHAINED:
+        orders.append(names[::-1])
+    found = runner.figures([*([name] for name in names), *orders])
+    alone = {name: rows for figures in found[: len(names)] for name, rows in figures.items()}
+    sessions = list(zip(map(" ".join, orders), found[len(names) :], strict=False))
+    if len(found) < len(names) + len(orders):
         return [f"the session ended with {runner.output.returncode}: {runner.output.stderr[-500:]}"]
     if workers:
         sessions.append(("-n 2", runner.figures_of_workers()))
     makers = {
-        f"{file.name}::{test.path}"
+        name
         for file in files
         for test in file.tests
+        for name in file.names_of(test)
         if any("cycle" in line for line in test.operations)
     }
     impossible = [
@@ -503,15 +634,17 @@ def differences(runner, files, seed, *, workers=False):
         if any(allocated > reserved for allocated, reserved in pairs_of(row))
     ]
     marked = {
-        f"{file.name}::{test.path}"
+        name
         for file in files
         for test in file.tests
+        for name in file.names_of(test)
         if test.marker is not None
     }
     skippers = {
-        f"{file.name}::{test.path} ({SKIPPED})"
+        f"{name} ({SKIPPED})"
         for file in files
         for test in file.tests
+        for name in file.names_of(test)
         if any("skip" in line for line in test.operations)
     }
     unmeasured = [
@@ -548,7 +681,7 @@ def pairs_of(row):
         yield refusal["allocated"], refusal["reserved"]
         if refusal["needed"] is not None:
             yield refusal["needed"]["allocated"], refusal["needed"]["reserved"]
-    yield from (peak[:2] for peak in row["peaks"])
+    yield from (peak[:2] for peak in (*row["peaks"], *row["retained"]))
 
 
 def test_of(name):
@@ -598,6 +731,7 @@ def without_reserved(results, name):
         {
             **row,
             "peaks": [(allocated, pinned) for allocated, _, pinned in row["peaks"]],
+            "retained": [(allocated, pinned) for allocated, _, pinned in row["retained"]],
             "out_of_memory": without(row["out_of_memory"]),
         }
         for row in figures_of(results, name)
@@ -612,24 +746,46 @@ def smaller(files):
             replace(file, tests=tuple(it for it in file.tests if (file.name, it.name) in pair))
             for file in files
         ]
-        yield tuple(file for file in less if file.tests)
+        yield tuple(file for file in less if file.tests or file.is_shared)
     for number, file in enumerate(files):
-        for index in range(len(file.tests)):
-            tests = file.tests[:index] + file.tests[index + 1 :]
-            yield put(files, number, replace(file, tests=tests))
+        for less in one_less(file.tests):
+            yield put(files, number, replace(file, tests=less))
     for number, file in enumerate(files):
-        for index, test in enumerate(file.tests):
-            for at in range(len(test.operations)):
-                operations = test.operations[:at] + test.operations[at + 1 :]
-                less = replace(test, operations=operations)
-                tests = (*file.tests[:index], less, *file.tests[index + 1 :])
-                if compiles(less.source()):
-                    yield put(files, number, replace(file, tests=tests))
+        for less in one_changed(file.tests, smaller_tests):
+            yield put(files, number, replace(file, tests=less))
+        for less in (*one_less(file.fixtures), *one_changed(file.fixtures, smaller_fixtures)):
+            yield put(files, number, replace(file, fixtures=less))
+
+
+def one_less(items):
+    return [items[:at] + items[at + 1 :] for at in range(len(items))]
+
+
+def one_changed(items, change):
+    for at, item in enumerate(items):
+        for changed in change(item):
+            yield (*items[:at], changed, *items[at + 1 :])
+
+
+def smaller_tests(test):
+    for less in one_less(test.operations):
+        smaller_test = replace(test, operations=less)
+        if compiles(smaller_test.source()):
+            yield smaller_test
+    for less in one_less(test.fixtures):
+        yield replace(test, fixtures=less)
+
+
+def smaller_fixtures(fixture):
+    for less in one_less(fixture.set_up):
+        yield replace(fixture, set_up=less)
+    if fixture.tear_down:
+        yield replace(fixture, tear_down=())
 
 
 def put(files, number, file):
     changed = (*files[:number], file, *files[number + 1 :])
-    return tuple(it for it in changed if it.tests)
+    return tuple(it for it in changed if it.tests or it.is_shared)
 
 
 def compiles(source):

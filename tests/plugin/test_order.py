@@ -488,6 +488,82 @@ def test_a_test_whose_wide_fixture_takes_more_than_its_limit_ends_alike_in_every
         assert alone == {name: whole[name]}
 
 
+ON_CARDS = """
+@pytest.fixture(scope="session")
+def large(): return mib(20_000)
+
+@pytest.fixture(scope="module")
+def weights(large): return mib(2)
+
+@pytest.fixture(scope="module")
+def model():
+    print("set up on", torch.cuda.get_device_name(), torch.cuda.device_count())
+    model = torch.nn.Linear(1000, 1000, device="cuda")
+    model(torch.ones(8, 1000, device="cuda")).sum().backward()  # with cuBLAS' workspace
+    yield model
+    raise ValueError("at its end")
+
+@pytest.fixture(scope="module")
+def asks(request): return request.getfixturevalue("model")
+
+@pytest.mark.gpu_memory
+def test_hopper(model): mib(1)
+
+@pytest.mark.gpu_memory(card="T4")
+def test_turing(asks): mib(1)
+
+@pytest.mark.gpu_memory(devices=2)
+def test_two(model): mib(1)
+
+@pytest.mark.gpu_memory
+def test_large(weights): pass
+
+@pytest.mark.gpu_memory(card="T4")
+def test_too_large(weights): pass
+"""
+
+
+def test_a_wide_fixture_is_set_up_anew_for_a_test_on_another_card(suite):
+    """Another card has other workspaces and another size; so the verdicts are those alone, too."""
+    suite.write("test_it.py", ON_CARDS)
+
+    def results(*names):
+        session = suite.run("-v", "-s", *names)
+        return session.figures(), session.verdicts(), session.out
+
+    names = re.findall(r"def (test_\w+)", ON_CARDS)
+    alone = {name: results(f"test_it.py::{name}")[:2] for name in names}
+    workspaces = [alone[name][0][name][0] for name in ("test_hopper", "test_turing")]
+    assert workspaces[0] - workspaces[1] > 20
+    assert alone["test_too_large"][1] == {"test_too_large": "out of memory"}
+    for order in (names, names[::-1], sorted(names)):
+        figures, verdicts, out = results(*(f"test_it.py::{name}" for name in order))
+        for name in names:
+            own = [{name: shown[name]} for shown in (figures, verdicts)]
+            assert own == list(alone[name]), (name, order)
+        assert len(re.findall("set up on (NVIDIA|Tesla)", out)) == 3
+
+
+def test_a_wide_fixture_of_another_card_that_a_computed_name_asks_for_is_not_counted(suite):
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.fixture(scope="module")
+        def model(): return mib(30)
+
+        @pytest.mark.gpu_memory
+        def test_first(model): mib(1)
+
+        @pytest.mark.gpu_memory(card="T4")
+        def test_computed(request):
+            request.getfixturevalue("mod" + "el"[:])
+            mib(1)
+        """,
+    )
+    assert session.figures() == {"test_first": (31, 32), "test_computed": (1, 2)}
+    assert "30.00 MiB that fixture 'model' left behind are not counted" in session.flat
+
+
 def test_the_memory_of_a_wide_fixture_has_its_lines_and_categories_in_every_order(suite):
     suite.write(
         "test_it.py",
