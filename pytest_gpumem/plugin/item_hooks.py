@@ -18,6 +18,7 @@ from pytest_gpumem.plugin.pytest_item import (
     measure_unmarked,
     unique_nodeid,
     unwatch_uses,
+    watch_requests,
     watch_uses,
 )
 from pytest_gpumem.plugin.report_data import ATTRIBUTE, ReportData
@@ -259,6 +260,7 @@ class ItemHooks:
         runner = self.opened_session().runner
         try:
             with runner.fixture(fixturedef.argname, fixturedef):
+                watch_requests(request, runner.use)
                 value = yield
         except Exception as error:
             from pytest_gpumem.meter.out_of_memory import find_out_of_memory

@@ -93,6 +93,21 @@ def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN4
     definition.execute = watched
 
 
+def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  # noqa: ANN401 - as above
+    """Call a function with each fixture that a set-up asks for by ``request.getfixturevalue``.
+
+    pytest remembers the fixtures that a test has used, and does not execute these again.
+    """
+    ask = request.getfixturevalue
+
+    def watched(name: str) -> object:
+        value = ask(name)
+        used(request._get_active_fixturedef(name))
+        return value
+
+    request.getfixturevalue = watched
+
+
 def unwatch_uses(definition: Any) -> None:  # noqa: ANN401 - its method is replaced
     """Watch the uses of a fixture no longer."""
     vars(definition).pop("execute", None)

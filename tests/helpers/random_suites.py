@@ -321,7 +321,7 @@ def random_chain(chance, prefix, shared, scopes):
             [f"tmp = mib({size})", *models, "del tmp"],
             [f"train({width}, torch.optim.Adam, 2)"],
             [f"blocks.append(mib({other}))", "del blocks[0]"],
-            [f"cycle = [mib({size})]", "cycle.append(cycle)", "del cycle"],
+            [f"cycle = [mib({max(size, 1.5)})]", "cycle.append(cycle)", "del cycle"],
             ["blocks.append(captured())"],
         ]
         lines = [line for step in chance.sample(steps, chance.randint(0, 2)) for line in step]
@@ -618,12 +618,13 @@ def differences(runner, files, seed, *, workers=False):
         return [f"the session ended with {runner.output.returncode}: {runner.output.stderr[-500:]}"]
     if workers:
         sessions.append(("-n 2", runner.figures_of_workers()))
+    set_ups = [line for file in files for fixture in file.fixtures for line in fixture.set_up]
     makers = {
         name
         for file in files
         for test in file.tests
         for name in file.names_of(test)
-        if any("cycle" in line for line in test.operations)
+        if any("cycle" in line for line in (*test.operations, *set_ups))
     }
     impossible = [
         f"{name}: less reserved than allocated in {order}: {row}"

@@ -273,6 +273,31 @@ def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_orde
     assert suite.run("-v", *(f"test_it.py::{name}" for name in reversed(names))).figures() == alone
 
 
+ASKED_BEFORE = """
+@pytest.fixture(scope="module")
+def data(): return mib(20)
+
+@pytest.fixture(scope="module")
+def trainer(request): return mib(3), request.getfixturevalue("data")
+
+@pytest.mark.gpu_memory
+def test_data_first(data, trainer): mib(1)
+
+@pytest.mark.gpu_memory
+def test_trainer(trainer): mib(1)
+"""
+
+
+def test_a_set_up_that_asks_for_a_fixture_that_its_test_has_already_counts_it_for_the_next(suite):
+    """pytest does not execute the asked-for fixture again: its uses have to be seen elsewhere."""
+    both = suite.run_warm("-v", source=ASKED_BEFORE).figures()
+    assert {name: allocated for name, (allocated, _) in both.items()} == {
+        "test_data_first": 24,
+        "test_trainer": 24,
+    }
+    assert suite.run_warm("-v", "-k", "test_trainer").figures()["test_trainer"][0] == 24
+
+
 GAPS = """
 leaked = []
 
