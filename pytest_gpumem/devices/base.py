@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -80,22 +78,6 @@ class ExtraRequests(NamedTuple):
     """blocks that are older than this do not count"""
 
 
-@dataclass
-class LateFrees:
-    """Blocks that a GPU may give back later: all that were given back between two times.
-
-    Times are microseconds since 1970.
-    """
-
-    began: float
-    ended: float
-    device: int
-    reason: str
-    """the choice that is not known"""
-    until: float = inf
-    """when a GPU gives them back at the latest; infinite: not before the run has ended"""
-
-
 class UncertainSizes(NamedTuple):
     """Numbers of workspaces that may be smaller, or larger, than they were taken."""
 
@@ -157,9 +139,6 @@ class WorkspaceSizes(Protocol):
 
     def extra_requests(self) -> list[ExtraRequests] | None:
         """Return the requests that a GPU may make besides; None: too many."""
-
-    def late_frees(self) -> list[LateFrees]:
-        """Return the blocks that a GPU may give back later, but those of other streams."""
 
     def pinned_early(self) -> bool:
         """Return whether pinned memory was free again before a GPU may have copied it."""

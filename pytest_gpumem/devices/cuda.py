@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
-from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, UncertainSizes
+from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import set_memory
@@ -67,10 +67,6 @@ class ChosenWorkspaces:
 
     def extra_requests(self) -> list[ExtraRequests] | None:
         """Return none: a GPU has made all that it makes."""
-        return []
-
-    def late_frees(self) -> list[LateFrees]:
-        """Return none: a GPU has given back what it gives back."""
         return []
 
     def pinned_early(self) -> bool:

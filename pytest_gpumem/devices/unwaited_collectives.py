@@ -13,19 +13,17 @@ passes have begun. Before the first pass, and in a program without one, the host
 decides. So nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more than without,
 and modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB: what H100s took. A step
 of that project's short track takes 99 ms. There the thread may look too late: twenty runs took
-more than these rules say, and less than with tensors that stay for one step more. Where a program
-trains, a note has the peaks with these.
+more than these rules say, and less than with tensors that stay for one step more. A sentence of the
+report says so where such tensors matter.
 """
 
 from __future__ import annotations
 
 import ctypes
 from contextlib import ExitStack, contextmanager
-from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
-from pytest_gpumem.devices.base import LateFrees
 from pytest_gpumem.devices.virtual.native import LIBRARY
 from pytest_gpumem.patches import Patch
 from pytest_gpumem.sizes import format_size
@@ -63,14 +61,7 @@ MAX_AHEAD: Final = 1024
 MAX_KEPT: Final = 10_000
 """collectives that are kept where no backward pass follows"""
 MIN_PERCENT: Final = 1
-"""of a peak, or of what is allocated: less is not worth a note, or a range"""
-
-
-STEP_MORE: Final = (
-    "collectives that nothing waits for keep tensors for one more step, if a step takes 0.05 to "
-    "0.1 s on the GPU (for more steps, if it takes less)"
-)
-"""why peaks may be higher"""
+"""of a peak: less is not worth a note"""
 
 
 class Progress(NamedTuple):
@@ -97,15 +88,11 @@ class UnwaitedCollectives:
     def __init__(self) -> None:
         self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """returns how many kernels were launched, and how often the host waited for them"""
-        self.late: Callable[[LateFrees], None] = lambda _late: None
-        """takes times at which tensors were freed that a GPU may free a step later"""
         self._works: dict[int, tuple[Any, Progress]] = {}
         """each Work by its identity, with the program's progress as it began"""
         self._passes = 0
         self._most = 0
         """bytes: the most that were freed at once, as a collective began"""
-        self._freed: list[tuple[int, LateFrees]] = []
-        """what a GPU may still hold, with the passes that had begun as it was freed"""
 
     def begun(self, work: Any) -> None:  # noqa: ANN401 - torch.distributed.Work, or None
         """Keep the tensors of a collective, and let go of those that are done."""
@@ -119,31 +106,16 @@ class UnwaitedCollectives:
             if index <= excess or then.is_done_by(progress)
         ]
         if done:
-            old_bytes, began = torch.cuda.memory_allocated(), time_ns() / 1000
+            old_bytes = torch.cuda.memory_allocated()
             for key in done:
                 del self._works[key]
-            freed = old_bytes - torch.cuda.memory_allocated()
-            self._most = max(self._most, freed)
-            if progress.passes and freed * 100 >= old_bytes * MIN_PERCENT:
-                self._note_freed(began, torch.cuda.current_device())
+            self._most = max(self._most, old_bytes - torch.cuda.memory_allocated())
         if work is not None and not torch.cuda.is_current_stream_capturing():
             self._works[id(work)] = work, progress
-
-    def _note_freed(self, began: float, device: int) -> None:
-        """Note that tensors were freed since a time, which a GPU may free with the next step's."""
-        ended = time_ns() / 1000
-        for passes, late in self._freed:
-            if passes < self._passes:
-                late.until = began
-        self._freed = [(passes, late) for passes, late in self._freed if passes == self._passes]
-        late = LateFrees(began, ended, device, STEP_MORE)
-        self._freed.append((self._passes, late))
-        self.late(late)
 
     def clear(self) -> None:
         """Let go of all: the program has ended, and no collective follows that would."""
         self._works.clear()
-        self._freed.clear()
         self._passes = self._most = 0
 
     def notes(self, peak: int) -> list[str]:
@@ -214,13 +186,8 @@ def unwaited_collectives_kept() -> Iterator[None]:
     """
     import torch
 
-    from pytest_gpumem.devices.virtual.device import VirtualDevice
-
     bindings: Any = torch._C._distributed_c10d
     UNWAITED.device = _progress_of_the_device()
-    device = VirtualDevice.loaded()
-    if device is not None:
-        UNWAITED.late = device.workspaces.extras.late.append
     with ExitStack() as stack:
         stack.callback(UNWAITED.clear)
         WORKS.wrap(bindings, UNWAITED.keeping, stack)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, Workspace
+    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, Workspace
 
 Pool = tuple[int, int]
 """a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
@@ -63,15 +63,13 @@ class AllocatorScript:
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """each with its time, what is done, and the number of a request: "take", "give"; "give late"
-    one that another stream used, or that was kept; "release" the cache, "settle" as the measurement
-    does it; "end pool", by its number in ``pools``; make "extra" requests, by their number in
+    one that another stream used; "release" the cache, "settle" as the measurement does it;
+    "end pool", by its number in ``pools``; make "extra" requests, by their number in
     ``extras``, and "end extra" """
     pools: list[Pool] = field(default_factory=list)
     """those of their own whose memory was given back"""
     late: dict[int, float] = field(default_factory=dict)
     """requests that a GPU may give back late, as another stream uses them: when at the latest"""
-    kept: set[int] = field(default_factory=set)
-    """the other requests that it may give back late"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
 
@@ -144,7 +142,6 @@ class ScriptReader:
         notes: Sequence[Workspace],
         awaited: Sequence[AllocatorEvent],
         extras: Sequence[ExtraRequests],
-        late: Sequence[LateFrees] = (),
     ) -> AllocatorScript:
         """Return the script, with the sizes of workspaces, late frees, and extra requests."""
         script = self._plain()
@@ -152,8 +149,6 @@ class ScriptReader:
             _give_late(script, self._frees, awaited)
         if notes:
             script = _with_workspaces(script, self._by_address, notes)
-        for which in late:
-            self._keep(script, which)
         freed_at = {number: time for time, action, number in script.steps if action == "give"}
         for extra in extras:
             began, ended = self._times_of(extra, freed_at)
@@ -176,16 +171,6 @@ class ScriptReader:
 
         began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
         return began, max([extra.ended, *map(end_of, extra.beside)])
-
-    def _keep(self, script: AllocatorScript, which: LateFrees) -> None:
-        """Have blocks kept that were given back between two times."""
-        began = bisect_left(self._frees, which.began - CLOCKS, key=lambda free: free.given)
-        ended = bisect_right(self._frees, which.ended + CLOCKS, key=lambda free: free.given)
-        for free in self._frees[began:ended]:
-            if free.number is not None and free.number not in script.late:
-                script.kept.add(free.number)
-                if which.until != inf:
-                    script.steps.append((which.until, "give late", free.number))
 
     def _plain(self) -> AllocatorScript:
         script = AllocatorScript()

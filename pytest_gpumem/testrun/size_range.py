@@ -40,8 +40,7 @@ def is_ranged(run: Run) -> bool:
 
     None has a test that may leak, that searches for a size or has several.
     """
-    workspaces = run.device.workspaces
-    return _is_one_run(run) and (any(workspaces.uncertain()[:2]) or bool(workspaces.late_frees()))
+    return _is_one_run(run) and any(run.device.workspaces.uncertain()[:2])
 
 
 def _is_one_run(run: Run) -> bool:
@@ -70,9 +69,7 @@ def with_ranges(
     if recording is None or not is_replayed(run):
         return results
     uncertain = run.device.workspaces.uncertain()
-    late = dict.fromkeys(which.reason for which in run.device.workspaces.late_frees())
     is_uncertain = any(uncertain[:2])
-    reason = "; ".join(filter(None, [uncertain.reason, *late]))
     try:
         with WorkspaceReplay.open(run, recording, list(measured)) as replay:
             if run.meter.is_reserved_in_doubt:
@@ -81,15 +78,11 @@ def with_ranges(
                     for part, (spec, measurement) in results.items()
                 }
             if is_uncertain:
-                reason = uncertain.reason
                 results = _ranged(run, results, replay)
-            if late:
-                reason = "; ".join(late)
-                _tell_late(results, replay, reason)
     except NoRangeError as error:
-        if not (is_uncertain or late):  # the note on segments of earlier tests stays
+        if not is_uncertain:  # the note on segments of earlier tests stays
             return results
-        note = Note(NoteKind.WORKSPACES, f"{error}: {reason}")
+        note = Note(NoteKind.WORKSPACES, f"{error}: {uncertain.reason}")
         whole_spec, whole = results[""]
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
     return results
@@ -144,26 +137,6 @@ def _ranged(
         spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
         results[part] = part_spec, _with_range(measurement, spanned)
     return results
-
-
-def _tell_late(
-    results: dict[str, tuple[MemorySpec, Measurement]], replay: WorkspaceReplay, reason: str
-) -> None:
-    """Add notes of the peaks with blocks that a GPU may give back late, to their ranges.
-
-    That is no range that limits are held to: the step's time, which is unknown, decides it.
-
-    Raises:
-        NoRangeError: the test does not fit with them.
-    """
-    late, _ = replay.peaks("most", late=True)
-    for part, (spec, measurement) in results.items():
-        figures = _differing_ends(
-            measurement.peaks, _of_each_device([measurement.peaks, late[part]], max)
-        )
-        if figures:
-            note = Note(NoteKind.STREAMS, f"{figures}: {reason}")
-            results[part] = spec, replace(measurement, notes=(*measurement.notes, note))
 
 
 def _differing_ends(least: tuple[Peak, ...], largest: tuple[Peak, ...]) -> str:

@@ -14,9 +14,6 @@ largest workspace to time plans, then that of the fastest: at the lower end both
 smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
 plan, with the usual one.
 
-Tensors that an unwaited collective has kept (devices/unwaited_collectives.py) are given back a step
-later where that is asked for.
-
 A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
 asks. At the upper end it is given back when the program has waited for that stream, or before
 PyTorch empties its cache or gives up: it waits for such streams itself then. PyTorch counts such a
@@ -100,8 +97,7 @@ class WorkspaceReplay:
             NoRangeError: its requests are too many, or cannot be read.
         """
         told = run.device.workspaces
-        workspaces, awaited = told.used(), told.allocator_events()
-        extras, late_frees = told.extra_requests(), told.late_frees()
+        workspaces, awaited, extras = told.used(), told.allocator_events(), told.extra_requests()
         if recording.overflowed or workspaces is None or awaited is None or extras is None:
             raise NoRangeError(TOO_MANY)
         # Those of an earlier run, which this one took the place of, have no requests here.
@@ -118,8 +114,7 @@ class WorkspaceReplay:
             mine = [note for note in workspaces if reader.has(note, run.meter.devices.start)]
             of_streams = [event for event in awaited if event.device == device]
             besides = [extra for extra in extras if extra.device == device]
-            late = [which for which in late_frees if which.device == device]
-            self._scripts.append(reader.script(mine, of_streams, besides, late))
+            self._scripts.append(reader.script(mine, of_streams, besides))
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
 
@@ -133,14 +128,13 @@ class WorkspaceReplay:
         return list(dict.fromkeys(reasons))
 
     def peaks(
-        self, end: End, without: Collection[str] = (), *, late: bool = False, share: float = 1
+        self, end: End, without: Collection[str] = (), *, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
 
         Args:
             end: the end; at the upper one a GPU may make more requests.
             without: reasons for which it makes none.
-            late: blocks are given back late that a GPU may give back late (``LateFrees``).
             share: at the upper end, of the steps that other streams may use tensors over.
 
         Returns:
@@ -155,7 +149,6 @@ class WorkspaceReplay:
             stage = _Stage(run, device, self._initial[index])
             try:
                 script = self._scripts[index]
-                stage.keeps = script.kept if late else set()
                 if end == "most":
                     stage.streamed = set(script.late)
                 steps = script.steps_with_waits(share) if end == "most" else script.steps
@@ -209,10 +202,6 @@ class _Stage:
         self._waiting: set[int] = set()
         """those that the program has dropped: PyTorch does not count them as allocated"""
         self._waiting_size = 0
-        self.keeps: set[int] = set()
-        """requests that something keeps once the program has dropped them"""
-        self._kept: set[int] = set()
-        """those that it has dropped"""
         self._held_besides: dict[int, list[int]] = {}
         """the addresses of extra requests that are not given back yet"""
         self._streams: dict[tuple[int, Pool], int] = {}
@@ -311,12 +300,11 @@ class _Stage:
                 self._fold()
                 self._waiting.add(number)
                 self._waiting_size += self._sizes[number]
-            elif number in self.keeps:
-                self._kept.add(number)
             elif number in self._living:
                 self._give(number)
         elif action == "give late":
-            self._give_late(number)
+            if number in self._waiting:
+                self._end_waiting([number])
         elif action == "end pool":
             self._pools.pop(script.pools[number], None)
         elif action == "release":
@@ -359,13 +347,6 @@ class _Stage:
         self.unfit += 1
         if request.size and not self._take(number, request.size, request):
             raise NoRangeError(UNFIT)
-
-    def _give_late(self, number: int) -> None:
-        if number in self._waiting:
-            self._end_waiting([number])
-        elif number in self._kept:
-            self._kept.remove(number)
-            self._give(number)
 
     def _give_waiting(self) -> bool:
         """Give back what other streams use, as the allocator does once it waits for them.

@@ -11,7 +11,6 @@ from helpers.virtual_gpu import MIB, settle_all, virtual_card, virtual_device
 
 from pytest_gpumem.devices.autograd_threads import awaited_passes
 from pytest_gpumem.devices.lone_rank import joined
-from pytest_gpumem.devices.unwaited_collectives import STEP_MORE
 from pytest_gpumem.errors import DeviceError
 
 N = 3 * MIB
@@ -648,13 +647,15 @@ def test_no_note_tells_of_tensors_that_wait_frees_or_of_few_bytes(suite, size, e
 
 
 @pytest.mark.parametrize("end", ["get_future()", "get_future().wait()"])
-def test_a_note_and_a_range_tell_what_they_take_into_the_next_steps(suite, end):
+def test_a_note_tells_what_they_take_into_the_next_steps(suite, end):
     """Each step has the collectives' tensors of two; a GPU may have those of three."""
     session = steps_of_a_rank(suite, mark="max_allocated_gib=22 / 1024", end=end)
     assert session.outcomes == {"passed": 1}, session.out
-    told = "collectives kept tensors of 4.00 MiB until the collectives of the next step"
+    told = (
+        "collectives kept tensors of 4.00 MiB until the collectives of the next step (a GPU may "
+        "keep them longer if the step takes less than 0.1 s)"
+    )
     assert session.flat.count(told) == 1, session.out
-    assert f"allocated 20.00 MiB to 24.00 MiB: {STEP_MORE}" in session.flat, session.out
     assert "compared with limits" not in session.flat
 
 
@@ -663,7 +664,7 @@ def test_limits_are_held_to_the_range_of_another_choice_beside_them(suite, limit
     """A block of 30 MiB may be there twice."""
     session = steps_of_a_rank(suite, mark=f"max_reserved_gib={limit} / 1024", last=STREAM)
     assert session.outcomes == {outcome: 1}, session.out
-    assert STEP_MORE in session.flat
+    assert "collectives kept tensors" in session.flat
     assert "(record_stream)" in session.flat
 
 

@@ -1,4 +1,4 @@
-"""Requests to PyTorch's allocator that a GPU may make besides, or free later, where time decides.
+"""Requests to PyTorch's allocator that a GPU may make besides, where time decides.
 
 A run on the virtual GPU makes none of these requests. They are at the upper end of its range: the
 replay of its requests makes them (:mod:`pytest_gpumem.testrun.workspace_replay`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.base import ExtraRequests, LateFrees
+from pytest_gpumem.devices.base import ExtraRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,13 +24,10 @@ class ExtraLog:
         self._extras: list[ExtraRequests] = []
         self._size = 0
         self._reasons: dict[str, None] = {}
-        self.late: list[LateFrees] = []
-        """blocks that a GPU may give back later"""
 
     def begin(self) -> None:
         """Forget those of the last run."""
         self._extras.clear()
-        self.late.clear()
         self._size = 0
         self._reasons.clear()
 

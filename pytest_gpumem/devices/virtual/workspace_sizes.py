@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, get_args
 from pytest_gpumem.devices.base import (
     AllocatorEvent,
     ExtraRequests,
-    LateFrees,
     RangeEnd,
     UncertainSizes,
     Workspace,
@@ -72,10 +71,6 @@ class VirtualWorkspaces:
     def extra_requests(self) -> list[ExtraRequests] | None:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.extra_requests`."""
         return self.extras.used()
-
-    def late_frees(self) -> list[LateFrees]:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.late_frees`."""
-        return list(self.extras.late)
 
     def pinned_early(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
