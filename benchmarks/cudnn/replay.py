@@ -82,22 +82,25 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
     try:
         step()
         gc.collect()
-        number = device.workspaces.uncertain()
+        found = device.alternatives()
+        number = sum(
+            (block.least < block.usual) + (block.most > block.usual) for block in found.blocks or ()
+        )
         usual, recording = run.peaks_of(""), run.meter.recording()
         assert recording is not None
-        if not number.smaller and not number.larger:
+        if not found.smaller and not found.larger:
             return []
         began = time.perf_counter()
         ends = {}
         try:
-            with WorkspaceReplay.open(run, recording, [""]) as replay:
-                for end, count in (("least", number.smaller), ("most", number.larger)):
-                    if count:
+            with WorkspaceReplay.open(run, recording, [""], found) as replay:
+                for end, differs in (("least", found.smaller), ("most", found.larger)):
+                    if differs:
                         ends[end] = replay.peaks(end)[0][""]
         except NoRangeError as error:
-            return [name, str(number.smaller + number.larger), "", "", "", str(error)]
+            return [name, str(number), "", "", "", str(error)]
         served = time.perf_counter() - began
-        figures, differs = [], ""
+        figures, difference = [], ""
         began = time.perf_counter()
         for end in ("least", "most"):
             if end not in ends:
@@ -110,11 +113,11 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
             real = run.peaks_of("")
             figures.append(f"{ends[end][0].allocated:,} / {ends[end][0].reserved:,}")
             if real != ends[end]:
-                differs = f"{end} takes {real[0].allocated:,} / {real[0].reserved:,}"
+                difference = f"{end} takes {real[0].allocated:,} / {real[0].reserved:,}"
         ran = time.perf_counter() - began
         del usual
         times = f"{1000 * served:.0f} / {1000 * ran:.0f}"
-        return [name, str(number.smaller + number.larger), *figures, times, differs or "equal"]
+        return [name, str(number), *figures, times, difference or "equal"]
     finally:
         run.close()
         gc.collect()

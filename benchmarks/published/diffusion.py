@@ -132,7 +132,7 @@ def step(row: Row, process: Process) -> dict[str, list[float]]:
     adapts = row["experiment"].startswith("adalora")
     trace = train(transformer, optimizer, prepared, adapts=adapts)
     ends = []
-    if device.workspaces.uncertain().reason:
+    if device.alternatives().reason:
         for end in ("least", "most"):
             device.workspaces.take(end)
             run = train(transformer, optimizer, prepared, adapts=adapts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -20,24 +20,36 @@ Values = Literal["auto", "full", "off"]
 RangeEnd = Literal["usual", "least", "most"]
 """the size that is taken of a workspace whose library tells none"""
 
-WorkspaceUse = Literal["passing", "kept", "held", "end", "in use", "planned"]
-"""how long PyTorch keeps a workspace that it asked for: until the call has ended; as long as the
-block that was allocated last before it; until an operation's descriptors are destroyed ("end"); or
-a library was given it for one call, of a plan or without"""
+BlockUse = Literal["passing", "kept", "spanning", "in use", "planned"]
+"""how long PyTorch keeps a block: until the call has ended; as long as another block; until a known
+time; or a library was given it for one call, without a plan or of one"""
 
 
-class Workspace(NamedTuple):
-    """A workspace whose size lies in a range, in bytes."""
+class Alternative(NamedTuple):
+    """A block that may have another size on a GPU than in the run; 0: there is none.
+
+    Times are microseconds since 1970, sizes bytes.
+    """
 
     time: float
-    """microseconds since 1970: of the question for its size, or of the call that it was for"""
-    use: WorkspaceUse
+    """of the question for a workspace's size, of the call that it was for, or of the request"""
+    use: BlockUse
     address: int
-    """of one that is in use; 0: PyTorch allocated none"""
+    """of the block itself if it is in use, or of the one as long as which it is kept. 0: PyTorch
+    allocated none, or it is kept as long as the block that was allocated last before"""
     least: int
     usual: int
-    """the size that was answered; a number of elements, where a library is asked for that"""
+    """in the run; a number of elements, where a library is asked for that"""
     most: int
+    ended: float = 0
+    """of one that is spanning; one that is kept stays at least until then"""
+    place: tuple[int, int] | None = None
+    """device and stream; None: those of the request before"""
+    reason: str = ""
+    """the choice that is not known, if the upper end is also told without this choice"""
+    counted: bool = True
+    """whether peaks have it while it is there: what a compiler allocates for itself they have not,
+    but for what it leaves in the allocator's cache"""
 
 
 class AllocatorEvent(NamedTuple):
@@ -55,44 +67,26 @@ class AllocatorEvent(NamedTuple):
     device: int
 
 
-class ExtraRequests(NamedTuple):
-    """Requests that a GPU may make besides those of the run: it decides by time whether it does."""
+class Alternatives(NamedTuple):
+    """All that a GPU may do otherwise than a run did. A real GPU: nothing."""
 
-    time: float
-    """microseconds since 1970, as ``ended``"""
-    ended: float
-    """what is not given back before is given back then"""
-    device: int
-    stream: int
-    requests: tuple[int, ...]
-    """the bytes of each block, in their order; 0 gives the last one back that is still held"""
-    reason: str
-    """the choice that is not known"""
-    counted: bool
-    """whether they count for a peak allocated: what a compiler allocates for itself does not"""
-    beside: tuple[int, ...] = ()
-    """addresses of blocks: while one of them lives, what is not given back is held as well"""
-    instead: int = 0
-    """address of a block in whose place they are: the first is made when it is given back"""
-    since: float = 0
-    """blocks that are older than this do not count"""
-
-
-class UncertainSizes(NamedTuple):
-    """Numbers of workspaces that may be smaller, or larger, than they were taken."""
-
-    smaller: int = 0
-    larger: int = 0
-    """also tensors of other streams that a GPU may keep for longer, and extra requests"""
+    blocks: Sequence[Alternative] | None = ()
+    """in the order of their times; None: they are too many"""
+    events: Sequence[AllocatorEvent] | None = ()
+    """in the order of the allocator's questions; None: they are too many"""
+    smaller: bool = False
+    """whether any block may be smaller"""
+    larger: bool = False
+    """whether any block may be larger, or be kept for longer"""
     reason: str = ""
     """the choice that is not known: "cuDNN's choice in benchmark mode" """
     judged: bool = False
-    """whether limits are held to the largest of them"""
+    """whether limits are held to the largest peaks"""
     margin: int = 0
     """percent that may be reserved beyond the largest, and below the least down to the
     allocated: so much depends on which of many workspaces the allocator's cache had room for"""
-    unfit: int = 0
-    """how often the larger found no room, and a smaller was taken"""
+    pinned_early: bool = False
+    """whether pinned memory was free again before a GPU may have copied it"""
 
 
 class ValueEngine(Protocol):
@@ -125,25 +119,6 @@ class ValueEngine(Protocol):
         """Take this share of each unknown mask to be true, until the device is closed."""
 
 
-class WorkspaceSizes(Protocol):
-    """The workspaces since a device was opened that may have another size on a real GPU."""
-
-    def uncertain(self) -> UncertainSizes:
-        """Return how many of them there are, and why their sizes are not known."""
-
-    def used(self) -> list[Workspace] | None:
-        """Return these workspaces, in the order of their times; None: they are too many."""
-
-    def allocator_events(self) -> list[AllocatorEvent] | None:
-        """Return the allocator's events, in the order of its questions; None: they are too many."""
-
-    def extra_requests(self) -> list[ExtraRequests] | None:
-        """Return the requests that a GPU may make besides; None: too many."""
-
-    def pinned_early(self) -> bool:
-        """Return whether pinned memory was free again before a GPU may have copied it."""
-
-
 class Device(Protocol):
     """A kind of GPU that steps can run on."""
 
@@ -156,12 +131,11 @@ class Device(Protocol):
         """The values of its steps."""
 
     @property
-    def workspaces(self) -> WorkspaceSizes:
-        """The workspaces whose sizes are not known."""
-
-    @property
     def first(self) -> int:
         """The number of the first device to measure on, as this process has them."""
+
+    def alternatives(self) -> Alternatives:
+        """Return all that a GPU may do otherwise than the run since ``open``."""
 
     def expected(self) -> DeviceInfo | None:
         """Return the device that ``open`` will give, for the session's header.

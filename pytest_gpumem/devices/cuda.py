@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
-from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, UncertainSizes
+from pytest_gpumem.devices.base import Alternatives
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import set_memory
@@ -21,7 +21,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_gpumem.devices.base import Values, Workspace
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.notes import Note
@@ -50,36 +50,11 @@ class ComputedValues:
         """A GPU computes masks."""
 
 
-class ChosenWorkspaces:
-    """Workspaces that a GPU's libraries choose: each is in the figures as it is."""
-
-    def uncertain(self) -> UncertainSizes:
-        """Return none."""
-        return UncertainSizes()
-
-    def used(self) -> list[Workspace] | None:
-        """Return none."""
-        return []
-
-    def allocator_events(self) -> list[AllocatorEvent] | None:
-        """Return none: a GPU answers truly."""
-        return []
-
-    def extra_requests(self) -> list[ExtraRequests] | None:
-        """Return none: a GPU has made all that it makes."""
-        return []
-
-    def pinned_early(self) -> bool:
-        """Return False: a GPU answers truly."""
-        return False
-
-
 class CudaDevice:
     """The GPUs that this process's torch sees."""
 
     kind: DeviceKind = "cuda"
     values = ComputedValues()
-    workspaces = ChosenWorkspaces()
 
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
@@ -92,6 +67,10 @@ class CudaDevice:
         self.first = first
         self._count = 1
         self._first_use: FirstUse | None = None
+
+    def alternatives(self) -> Alternatives:
+        """Return none: all that a GPU chooses is in the figures as it is."""
+        return Alternatives()
 
     def expected(self) -> None:
         """Return None: a GPU's properties are known to its driver only."""

@@ -609,7 +609,7 @@ class Meter:
             text = f"the step caught {WATCH.count} out-of-memory error(s) itself"
             own.append(Note(NoteKind.RUN, text))
         own_peaks = without_few_pinned((tally or self._whole).peaks)
-        if any(peak.pinned for peak in own_peaks) and self.device.workspaces.pinned_early():
+        if any(peak.pinned for peak in own_peaks) and self.device.alternatives().pinned_early:
             own.append(PINNED_EARLY)
         return Measurement(
             device=self.info,

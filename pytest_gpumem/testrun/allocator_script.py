@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, Workspace
+    from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 
 Pool = tuple[int, int]
 """a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
@@ -36,13 +36,17 @@ class NoRangeError(Exception):
 
 
 class Sizes(NamedTuple):
-    """Bytes of a workspace."""
+    """Bytes of a block at the ends of its range."""
 
     least: int
     usual: int
     most: int
     replaceable: bool = False
     """PyTorch goes on with the usual one where the most finds no room"""
+    reason: str = ""
+    """as an :class:`~pytest_gpumem.devices.base.Alternative` has it"""
+    counted: bool = True
+    """as an alternative has it"""
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Request:
     stream: int
     pool: Pool = SHARED
     sizes: Sizes | None = None
-    """of a workspace"""
+    """of one that a GPU may make with another size"""
 
 
 @dataclass
@@ -64,14 +68,11 @@ class AllocatorScript:
     steps: list[Step] = field(default_factory=list)
     """each with its time, what is done, and the number of a request: "take", "give"; "give late"
     one that another stream used; "release" the cache, "settle" as the measurement does it;
-    "end pool", by its number in ``pools``; make "extra" requests, by their number in
-    ``extras``, and "end extra" """
+    "end pool", by its number in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
     """those of their own whose memory was given back"""
     late: dict[int, float] = field(default_factory=dict)
     """requests that a GPU may give back late, as another stream uses them: when at the latest"""
-    extras: list[ExtraRequests] = field(default_factory=list)
-    """requests that a GPU may make besides"""
 
     def steps_with_waits(self, share: float) -> list[Step]:
         """Return the steps, where a GPU gives back late what other streams use.
@@ -131,46 +132,21 @@ class ScriptReader:
         """memory of pools of their own that was left at the end: from, to, and the pool"""
         self._addresses = {event.get("addr") for event in self._events}
 
-    def has(self, note: Workspace, first: int) -> bool:
-        """Return whether a workspace is this device's."""
-        if not note.address:
-            return self._device == first
-        return note.address in self._addresses
+    def has(self, block: Alternative, first: int) -> bool:
+        """Return whether a block is this device's; one whose place is not known is the first's."""
+        if block.place is not None:
+            return block.place[0] == self._device
+        return block.address in self._addresses if block.address else self._device == first
 
     def script(
-        self,
-        notes: Sequence[Workspace],
-        awaited: Sequence[AllocatorEvent],
-        extras: Sequence[ExtraRequests],
+        self, blocks: Sequence[Alternative], awaited: Sequence[AllocatorEvent]
     ) -> AllocatorScript:
-        """Return the script, with the sizes of workspaces, late frees, and extra requests."""
+        """Return the script, with the sizes that blocks may have, and late frees."""
         script = self._plain()
         if awaited:
             _give_late(script, self._frees, awaited)
-        if notes:
-            script = _with_workspaces(script, self._by_address, notes)
-        freed_at = {number: time for time, action, number in script.steps if action == "give"}
-        for extra in extras:
-            began, ended = self._times_of(extra, freed_at)
-            if began <= ended:
-                script.steps.append((began, "extra", len(script.extras)))
-                script.steps.append((ended, "end extra", len(script.extras)))
-                script.extras.append(extra)
-        script.steps.sort(key=lambda step: step[0])
+        _add_alternatives(script, self._by_address, blocks)
         return script
-
-    def _times_of(self, extra: ExtraRequests, freed_at: dict[int, float]) -> tuple[float, float]:
-        """Return when extra requests are made and given back; ``given`` has the others' ends."""
-
-        def end_of(address: int) -> float:
-            taken = self._by_address.get(address, [])
-            at = bisect_right(taken, (extra.time + CLOCKS, inf)) - 1
-            if at < 0 or taken[at][0] + CLOCKS < extra.since:
-                return 0
-            return freed_at.get(taken[at][1], inf)
-
-        began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
-        return began, max([extra.ended, *map(end_of, extra.beside)])
 
     def _plain(self) -> AllocatorScript:
         script = AllocatorScript()
@@ -342,94 +318,92 @@ def _in_order(
     return pairs
 
 
-def _with_workspaces(
+def _add_alternatives(
     script: AllocatorScript,
     by_address: dict[int, list[tuple[float, int]]],
-    notes: Sequence[Workspace],
-) -> AllocatorScript:
-    """Return a script with the sizes of its workspaces, and with those that were not asked for."""
+    blocks: Sequence[Alternative],
+) -> None:
+    """Put sizes into a script that blocks may have, and requests for blocks that it has not."""
     takes = [(time, number) for time, action, number in script.steps if action == "take"]
     times = [time for time, _ in takes]
     used: set[int] = set()
-    added: list[tuple[float, int, Request, str]] = []
-    ends: list[float] = []
-    for note in notes:
-        if note.use == "end":
-            ends.append(note.time)
-        elif note.address:
-            requests = by_address.get(note.address, [])
-            at = bisect_right(requests, (note.time + CLOCKS, len(script.requests))) - 1
-            if at >= 0:
-                script.requests[requests[at][1]].sizes = Sizes(
-                    note.least, note.usual, note.most, replaceable=note.use == "planned"
-                )
-        elif note.usual:
-            number = _following(script, takes, times, note, used)
+    added: list[tuple[Alternative, int, int]] = []
+    for block in blocks:
+        sizes = Sizes(
+            *(block.least, block.usual, block.most),
+            replaceable=block.use == "planned",
+            reason=block.reason,
+            counted=block.counted,
+        )
+        number = -1
+        if block.address:
+            requests = by_address.get(block.address, [])
+            at = bisect_right(requests, (block.time + CLOCKS, len(script.requests))) - 1
+            number = requests[at][1] if at >= 0 else -1
+        if block.address and block.use in {"in use", "planned"}:
+            if number >= 0:
+                script.requests[number].sizes = sizes
+        elif block.usual:
+            number = _following(script, takes, times, block, used)
             used.add(number)
-            unit = script.requests[number].size // note.usual
+            unit = script.requests[number].size // block.usual
             script.requests[number].sizes = Sizes(
-                unit * note.least, unit * note.usual, unit * note.most
+                unit * block.least, unit * block.usual, unit * block.most
             )
         else:
-            last = bisect_right(times, note.time + CLOCKS) - 1
-            beside = script.requests[takes[last][1]] if last >= 0 else Request(0, 0)
-            sizes = Sizes(note.least, note.usual, note.most, note.use == "planned")
-            tied = takes[last][1] if note.use == "kept" and last >= 0 else -1
-            asked = replace(beside, size=0, sizes=sizes)
-            added.append((note.time, tied, asked, note.use))
-    return _merged(script, added, ends)
+            last = bisect_right(times, block.time + CLOCKS) - 1
+            before = takes[last][1] if last >= 0 else -1
+            request = script.requests[before] if before >= 0 else Request(0, 0)
+            if block.place is not None:
+                request = Request(0, block.place[1])
+            added.append(
+                (block, len(script.requests), number if block.address else before),
+            )
+            script.requests.append(replace(request, size=0, sizes=sizes))
+    script.steps = _with_added(script.steps, added)
+
+
+def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]) -> list[Step]:
+    """Return steps with those of added blocks.
+
+    Args:
+        steps: in the order of their times.
+        added: each with the number of its request, and that of the block it may be kept with.
+    """
+    times = [time for time, _, _ in steps]
+    given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}
+    placed = [((at, inf, 2), step) for at, step in enumerate(steps)]
+    """steps, each with its place: the old step that it is before, its time, and an order"""
+    for block, number, other in added:
+        at, until = bisect_right(times, block.time), bisect_right(times, block.ended)
+        is_call = block.use in {"in use", "planned"}  # the call has ended before the next one
+        placed.append(((at, block.time, 0 if is_call else 1), (block.time, "take", number)))
+        if is_call:
+            placed.append(((at, block.time, 0), (block.time, "give", number)))
+        elif block.use == "kept" and other >= 0 and given.get(other, len(steps)) >= until:
+            if other in given:
+                end = given[other]
+                placed.append(((end + 1, -inf, 1), (times[end], "give", number)))
+        elif block.use == "passing":  # the call ends before the next step
+            if at < len(steps):
+                placed.append(((at, inf, 1), (times[at], "give", number)))
+        else:
+            placed.append(((until, block.ended, 2), (block.ended, "give", number)))
+    placed.sort(key=lambda entry: entry[0])
+    return [step for _, step in placed]
 
 
 def _following(
     script: AllocatorScript,
     takes: Sequence[tuple[float, int]],
     times: Sequence[float],
-    note: Workspace,
+    block: Alternative,
     used: set[int],
 ) -> int:
     """Return the number of the request that a question for a workspace led to."""
-    at = bisect_right(times, note.time - CLOCKS)
-    sizes = {unit * note.usual for unit in UNITS}
+    at = bisect_right(times, block.time - CLOCKS)
+    sizes = {unit * block.usual for unit in UNITS}
     for _, number in takes[at : at + 64]:
         if number not in used and script.requests[number].size in sizes:
             return number
     raise NoRangeError("the range is unknown: a workspace was not found among the run's requests")
-
-
-def _merged(
-    script: AllocatorScript, added: Sequence[tuple[float, int, Request, str]], ends: Sequence[float]
-) -> AllocatorScript:
-    """Return a script with requests at their times, each given back as its use has it."""
-    merged = AllocatorScript(script.requests, late=script.late, pools=script.pools)
-    waiting = list(added)
-    passing: list[int] = []
-    held: list[tuple[int, float]] = []
-    tied: dict[int, list[int]] = {}
-    for step in script.steps:
-        time, action, number = step
-        while waiting and waiting[0][0] < time:
-            asked, block, request, use = waiting.pop(0)
-            merged.steps.append((asked, "take", len(merged.requests)))
-            if use == "kept" and block >= 0:
-                tied.setdefault(block, []).append(len(merged.requests))
-            elif use == "held":
-                following = bisect_right(ends, asked)
-                held.append(
-                    (len(merged.requests), ends[following] if following < len(ends) else asked)
-                )
-            else:
-                passing.append(len(merged.requests))
-                if use in {"in use", "planned"}:  # the call has ended before the next one
-                    merged.requests.append(request)
-                    merged.steps.append((asked, "give", passing.pop()))
-                    continue
-            merged.requests.append(request)
-        merged.steps += [(time, "give", passed) for passed in passing]
-        passing.clear()
-        for entry in [entry for entry in held if entry[1] < time]:
-            merged.steps.append((time, "give", entry[0]))
-            held.remove(entry)
-        merged.steps.append(step)
-        if action == "give":
-            merged.steps += [(time, "give", block) for block in tied.pop(number, ())]
-    return merged

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
@@ -40,7 +41,8 @@ def is_ranged(run: Run) -> bool:
 
     None has a test that may leak, that searches for a size or has several.
     """
-    return _is_one_run(run) and any(run.device.workspaces.uncertain()[:2])
+    alternatives = run.device.alternatives()
+    return _is_one_run(run) and (alternatives.smaller or alternatives.larger)
 
 
 def _is_one_run(run: Run) -> bool:
@@ -68,21 +70,21 @@ def with_ranges(
     results = dict(measured)
     if recording is None or not is_replayed(run):
         return results
-    uncertain = run.device.workspaces.uncertain()
-    is_uncertain = any(uncertain[:2])
+    alternatives = run.device.alternatives()
+    is_uncertain = alternatives.smaller or alternatives.larger
     try:
-        with WorkspaceReplay.open(run, recording, list(measured)) as replay:
+        with WorkspaceReplay.open(run, recording, list(measured), alternatives) as replay:
             if run.meter.is_reserved_in_doubt:
                 results = {
                     part: (spec, _alone(measurement, replay.alone[part]))
                     for part, (spec, measurement) in results.items()
                 }
             if is_uncertain:
-                results = _ranged(run, results, replay)
+                results = _ranged(run, results, replay, alternatives)
     except NoRangeError as error:
         if not is_uncertain:  # the note on segments of earlier tests stays
             return results
-        note = Note(NoteKind.WORKSPACES, f"{error}: {uncertain.reason}")
+        note = Note(NoteKind.WORKSPACES, f"{error}: {alternatives.reason}")
         whole_spec, whole = results[""]
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
     return results
@@ -101,19 +103,21 @@ def _alone(measurement: Measurement, peaks: tuple[Peak, ...]) -> Measurement:
 
 
 def _ranged(
-    run: Run, measured: Mapping[str, tuple[MemorySpec, Measurement]], replay: WorkspaceReplay
+    run: Run,
+    measured: Mapping[str, tuple[MemorySpec, Measurement]],
+    replay: WorkspaceReplay,
+    alternatives: Alternatives,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the measurements with their ranges.
 
     Raises:
         NoRangeError: the test does not fit at an end.
     """
-    uncertain = run.device.workspaces.uncertain()
     ends: list[dict[str, tuple[Peak, ...]]] = []
     unfit = 0
-    numbers: dict[End, int] = {"least": uncertain.smaller, "most": uncertain.larger}
-    for end, number in numbers.items():
-        if number:
+    differs: dict[End, bool] = {"least": alternatives.smaller, "most": alternatives.larger}
+    for end, is_other in differs.items():
+        if is_other:
             # More requests may lead to less reserved memory: other blocks find room in it.
             reasons = replay.reasons() if end == "most" else []
             left_out = [[reason] for reason in reasons] if len(reasons) > 1 else []
@@ -122,7 +126,7 @@ def _ranged(
                 ends.append(peaks)
                 unfit += refused
     # Memory that is free again in between may be divided, and another segment reserved.
-    for share in SHARES if uncertain.larger and replay.has_late_frees() else ():
+    for share in SHARES if alternatives.larger and replay.has_late_frees() else ():
         peaks, refused = replay.peaks("most", share=share)
         ends.append(peaks)
         unfit += refused
@@ -130,11 +134,11 @@ def _ranged(
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
         low, high = _of_each_device(peaks_of_ends, min), _of_each_device(peaks_of_ends, max)
-        if uncertain.margin:
+        if alternatives.margin:
             low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
             cap = run.limit or run.info.total_memory
-            high = tuple(widened(peak, uncertain.margin, cap, full=unfit > 0) for peak in high)
-        spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
+            high = tuple(widened(peak, alternatives.margin, cap, full=unfit > 0) for peak in high)
+        spanned = PeakRange(low, high, alternatives.reason, alternatives.judged)
         results[part] = part_spec, _with_range(measurement, spanned)
     return results
 

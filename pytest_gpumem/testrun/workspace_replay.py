@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import ExtraRequests
+    from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.testrun.allocator_script import AllocatorScript, Pool, Request, Step
     from pytest_gpumem.testrun.run import Run
 
@@ -58,7 +58,7 @@ class WorkspaceReplay:
     @classmethod
     @contextmanager
     def open(
-        cls, run: Run, recording: Recording, parts: Sequence[str]
+        cls, run: Run, recording: Recording, parts: Sequence[str], alternatives: Alternatives
     ) -> Iterator[WorkspaceReplay]:
         """Serve a recording's requests in the block, if they lead to the peaks that were measured.
 
@@ -67,7 +67,7 @@ class WorkspaceReplay:
         Raises:
             NoRangeError: they do not, or are too many.
         """
-        replay = cls(run, recording, parts)
+        replay = cls(run, recording, parts, alternatives)
         with run.meter.apart(), VIEW.hidden(run.meter.devices):
             replay.alone, _ = replay.peaks("usual")
             if replay.alone != replay._measured and not replay._tells_reserved():
@@ -90,19 +90,19 @@ class WorkspaceReplay:
             for alone, measured in zip(self.alone[part], peaks, strict=True)
         )
 
-    def __init__(self, run: Run, recording: Recording, parts: Sequence[str]) -> None:
+    def __init__(
+        self, run: Run, recording: Recording, parts: Sequence[str], alternatives: Alternatives
+    ) -> None:
         """Read a recording; see :meth:`open`.
 
         Raises:
             NoRangeError: its requests are too many, or cannot be read.
         """
-        told = run.device.workspaces
-        workspaces, awaited, extras = told.used(), told.allocator_events(), told.extra_requests()
-        if recording.overflowed or workspaces is None or awaited is None or extras is None:
+        blocks, awaited = alternatives.blocks, alternatives.events
+        if recording.overflowed or blocks is None or awaited is None:
             raise NoRangeError(TOO_MANY)
         # Those of an earlier run, which this one took the place of, have no requests here.
-        workspaces = [note for note in workspaces if note.time >= recording.began]
-        extras = [extra for extra in extras if extra.time >= recording.began]
+        blocks = [block for block in blocks if block.time >= recording.began]
         self._run = run
         self.alone: dict[str, tuple[Peak, ...]] = {}
         """the peaks of the test and its parts that the replay has with the run's own sizes"""
@@ -110,11 +110,9 @@ class WorkspaceReplay:
         self._scripts = []
         for device in run.meter.devices:
             reader = ScriptReader(recording, device, retried=run.meter.alloc_retries > 0)
-            # A workspace is on the device with its address; without one it is on the first.
-            mine = [note for note in workspaces if reader.has(note, run.meter.devices.start)]
+            mine = [block for block in blocks if reader.has(block, run.meter.devices.start)]
             of_streams = [event for event in awaited if event.device == device]
-            besides = [extra for extra in extras if extra.device == device]
-            self._scripts.append(reader.script(mine, of_streams, besides))
+            self._scripts.append(reader.script(mine, of_streams))
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
 
@@ -124,8 +122,9 @@ class WorkspaceReplay:
 
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
-        reasons = (extra.reason for script in self._scripts for extra in script.extras)
-        return list(dict.fromkeys(reasons))
+        requests = (request for script in self._scripts for request in script.requests)
+        reasons = (request.sizes.reason for request in requests if request.sizes is not None)
+        return list(dict.fromkeys(filter(None, reasons)))
 
     def peaks(
         self, end: End, without: Collection[str] = (), *, share: float = 1
@@ -202,8 +201,8 @@ class _Stage:
         self._waiting: set[int] = set()
         """those that the program has dropped: PyTorch does not count them as allocated"""
         self._waiting_size = 0
-        self._held_besides: dict[int, list[int]] = {}
-        """the addresses of extra requests that are not given back yet"""
+        self._uncounted: set[int] = set()
+        """requests that live and do not count for a peak"""
         self._streams: dict[tuple[int, Pool], int] = {}
         """the new streams, by the run's; those of pools where there are no new pools"""
         self._pools: dict[Pool, Any] = {}
@@ -223,8 +222,6 @@ class _Stage:
         """Give all back."""
         for number in list(self._living):
             self._give(number)
-        for number in list(self._held_besides):
-            self._end_extra(number)
         self._plugs.release()
         self._pools.clear()
         VIEW.empty_cache()
@@ -258,20 +255,8 @@ class _Stage:
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
-                action, number = steps[subject][1:]
-                if action not in {"extra", "end extra"}:
-                    self._step(script, action, number, end)
-                elif end == "most" and script.extras[number].reason not in without:
-                    extra = script.extras[number]
-                    if action == "end extra":
-                        self._end_extra(number)
-                    elif extra.counted:
-                        self._begin_extra(number, extra)
-                    else:  # of what a compiler takes, the cache that it leaves is in the peaks
-                        self._fold()
-                        self._begin_extra(number, extra)
-                        self._end_extra(number)
-                        VIEW.reset_peaks(self._device)
+                _, action, number = steps[subject]
+                self._step(script, action, number, end, without)
                 continue
             self._fold()
             if kind == 0:
@@ -292,9 +277,16 @@ class _Stage:
             )
         VIEW.reset_peaks(self._device)
 
-    def _step(self, script: AllocatorScript, action: str, number: int, end: End) -> None:
+    def _step(
+        self,
+        script: AllocatorScript,
+        action: str,
+        number: int,
+        end: End,
+        without: Collection[str],
+    ) -> None:
         if action == "take":
-            self._serve(script.requests[number], number, end)
+            self._serve(script.requests[number], number, end, without)
         elif action == "give":
             if number in self._sizes:
                 self._fold()
@@ -335,11 +327,15 @@ class _Stage:
         plugs.release()
         VIEW.reset_peaks(self._device)
 
-    def _serve(self, request: Request, number: int, end: End) -> None:
+    def _serve(self, request: Request, number: int, end: End, without: Collection[str]) -> None:
         sizes = request.sizes
         size = request.size
-        if sizes is not None and end != "usual":
+        if sizes is not None and end != "usual" and sizes.reason not in without:
             size = sizes.least if end == "least" else sizes.most
+            if size and not sizes.counted:
+                if not self._uncounted:
+                    self._fold()
+                self._uncounted.add(number)
         if not size or self._take(number, size, request):
             return
         if sizes is None or not sizes.replaceable:
@@ -367,21 +363,6 @@ class _Stage:
             self._waiting_size -= self._sizes.pop(number)
             self._give(number)
         VIEW.reset_peaks(self._device)
-
-    def _begin_extra(self, number: int, extra: ExtraRequests) -> None:
-        held = self._held_besides[number] = []
-        for size in extra.requests:
-            if not size:
-                self._torch.cuda.caching_allocator_delete(held.pop())
-                continue
-            address = self._allocate(size, extra.stream, SHARED)
-            if address is None:
-                raise NoRangeError(UNFIT)
-            held.append(address)
-
-    def _end_extra(self, number: int) -> None:
-        for address in reversed(self._held_besides.pop(number, [])):
-            self._torch.cuda.caching_allocator_delete(address)
 
     def _take(self, number: int, size: int, request: Request) -> bool:
         """Return whether there was room for a request, with this size."""
@@ -437,3 +418,7 @@ class _Stage:
 
     def _give(self, number: int) -> None:
         self._torch.cuda.caching_allocator_delete(self._living.pop(number))
+        if number in self._uncounted:
+            self._uncounted.remove(number)
+            if not self._uncounted:  # the cache that they leave is in the next peaks
+                VIEW.reset_peaks(self._device)

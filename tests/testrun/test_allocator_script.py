@@ -28,7 +28,7 @@ def script_of(history, *events, awaited=inf):
     ]
     asked = [AllocatorEvent(*times, awaited=awaited, device=0) for times in events]
     reader = ScriptReader(Recording(events=[told]), 0, retried=False)
-    return reader.script([], asked, [])
+    return reader.script([], asked)
 
 
 def late_in(history, *events):

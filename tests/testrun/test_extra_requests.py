@@ -17,9 +17,10 @@ MIB = 1 << 20
 LEFT = []
 
 def request(*mib, reason="a choice", counted=True, until=None, **more):
-    log = VirtualDevice.loaded().workspaces.extras
+    workspaces = VirtualDevice.loaded().workspaces
     now = time.time_ns() / 1000
-    log.add(reason, [size * MIB for size in mib], (now, until or now), counted=counted, **more)
+    sizes = [size * MIB for size in mib]
+    workspaces.add(reason, sizes, (now, until or now), counted=counted, **more)
 
 def hold(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
@@ -52,11 +53,6 @@ def test_they_are_at_the_upper_end_and_the_figures_are_those_of_the_run(suite):
     assert range_of(session) == ([50, 120, 50, 120], "a choice")
 
 
-def test_a_zero_gives_the_last_one_back(suite):
-    session = session_of(suite, "a = hold(20)\nrequest(40, 0, 60, 30)")
-    assert range_of(session)[0] == [20, 110, 20, 120]
-
-
 def test_those_that_do_not_count_leave_memory_in_the_cache_alone(suite):
     session = session_of(suite, "a = hold(20)\nrequest(40, 60, counted=False)\nb = hold(30)")
     assert range_of(session)[0] == [None, None, 50, 120]
@@ -70,34 +66,16 @@ def test_they_are_held_until_their_end(suite):
 
 @pytest.mark.parametrize(("drops", "most"), [("", 100), ("a = None\n", 70)])
 def test_they_may_be_held_with_a_block(suite, drops, most):
-    body = f"""began = time.time_ns() / 1000 - 1000
+    body = f"""
 a, b = hold(20), hold(10)
-request(40, beside=(a.data_ptr(), 1), since=began)
+request(40, kept_with=a.data_ptr())
 {drops}c = hold(30)"""
     assert range_of(session_of(suite, body))[0][1] == most
 
 
-@pytest.mark.parametrize("dropped", ["a", "b", "nothing"])
-def test_they_may_take_the_place_of_a_block(suite, dropped):
-    """Once it is given back, and as long as another one is held."""
-    body = f"""began = time.time_ns() / 1000 - 1000
-a, b = hold(20), hold(10)
-request(30, instead=a.data_ptr(), beside=(b.data_ptr(),), since=began)
-{dropped} = None
-c = hold(30)
-b = None"""
-    session = session_of(suite, body)
-    if dropped == "a":
-        assert range_of(session)[0][:2] == [40, 70]
-    else:
-        assert "a choice" not in session.flat
-
-
-def test_not_with_a_block_that_is_too_old(suite):
+def test_not_with_a_block_that_is_not_of_the_run(suite):
     body = """a = hold(20)
-torch.empty(1, device="cuda")
-time.sleep(0.001)
-request(40, beside=(a.data_ptr(),), since=time.time_ns() / 1000 - 100)
+request(40, kept_with=1)
 b = hold(30)"""
     assert range_of(session_of(suite, body))[0][1] == 60
 
@@ -175,7 +153,7 @@ def test_those_that_find_no_room_are_told(suite):
 
 
 def test_too_many_have_no_range(suite):
-    session = session_of(suite, "a = hold(20)\nrequest(*[1, 0] * 60_000)")
+    session = session_of(suite, "a = hold(20)\nrequest(*[1] * 100_001)")
     assert "the range is unknown: the run has too many allocations: a choice" in session.flat
 
 

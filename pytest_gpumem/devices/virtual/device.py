@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
 
@@ -166,7 +167,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
-        self._compilation = Compilation(self.values.computing_apart, self.workspaces.extras)
+        self._compilation = Compilation(self.values.computing_apart, self.workspaces)
         self._stack = ExitStack()
         self._adaptation = ExitStack()
         """of the environment, which each run begins with: a test may have changed it"""
@@ -267,6 +268,10 @@ class VirtualDevice:
         """Compare the functions of CUDA that the imported torch links with those answered."""
         folder = Path(getattr(self._torch, "__file__", None) or "").parent / "lib"
         return self.library.linked_functions(folder)
+
+    def alternatives(self) -> Alternatives:
+        """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
+        return self.workspaces.alternatives()
 
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""

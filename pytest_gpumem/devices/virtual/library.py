@@ -6,9 +6,9 @@ import atexit
 import ctypes
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pytest_gpumem.devices.base import AllocatorEvent, Workspace, WorkspaceUse
+from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions, OperatorFunctions
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from pytest_gpumem.devices.base import BlockUse
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
 
@@ -69,11 +70,11 @@ class Capacities(NamedTuple):
 CAPACITIES: Final = Capacities(MAX_DEVICES, 1 << 40, 64)
 """those of the native library, which is checked as it is loaded"""
 
-USES: Final[tuple[WorkspaceUse, ...]] = (
-    *("passing", "kept", "held"),
+USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
+    *("passing", "kept", "spanning"),
     *("end", "in use", "planned"),
 )
-"""of ``gm_use``, in its order"""
+"""of ``gm_use``, in its order; at an "end" the spanning ones of before are given back"""
 LOST: Final = (1 << 64) - 1
 
 
@@ -528,25 +529,22 @@ class NativeLibrary:
         read(rows, ctypes.c_uint64(count))
         return rows
 
-    def workspaces(self) -> list[Workspace] | None:
+    def workspaces(self) -> list[Alternative] | None:
         """Return the workspaces of unknown size since sizes were last taken; None: too many."""
         notes = self._rows(self._lib.gpumem_workspaces, _WorkspaceNote)
-        return (
-            None
-            if notes is None
-            else [
-                Workspace(
-                    note.time / 1000,
-                    USES[note.use],
-                    note.address,
-                    note.least,
-                    note.usual,
-                    note.most,
-                )
-                for note in notes
-                if note.least < note.most or USES[note.use] == "end"
-            ]
-        )
+        if notes is None:
+            return None
+        workspaces: list[Alternative] = []
+        end = 0.0  # the next one: 0 if none follows
+        for note in reversed(notes):
+            time, use = note.time / 1000, USES[note.use]
+            if use == "end":
+                end = time
+            elif note.least < note.most:
+                sizes = note.least, note.usual, note.most
+                ended = end if end and use == "spanning" else time
+                workspaces.append(Alternative(time, use, note.address, *sizes, ended))
+        return workspaces[::-1]
 
     def allocator_events(self) -> list[AllocatorEvent] | None:
         """Return the events that PyTorch's allocator asked for, in its order; None: too many."""

@@ -1,24 +1,25 @@
-"""The workspaces of a virtual GPU whose sizes no library tells: estimates, each with its range."""
+"""All that a GPU may do otherwise than the virtual one: its alternatives, each with its reason.
+
+They are workspaces whose sizes no library tells, events that a GPU reaches later, and blocks that a
+GPU may take besides, where time decides: a run on the virtual GPU takes none of these.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, get_args
 
-from pytest_gpumem.devices.base import (
-    AllocatorEvent,
-    ExtraRequests,
-    RangeEnd,
-    UncertainSizes,
-    Workspace,
-)
+from pytest_gpumem.devices.base import Alternative, Alternatives, BlockUse, RangeEnd
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
-from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pytest_gpumem.devices.virtual.library import EstimatedLibrary, NativeLibrary
 
 
+MAX_POSSIBLE: Final = 100_000
+"""blocks besides that are kept of a run: more are not replayed"""
 STREAMS: Final = (
     "other streams may use tensors longer (record_stream), at most until the program has waited "
     "for these streams"
@@ -31,18 +32,24 @@ STREAMS_NOTE: Final = (
 
 
 class VirtualWorkspaces:
-    """The workspaces since a run began (:class:`WorkspaceSizes`)."""
+    """The alternatives since a run began (:class:`Alternatives`)."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self.convolutions = ConvolutionWatch(library)
-        self.extras = ExtraLog()
+        self._possible: list[Alternative] = []
+        """blocks that a GPU may take besides"""
+        self._too_many = False
+        self._reasons: dict[str, None] = {}
+        """the choices that they depend on"""
         self._questions_before: dict[str, int] = {}
 
     def begin(self) -> None:
         """Begin to watch a run."""
         self.convolutions.begin()
-        self.extras.begin()
+        self._possible.clear()
+        self._too_many = False
+        self._reasons.clear()
         self._questions_before = self._library.guesses()
         self._library.forget_allocator_events()
 
@@ -60,45 +67,79 @@ class VirtualWorkspaces:
             for index in range(torch.cuda.device_count()):
                 torch._cufft_clear_plan_cache(index)
 
-    def used(self) -> list[Workspace] | None:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.used`."""
-        return self._library.workspaces()
+    def add(
+        self,
+        reason: str,
+        sizes: Iterable[int],
+        span: tuple[float, float],
+        *,
+        kept_with: int = 0,
+        counted: bool = True,
+    ) -> range:
+        """Add blocks that a GPU may take besides, on the current device and stream.
 
-    def allocator_events(self) -> list[AllocatorEvent] | None:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.allocator_events`."""
-        return self._library.allocator_events()
+        Args:
+            reason: the choice that is not known.
+            sizes: bytes of each; 0: none.
+            span: microseconds since 1970: from when until when they are there.
+            kept_with: address of the block as long as which they are there after the span.
+            counted: whether they count for a peak (:class:`Alternative`).
 
-    def extra_requests(self) -> list[ExtraRequests] | None:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.extra_requests`."""
-        return self.extras.used()
+        Returns:
+            their numbers, for ``keep_until``.
+        """
+        import torch
 
-    def pinned_early(self) -> bool:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
-        return self._library.early_answers()[1] > 0
+        first = len(self._possible)
+        new_sizes = [size for size in sizes if size]
+        if not new_sizes:
+            return range(first, first)
+        self._reasons[reason] = None
+        if first + len(new_sizes) > MAX_POSSIBLE:
+            self._too_many = True
+            return range(first, first)
+        device = torch.cuda.current_device()
+        place = device, torch.cuda.current_stream(device).cuda_stream
+        began, ended = span
+        use: BlockUse = "kept" if kept_with else "spanning"
+        self._possible += [
+            Alternative(began, use, kept_with, 0, 0, size, ended, place, reason, counted)
+            for size in new_sizes
+        ]
+        return range(first, len(self._possible))
 
-    def uncertain(self) -> UncertainSizes:
-        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.uncertain`."""
+    def keep_until(self, numbers: range, time: float) -> None:
+        """Have blocks that were added end at a time, not before: microseconds since 1970."""
+        for number in numbers:
+            self._possible[number] = self._possible[number]._replace(ended=time)
+
+    def alternatives(self) -> Alternatives:
+        """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
         counts = self.convolutions.size_counts()
         reasons = [estimate.range for estimate in self._estimates() if estimate.range]
-        convolutions = self.convolutions.counts()
-        ranged = convolutions.ranged
-        early, _ = self._library.early_answers()
+        ranged = self.convolutions.counts().ranged
+        early, pinned_early = self._library.early_answers()
         # Limits are held to what a library or a GPU chooses, not to an estimate.
         chosen = ranged + counts.bounded
-        extra = self.extras.count()
-        judged = bool(counts.choices or chosen or early or extra) and counts.larger <= chosen
+        possible = bool(self._reasons)
+        judged = bool(counts.choices or chosen or early or possible) and counts.larger <= chosen
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         if early:
             reasons.append(STREAMS)
-        reasons += self.extras.reasons()
-        smaller = counts.smaller + counts.choices
-        margin = MARGIN if ranged or counts.choices else 0
-        reason = "; ".join(reasons)
-        larger = counts.larger + early + extra
-        return UncertainSizes(smaller, larger, reason, judged, margin, convolutions.unfit)
+        workspaces = None if self._too_many else self._library.workspaces()
+        return Alternatives(
+            blocks=None if workspaces is None else [*workspaces, *self._possible],
+            events=self._library.allocator_events(),
+            smaller=bool(counts.smaller or counts.choices),
+            larger=bool(counts.larger or early or possible),
+            reason="; ".join([*reasons, *self._reasons]),
+            judged=judged,
+            margin=MARGIN if ranged or counts.choices else 0,
+            pinned_early=pinned_early > 0,
+        )
 
     def notes(self) -> list[Note]:
         """Return notes on convolutions, on estimates, and on tensors that other streams use."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
+    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
     from pytest_gpumem.notes import Note
     from pytest_gpumem.patches import Patch
 
@@ -32,18 +32,18 @@ class Compilation:
     """The code that is compiled, and the compiled code that runs."""
 
     def __init__(
-        self, computing: Callable[[], AbstractContextManager[None]], extras: ExtraLog
+        self, computing: Callable[[], AbstractContextManager[None]], workspaces: VirtualWorkspaces
     ) -> None:
         """Make all that watches the compiler.
 
         Args:
             computing: makes a context manager in which values are computed.
-            extras: is told what a GPU may request besides.
+            workspaces: takes the blocks that a GPU may take besides.
         """
         self._computing = computing
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
-        self._kernel_timing = kernel_timing.KernelTiming(extras)
-        self._products = padded_products.PaddedProducts(extras)
+        self._kernel_timing = kernel_timing.KernelTiming(workspaces)
+        self._products = padded_products.PaddedProducts(workspaces)
         self._earlier_graphs = earlier_graphs.EarlierGraphs()
         self._compiled_code = compiled_code.CompiledCode()
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from contextvars import ContextVar
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
+    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 
 BENCHMARKS: Final = Patch(
     "torch._inductor.runtime.benchmarking",
@@ -75,14 +74,13 @@ NOT_TIMED: Final = (
 class KernelTiming:
     """Answers questions about times, and tells what a GPU allocates to answer them."""
 
-    def __init__(self, extras: ExtraLog) -> None:
-        self._extras = extras
+    def __init__(self, workspaces: VirtualWorkspaces) -> None:
+        self._workspaces = workspaces
         self._asked = False
-        self._several: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
-        """kernels that were to be timed in this process; of one of Triton's, with which keys"""
-        self._told: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
-        """those that this run has called"""
-        self._key: ContextVar[Hashable] = ContextVar("key of a kernel of Triton's", default=None)
+        self._timed: WeakSet[Any] = WeakSet()
+        """kernels of Inductor's that were to be timed in this process"""
+        self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """kernels to time that this run has called, with the bytes of the largest copies of each"""
 
     def begin(self) -> None:
         """Forget the questions of the last run."""
@@ -116,19 +114,24 @@ class KernelTiming:
     def _at_first(self, choose: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def chosen(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
             if is_shown():
-                self._several.setdefault(tuner, set())
-                self._tell(tuner, lambda: inductors_copies(tuner, args, kwargs), flushed)
+                self._timed.add(tuner)
+                self._tell_first(tuner, args, kwargs)
             return choose(tuner, *args, **kwargs)
 
         return chosen
 
     def _at_each_launch(self, run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
         def launched(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            if tuner in self._several and tuner not in self._told and is_shown():
-                self._tell(tuner, lambda: inductors_copies(tuner, args, kwargs), flushed)
+            if tuner in self._timed and is_shown():
+                self._tell_first(tuner, args, kwargs)
             return run(tuner, *args, **kwargs)
 
         return launched
+
+    def _tell_first(self, tuner: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+        """Tell what the first call of a kernel in a run takes: its configuration is kept."""
+        if tuner not in self._told:
+            self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
     # -- kernels that a program tunes by Triton --
 
@@ -142,11 +145,6 @@ class KernelTiming:
         def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Triton's
             if not is_shown():
                 return bench(tuner, *arguments, **options)
-            key = self._key.get()
-            self._several.setdefault(tuner, set()).add(key)
-            self._tell(
-                tuner, lambda: tritons_copies(tuner, arguments, options), tritons_buffer, key
-            )
             with ExitStack() as stack:
                 BENCH.on(tuner, "do_bench", call_once, stack)
                 # Nothing is written, so nothing is restored: the copies would stay in the cache.
@@ -157,45 +155,38 @@ class KernelTiming:
 
     def _at_each_call(self, run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
         def called(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's
-            if len(getattr(tuner, "configs", ())) < 2 or not is_shown():  # noqa: PLR2004 - a choice
-                return run(tuner, *args, **kwargs)
-            key = tritons_key(tuner, args, kwargs)
-            if key in self._several.get(tuner, ()):
-                self._tell(tuner, lambda: tritons_copies(tuner, args, kwargs), tritons_buffer, key)
-            token = self._key.set(key)
-            try:
-                return run(tuner, *args, **kwargs)
-            finally:
-                self._key.reset(token)
+            if len(getattr(tuner, "configs", ())) > 1 and is_shown():
+                # Triton keeps a choice by arguments of the call: each call may be a first one.
+                self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
+            return run(tuner, *args, **kwargs)
 
         return called
 
     # -- both --
 
-    def _tell(
-        self,
-        tuner: Any,  # noqa: ANN401 - of either
-        copies: Callable[[], list[int]],
-        buffer: Callable[[], int],
-        key: Hashable = None,
-    ) -> None:
-        """Tell once a run what a GPU allocates to time a kernel."""
-        keys = self._told.setdefault(tuner, set())
-        if key not in keys:
-            keys.add(key)
+    def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:  # noqa: ANN401 - of either
+        """Tell what a GPU allocates to time a kernel, if a run has told no more of this kernel."""
+        if sum(copies) > self._told.get(tuner, -1):
+            self._told[tuner] = sum(copies)
             self._asked = True
-            ended = time_ns() / 1000
-            self._extras.add(TIMED, timed(copies(), buffer()), (ended, ended), counted=False)
+            add_timed(self._workspaces, copies, buffer)
 
 
-def timed(called: Sequence[int], buffer: int) -> list[int]:
-    """Return the requests by which a call is timed, as :class:`ExtraRequests` has them.
+def add_timed(
+    workspaces: VirtualWorkspaces, called: Sequence[int], buffer: int, held: Sequence[int] = ()
+) -> None:
+    """Add the blocks that a GPU takes to time a call.
 
-    It is called before there is a buffer: to find out whether it can be.
+    Args:
+        workspaces: takes them.
+        called: bytes of each block that the call takes.
+        buffer: bytes of the one that flushes the GPU's cache.
+        held: bytes of blocks that are there meanwhile.
     """
-    blocks = [size for size in called if size]
-    given_back = [0] * len(blocks)
-    return [*blocks, *given_back, buffer, *blocks, *given_back, 0]
+    # The call is made before there is a buffer: to find out whether it can be.
+    time = time_ns() / 1000
+    workspaces.add(TIMED, [*held, *called], (time, time), counted=False)
+    workspaces.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
 
 
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments
@@ -233,25 +224,11 @@ def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: AN
     ]
 
 
-def tritons_key(tuner: Any, args: Any, kwargs: Any) -> Hashable:  # noqa: ANN401 - an Autotuner, its kernel's arguments
-    """Return the key of a kernel's choice in Triton's cache: as Autotuner.run has it."""
-    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    mine = {name: value for name, value in named.items() if name in tuner.arg_names}
-    values: Iterator[Any] = (mine[name] for name in tuner.keys if name in mine)
-    types = (str(value.dtype) for value in mine.values() if hasattr(value, "dtype"))
-    return (*values, *types)
-
-
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return the number of elements from a tensor's first to its last."""
     if not all(shape):
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def tritons_buffer() -> int:
-    """Return the bytes of the buffer by which Triton flushes a GPU's cache."""
-    return FLUSHED
 
 
 def flushed() -> int:

@@ -4,9 +4,9 @@ PyTorch times a product of odd sizes as it is, and with operands that are padded
 A GPU's answer is not known here. What padding takes is at the upper end of a step's range: what
 PyTorch takes to time both, and padded copies beside the operands and the result. A copy of the
 result is there as long as the product runs. Copies of a forward pass's operands may be saved for
-the backward pass: in the place of an operand that nothing else needs, else beside it, as long as
-the operand or the result stays. In a backward pass one kernel may copy for two products: copies are
-there from the product before. The kernels that copy are timed as well.
+the backward pass: until compiled code has run it, and as long as the result stays. In a backward
+pass one kernel may copy for two products: copies are there from the product before. The kernels
+that copy are timed as well.
 
 PyTorch asks while it compiles, and compiled code comes from a cache in a later run. So the products
 that it asked of are kept with the code of the forward pass, which is compiled next.
@@ -15,21 +15,26 @@ that it asked of are kept with the code of the forward pass, which is compiled n
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import local
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import CALLS, COMPILER
-from pytest_gpumem.devices.virtual.compilation.kernel_timing import TIMED, flushed, is_shown, timed
+from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
+    TIMED,
+    add_timed,
+    flushed,
+    is_shown,
+)
 from pytest_gpumem.devices.virtual.cublas_workspace import chosen_workspace
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
+    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 
 KEYS: Final = Patch(
     "torch._inductor.fx_passes.pad_mm",
@@ -76,10 +81,6 @@ class Product(NamedTuple):
     itemsize: int
     bias: int
     """bytes of what is added; 0: nothing is"""
-    padded_before: tuple[bool, bool]
-    """whether PyTorch takes each operand to be padded by what computes it: not in the timed call"""
-    stay: tuple[bool, bool]
-    """whether each operand is needed for more than products: a copy does not take its place"""
 
     def is_of(self, sizes: tuple[int, ...], itemsize: int) -> bool:
         """Return whether a call is of this product."""
@@ -88,10 +89,6 @@ class Product(NamedTuple):
             and len(sizes) == len(self.sizes)
             and all(own in {None, size} for own, size in zip(self.sizes, sizes, strict=True))
         )
-
-    def plain(self, sizes: Sequence[int]) -> list[int]:
-        """Return the bytes of both operands and of the result."""
-        return self._bytes(sizes, (0, 0, 0))
 
     def padded(self, sizes: Sequence[int]) -> list[int]:
         """Return the bytes of both operands and of the result where these are padded, else 0."""
@@ -108,41 +105,37 @@ class Product(NamedTuple):
         each = self.itemsize * (batch[0] if batch else 1)
         return [each * rows * inner, each * inner * columns, each * rows * columns]
 
-    def times(self, buffer: int, workspace: int) -> list[int]:
-        """Return the requests by which PyTorch times both, as ExtraRequests has them.
+    def timed(self) -> tuple[list[int], list[int]]:
+        """Return the bytes of the blocks that are there as PyTorch times the padded product.
 
-        Args:
-            buffer: bytes of the one that flushes the GPU's cache.
-            workspace: bytes of that of a product.
+        Returns:
+            those that the call takes, and those that are there meanwhile.
         """
-        first, second, result = self.plain(self.likely)
+        first, second, result = self._bytes(self.likely, (0, 0, 0))
         left, right, padded_result = self.padded(self.likely)
-        earlier: list[int] = []
-        called: list[int] = []
-        for size, is_before in zip((left, right), self.padded_before, strict=True):
-            (earlier if is_before else called).append(size)
         # What is added is made twice, each time as it is.
-        held = filter(None, [first, second, self.bias, *earlier, self.bias])
-        padded = [*called, padded_result or result, workspace]
-        return [*held, *timed([result, workspace], buffer), *timed(padded, buffer)]
+        operands = [first, second, self.bias, self.bias]
+        return [left, right, padded_result or result, chosen_workspace()], operands
 
 
 @dataclass
 class CodeCall:
     """A call of compiled code, in its thread."""
 
-    began: float
-    """microseconds since 1970"""
     is_backward: bool
+    saves: bool
+    """whether it saves tensors for a backward pass"""
     last_began: float
-    """when the product before the next one began"""
+    """when the product before the next one began: microseconds since 1970"""
+    saved: list[range] = field(default_factory=list)
+    """the numbers of copies that it may save"""
 
 
 class PaddedProducts:
     """Answers Inductor's questions whether padding is faster, and tells what it would take."""
 
-    def __init__(self, extras: ExtraLog) -> None:
-        self._extras = extras
+    def __init__(self, workspaces: VirtualWorkspaces) -> None:
+        self._workspaces = workspaces
         self._asked: dict[Product, None] = {}
         """since code was compiled last"""
         self._products: dict[Product, None] = {}
@@ -153,12 +146,15 @@ class PaddedProducts:
         """those that this run has called"""
         self._watches = False
         self._calls = local()
+        self._saved: list[list[range]] = []
+        """the copies that calls saved whose backward pass has not ended"""
 
     def begin(self) -> None:
         """Forget the products of the last run."""
         self._products.clear()
         self._called.clear()
         self._timed.clear()
+        self._saved.clear()
 
     def notes(self) -> list[str]:
         """Return sentences that a reader of the figures has to know about padding."""
@@ -178,7 +174,7 @@ class PaddedProducts:
 
         def key_of(match: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
             if is_shown() and not options.get("is_base_time_key"):
-                product = asked_product(sys.modules[KEYS.module], match, *args)
+                product = asked_product(sys.modules[KEYS.module], *args)
                 self._asked[product] = None
             return make_key(match, *args, **options)
 
@@ -213,14 +209,20 @@ class PaddedProducts:
                 self._tell(compiled, [Product(*product) for product in products])
             if not self._products:
                 return call(compiled, *args, **options)
-            began = time_ns() / 1000
-            is_backward = bool((getattr(compiled, "fx_kwargs", None) or {}).get("is_backward"))
+            settings = getattr(compiled, "fx_kwargs", None) or {}
+            is_backward = bool(settings.get("is_backward"))
+            saves = not is_backward and not settings.get("is_inference")
             outer = getattr(self._calls, "current", None)
-            self._calls.current = CodeCall(began, is_backward, began)
+            current = self._calls.current = CodeCall(is_backward, saves, time_ns() / 1000)
             try:
                 return call(compiled, *args, **options)
             finally:
                 self._calls.current = outer
+                if saves:
+                    self._saved.append(current.saved)
+                elif is_backward and self._saved:
+                    for numbers in self._saved.pop():
+                        self._workspaces.keep_until(numbers, time_ns() / 1000)
 
         return called
 
@@ -231,12 +233,11 @@ class PaddedProducts:
             return
         self._called[id(compiled)] = ref(compiled)
         self._watch_products()
-        buffer, time = flushed(), time_ns() / 1000
         for product in products:
             if product not in self._products:
                 self._products[product] = None
-                requests = product.times(buffer, chosen_workspace())
-                self._extras.add(TIMED, requests, (time, time), counted=False)
+                called, operands = product.timed()
+                add_timed(self._workspaces, called, flushed(), operands)
 
     def _watch_products(self) -> None:
         """Put functions around the products that compiled code calls, once."""
@@ -255,7 +256,7 @@ class PaddedProducts:
                 return multiply(*args, **options)
             began = time_ns() / 1000
             result = multiply(*args, **options)
-            self._add(product, sizes, call, began, (*args[-2:], options.get("out", result)))
+            self._add(product, sizes, call, began, options.get("out", result))
             call.last_began = began
             return result
 
@@ -274,37 +275,23 @@ class PaddedProducts:
         sizes: tuple[int, ...],
         call: CodeCall,
         began: float,
-        tensors: Sequence[Any],
+        result: Any,  # noqa: ANN401 - a tensor
     ) -> None:
-        """Add what padding takes in a call of a product; ``tensors``: the operands, the result."""
+        """Add what padding takes in a call of a product."""
         *copies, result_copy = product.padded(sizes)
-        sizes_of_copies = [size for size in copies if size]
         ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            self._extras.add(TIMED, [*sizes_of_copies, flushed()], (began, began), counted=False)
-        if call.is_backward:
-            self._extras.add(PADDED, sizes_of_copies, (call.last_began, ended), counted=True)
-            sizes_of_copies = []
-        self._extras.add(
-            PADDED, filter(None, [*sizes_of_copies, result_copy]), (began, ended), counted=True
-        )
-        if call.is_backward:
-            return
-        *operands, result = (tensor.untyped_storage().data_ptr() for tensor in tensors)
-        for operand, copy, stays in zip(operands, copies, product.stay, strict=True):
-            self._extras.add(
-                *(PADDED, [copy], (ended, ended)),
-                counted=True,
-                beside=(operand, result) if stays else (result,),
-                instead=0 if stays else operand,
-                since=call.began,
-            )
+            self._workspaces.add(TIMED, [*copies, flushed()], (began, began), counted=False)
+        self._workspaces.add(PADDED, [result_copy], (began, ended))
+        kept_with = result.untyped_storage().data_ptr() if call.saves else 0
+        start = call.last_began if call.is_backward else began
+        numbers = self._workspaces.add(PADDED, copies, (start, ended), kept_with=kept_with)
+        call.saved.append(numbers)
 
 
-def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
+def asked_product(
     module: Any,  # noqa: ANN401 - PyTorch's
-    match: Any,  # noqa: ANN401 - PyTorch's
     first: Any,  # noqa: ANN401 - a tensor
     second: Any,  # noqa: ANN401 - a tensor
     op: object = None,
@@ -316,45 +303,13 @@ def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
     sizes = (*first.shape, second.shape[-1])
     alignment = module.get_alignment_size(first)
     rows, inner, columns = (module.get_padded_length(size, alignment) for size in sizes[-3:])
-    padded_before = [module.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
     return Product(
         sizes=tuple(size if isinstance(size, int) else None for size in sizes),
         likely=tuple(map(likely_size, sizes)),
         more=(int(rows), int(inner), int(columns)),
         itemsize=first.element_size(),
         bias=0 if bias is None else likely_size(bias.numel()) * bias.element_size(),
-        padded_before=(bool(padded_before[0]), bool(padded_before[1])),
-        stay=(is_kept(module, match.kwargs["mat1"]), is_kept(module, match.kwargs["mat2"])),
     )
-
-
-def is_kept(module: Any, node: Any) -> bool:  # noqa: ANN401 - PyTorch's module, a node of its graph
-    """Return whether an operand is needed for more than products, forward and backward.
-
-    The graph has both passes. Inputs of the graph, such as parameters, are not its own to drop.
-    """
-    from torch._inductor.utils import is_view
-
-    origin = module.get_non_view_def(node)
-    if origin.op != "call_function":
-        return True
-    users = list(origin.users)
-    for user in users:  # it grows
-        target = user.target
-        if getattr(target, "_overloadpacket", None) in product_operators():
-            continue
-        if getattr(target, "_schema", None) is None or not is_view(target):
-            return True
-        users += user.users
-    return False
-
-
-def product_operators() -> tuple[object, ...]:
-    """Return PyTorch's operators that multiply matrices."""
-    import torch
-
-    aten = torch.ops.aten
-    return (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 
 
 def likely_size(size: Any) -> int:  # noqa: ANN401 - an int or PyTorch's SymInt
