@@ -71,7 +71,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
     """Return a row of the table."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.allocator_script import NoRangeError
+    from pytest_gpumem.testrun.alternatives import NoRangeError
     from pytest_gpumem.testrun.run import Run
     from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay
 

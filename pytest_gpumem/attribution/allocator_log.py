@@ -1,4 +1,4 @@
-"""Replaying an allocator's history: the life of each block, and its real size.
+"""The log of an allocator: its history, each event read once, with the life of each block.
 
 The history has the sizes that were asked for. A block is larger: rounded up, and with the remainder
 where the allocator does not split. Both follow from where blocks and segments lie, by the
@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span, Tag
 
+TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
+"""actions by which the allocator takes memory from the device"""
+GIVEN: Final = frozenset({"segment_free", "segment_unmap"})
+"""actions by which it gives memory back"""
 BLOCK: Final = 512
 """bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""
 SMALL: Final = 1 * MIB
 """bytes: requests up to this come from segments of small blocks (kSmallSize)"""
+SEGMENT: Final = 2 * MIB
+"""bytes: the size of segments of small blocks, the least that is reserved (kSmallBuffer)"""
 INTERVALS: Final = 16
 """powers of two, from 1 MiB on, with roundup divisions of their own"""
 
@@ -51,17 +57,73 @@ class Block:
         return self.start <= index and (self.end is None or index < self.end)
 
 
-@dataclass
-class History:
-    """One device's history."""
+class AllocatorLog:
+    """One device's history.
 
-    events: Sequence[dict[str, Any]]
-    """of the allocator, as ``torch.cuda.memory._snapshot`` has them; indices are those of events"""
-    blocks: list[Block]
-    times: list[float]
-    """of each event, microseconds since 1970"""
-    reserved: list[int]
-    """bytes held from the device after each event, less those held at first"""
+    Indices are those of its events. A block may begin later than its allocation: see ``of``.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[dict[str, Any]],
+        segments: Iterable[dict[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+        tags: Iterable[Tag] = (),
+    ) -> None:
+        """Read a history.
+
+        Args:
+            events: of the allocator, as ``torch.cuda.memory._snapshot`` has them.
+            segments: with their blocks, before the first event.
+            settings: the allocator's.
+            tags: tensors that were seen, in the order of their times.
+        """
+        settings = settings or {}
+        self.events = events
+        self.blocks: list[Block] = []
+        self.times: list[float] = []
+        """of each event, microseconds since 1970"""
+        self.reserved: list[int] = []
+        """bytes held from the device after each event, less those held at first"""
+        self.allocated: dict[int, Block] = {}
+        """by the event that allocated it"""
+        self.taken_back: dict[int, Block | None] = {}
+        """by the event with which the allocator had it back; None: it is not known"""
+        self._divisions = [
+            int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
+        ]
+        self._expandable = bool(settings.get("expandable_segments"))
+        limit = settings.get("max_split_size", -1)
+        self._max_split = limit if isinstance(limit, int) and limit > 0 else None
+        self._bases: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._addresses: list[int] = []
+        """of the blocks that take their place, sorted"""
+        self._placed: dict[int, Block] = {}
+        for segment in segments:
+            self._map(segment["address"], segment["total_size"])
+            address = segment["address"]
+            for block in segment["blocks"]:
+                address = block.get("address", address)
+                if block["state"] != "inactive":
+                    frames = block.get("frames") or ()
+                    self._place(Block(address, block["size"], -1, float("-inf"), frames))
+                address += block["size"]
+        self._read(iter(tags))
+
+    @classmethod
+    def of(cls, recording: Recording, index: int) -> AllocatorLog:
+        """Return the log of a device of a recording.
+
+        Blocks that an earlier run made and this one uses begin when this one uses them, with the
+        tensors that the earlier run saw in them.
+        """
+        events = recording.events[index] if index < len(recording.events) else []
+        tags = recording.tag_log.tags(index)
+        log = cls(events, recording.segments(index), recording.settings, tags)
+        for time, tensors in recording.taken:
+            log.begin_later(time, {at[1]: tags for at, tags in tensors.items() if at[0] == index})
+        return log
 
     def events_in(self, span: Span) -> range:
         """Return the events of a span, and the last one before it: the level it began with."""
@@ -80,51 +142,10 @@ class History:
                 block.start, block.time = max(bisect_right(self.times, time) - 1, 0), time
                 block.tags = tags[block.address] + block.tags
 
-
-def replayed(recording: Recording, index: int) -> History:
-    """Return the history of a device of a recording."""
-    events = recording.events[index] if index < len(recording.events) else []
-    replay = Replay(recording.segments(index), recording.settings)
-    history = replay.run(events, recording.tag_log.tags(index))
-    for time, tensors in recording.taken:
-        history.begin_later(time, {at[1]: tags for at, tags in tensors.items() if at[0] == index})
-    return history
-
-
-class Replay:
-    """Replays one device's history."""
-
-    def __init__(self, segments: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
-        self._divisions = [
-            int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
-        ]
-        self._expandable = bool(settings.get("expandable_segments"))
-        limit = settings.get("max_split_size", -1)
-        self._max_split = limit if isinstance(limit, int) and limit > 0 else None
-        self._bases: list[int] = []
-        self._ends: dict[int, int] = {}
-        self._addresses: list[int] = []
-        """of the blocks that take their place, sorted"""
-        self._placed: dict[int, Block] = {}
-        self.blocks: list[Block] = []
-        for segment in segments:
-            self._map(segment["address"], segment["total_size"])
-            address = segment["address"]
-            for block in segment["blocks"]:
-                address = block.get("address", address)
-                if block["state"] != "inactive":
-                    frames = block.get("frames") or ()
-                    self._place(Block(address, block["size"], -1, float("-inf"), frames))
-                address += block["size"]
-
-    def run(self, events: Sequence[dict[str, Any]], tags: Iterable[Tag]) -> History:
-        """Return the history: each block with its events and tags."""
-        times: list[float] = []
-        reserved: list[int] = []
+    def _read(self, waiting: Iterator[Tag]) -> None:
         held = 0
-        waiting = iter(tags)
         tag = next(waiting, None)
-        for index, event in enumerate(events):
+        for index, event in enumerate(self.events):
             time, action = event["time_us"], event["action"]
             address = event.get("addr", 0)  # running out of memory has none
             while tag is not None and tag.time < time:
@@ -137,19 +158,19 @@ class Replay:
                 if block is not None and block.end is None:
                     block.end, block.end_time = index, time
             elif action == "free_completed":
+                self.taken_back[index] = self._placed.get(address)
                 self._remove(address)
-            elif action in {"segment_alloc", "segment_map"}:
+            elif action in TAKEN:
                 held += event["size"]
                 self._map(address, event["size"])
-            elif action in {"segment_free", "segment_unmap"}:
+            elif action in GIVEN:
                 held -= event["size"]
                 self._unmap(address, event["size"])
-            times.append(time)
-            reserved.append(held)
+            self.times.append(time)
+            self.reserved.append(held)
         while tag is not None:
             self._tag(tag)
             tag = next(waiting, None)
-        return History(events, self.blocks, times, reserved)
 
     # -- segments: ranges of addresses, those of expandable ones grow and shrink --
 
@@ -200,7 +221,9 @@ class Replay:
             size = size if splits else room
         self._remove(address)  # the allocator gives an address again once its block is freed
         frames = event.get("frames") or ()
-        self._place(Block(address, size, index, event["time_us"], frames, unsplit=size - least))
+        block = Block(address, size, index, event["time_us"], frames, unsplit=size - least)
+        self.allocated[index] = block
+        self._place(block)
 
     def _place(self, block: Block) -> None:
         self.blocks.append(block)

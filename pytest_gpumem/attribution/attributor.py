@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.history_replay import Block
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.measurement import Category
 

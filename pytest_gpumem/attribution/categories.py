@@ -21,13 +21,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, Literal
 
-from pytest_gpumem.attribution.history_replay import replayed
+from pytest_gpumem.attribution.allocator_log import AllocatorLog
 from pytest_gpumem.attribution.recording import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.attribution.history_replay import Block, History
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.recording import Pass, Recording
     from pytest_gpumem.measurement import Category
 
@@ -52,7 +52,7 @@ class Blocks:
         self.passes = recording.passes()
         segments = recording.segments(index)
         self._initially_reserved: int = sum(segment["total_size"] for segment in segments)
-        self.history: History = replayed(recording, index)
+        self.history = AllocatorLog.of(recording, index)
         plugs = {address for device, address in recording.plugs if device == index}
         self.blocks: list[Block] = [
             block

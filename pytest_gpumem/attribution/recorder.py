@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
-from pytest_gpumem.attribution.history_replay import replayed
+from pytest_gpumem.attribution.allocator_log import AllocatorLog
 from pytest_gpumem.attribution.observer import Observer
 from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
 
@@ -52,7 +52,7 @@ class Recorder:
         known: dict[tuple[int, int], tuple[Tag, ...]] = dict.fromkeys(places, ())
         recording = self.so_far() if places else self._recording
         for device in {device for device, _ in places}:
-            for block in replayed(recording, device).blocks:
+            for block in AllocatorLog.of(recording, device).blocks:
                 if block.end is None and (device, block.address) in known:
                     known[device, block.address] = block.tags
         return known

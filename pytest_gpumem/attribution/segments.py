@@ -6,27 +6,23 @@ cached then, and which live blocks lie in the segment that could have held it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.attribution.history_replay import SMALL
+from pytest_gpumem.attribution.allocator_log import GIVEN, SEGMENT, SMALL, TAKEN
 from pytest_gpumem.measurement import SegmentRequest
-from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.categories import Blocks
-    from pytest_gpumem.attribution.history_replay import Block
 
 MAX_REQUESTS: Final = 30
 """requests that are told: the last ones, which made the peak"""
 MAX_PLACES: Final = 2
 """source lines of live blocks that are named"""
-SMALL_SEGMENT: Final = 2 * MIB
-"""bytes: the size of segments for requests up to 1 MiB (kSmallBuffer)"""
-_TAKEN: Final = {"segment_alloc", "segment_map"}
-_GIVEN: Final = {"segment_free", "segment_unmap"}
 
 
 def segment_requests(
@@ -48,21 +44,17 @@ def segment_requests(
     highest = device.reserved(indices[0])
     for index in indices:
         reserved = device.reserved(index)
-        if index >= 0 and events[index]["action"] in _TAKEN and reserved > highest:
+        if index >= 0 and events[index]["action"] in TAKEN and reserved > highest:
             highest = reserved
             heights.append((index, reserved))
-    asking = {(block.start, block.address): block for block in device.blocks}
+    asking = list(device.history.allocated)
     requests = []
     for index, reserved in heights[-MAX_REQUESTS:]:
-        asked = next(
-            (at for at in range(index + 1, len(events)) if events[at]["action"] == "alloc"), None
-        )
-        if asked is None:
+        asked = bisect_right(asking, index)
+        block = device.history.allocated[asking[asked]] if asked < len(asking) else None
+        if block is None or block not in device.categories:  # this package's own request
             continue
-        block = asking.get((asked, events[asked]["addr"]))
-        if block is None:  # this package's own request
-            continue
-        requested = events[asked]["size"]
+        requested = events[asking[asked]]["size"]
         pieces, around = _cache(device, index, requested)
         held: Counter[str] = Counter()
         for neighbour in filter(device.categories.__contains__, around):
@@ -123,10 +115,10 @@ def _segments(device: Blocks, index: int, *, small: bool) -> Iterator[tuple[int,
         if segment["device"] == device.index
     }
     for event in device.history.events[:index]:
-        if event["action"] in _TAKEN:
+        if event["action"] in TAKEN:
             segments[event["addr"]] = event["size"]
-        elif event["action"] in _GIVEN:
+        elif event["action"] in GIVEN:
             segments.pop(event["addr"], None)
     for address, size in segments.items():
-        if (size <= SMALL_SEGMENT) == small:
+        if (size <= SEGMENT) == small:
             yield address, size

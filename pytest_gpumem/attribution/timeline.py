@@ -11,8 +11,8 @@ from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.hints import Scene
-    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.measurement import Category
 
 MAX_POINTS: Final = 400

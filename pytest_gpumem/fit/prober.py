@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError, is_own_error
-from pytest_gpumem.fit.rehearsal import Rehearsal, script_of
+from pytest_gpumem.fit.rehearsal import Rehearsal, rehearsable
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
@@ -84,7 +84,7 @@ class Prober:
                 if not probe.fits:
                     leaked = max(leaked, self._held() - held)
                 if probe.fits:
-                    rehearsal.learn(value, [script_of(events) for events in tally.events])
+                    rehearsal.learn(value, [rehearsable(events) for events in tally.events])
                 spent = time.monotonic() - began
                 if spent > self.patience:
                     number = len(search.probes)

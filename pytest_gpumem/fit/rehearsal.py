@@ -8,62 +8,35 @@ checks the prediction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.meter.out_of_memory import is_out_of_memory
+from pytest_gpumem.attribution.recording import Recording
+from pytest_gpumem.meter.request_script import RequestScript, ServedRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-MAX_REQUESTS: Final = 200_000
-"""requests of one device that are still rehearsed"""
 FAR: Final = 8
 """times the larger of two points up to which a line through them is trusted"""
 MAX_POINTS: Final = 3
 """values that a request's size is interpolated through: a constant, a line, a parabola"""
 
 
-@dataclass(frozen=True)
-class Script:
-    """The requests and frees of one step at one device's allocator, in their order."""
-
-    sizes: tuple[int, ...]
-    """bytes of each request"""
-    streams: tuple[int, ...]
-    """of each request"""
-    order: tuple[int, ...]
-    """the next request (-1), or the number of the request that is freed"""
-
-    def like(self, script: Script) -> bool:
-        """Return whether both have the same requests in the same order, but for sizes."""
-        return self.order == script.order and self.streams == script.streams
-
-
-def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
+def rehearsable(events: Sequence[dict[str, Any]]) -> RequestScript | None:
     """Return a device's script from its history; None where it cannot be performed again."""
-    sizes: list[int] = []
-    streams: list[int] = []
-    order: list[int] = []
-    living: dict[int, int] = {}
-    for event in events:
-        action = event["action"]
-        if action == "alloc":
-            living[event["addr"]] = len(sizes)
-            sizes.append(event["size"])
-            streams.append(event["stream"])
-            order.append(-1)
-        elif action == "free_completed":
-            number = living.pop(event["addr"], None)
-            if number is None:  # a block of before: how large it would be is not known
-                return None
-            order.append(number)
-        elif action in {"segment_free", "segment_unmap"}:  # the step emptied the cache
-            return None
-    if len(order) > MAX_REQUESTS:
-        return None
-    return Script(tuple(sizes), tuple(streams), tuple(order))
+    script = RequestScript.read(Recording(events=[list(events)]), 0)
+    if script is None or None in script.log.taken_back.values():
+        return None  # how large a block of before would be is not known
+    is_plain = all(action in {"take", "give"} for _, action, _ in script.steps)
+    return script if is_plain else None  # else the step emptied the cache
+
+
+def shape(script: RequestScript) -> Hashable:
+    """Return what scripts have in common that differ in sizes alone."""
+    order = tuple(number if action == "give" else -1 for _, action, number in script.steps)
+    return order, tuple(request.stream for request in script.requests)
 
 
 class Rehearsal:
@@ -77,14 +50,16 @@ class Rehearsal:
     def __init__(self, stage: Callable[[], Any], *, first: int = 0) -> None:
         self._stage = stage
         self._first = first
-        self._scripts: dict[int, list[Script]] = {}
+        self._scripts: dict[int, list[RequestScript]] = {}
+        self._shapes: dict[int, tuple[Hashable, ...]] = {}
         self._answers: dict[int, bool] = {}
 
-    def learn(self, value: int, scripts: Sequence[Script | None]) -> None:
+    def learn(self, value: int, scripts: Sequence[RequestScript | None]) -> None:
         """Take the scripts of a value that fits, one a device."""
         complete = [script for script in scripts if script is not None]
         if len(complete) == len(scripts):
             self._scripts[value] = complete
+            self._shapes[value] = tuple(map(shape, complete))
             self._answers.clear()
 
     def largest(self, low: int, high: int | None, highest: int, step: int) -> int | None:
@@ -125,17 +100,12 @@ class Rehearsal:
                 high = middle
         return low
 
-    def _points(self) -> list[tuple[int, list[Script]]] | None:
+    def _points(self) -> list[tuple[int, list[RequestScript]]] | None:
         """Return the largest values whose scripts are alike; two at least."""
-        groups: list[list[tuple[int, list[Script]]]] = []
+        groups: defaultdict[Hashable, list[tuple[int, list[RequestScript]]]] = defaultdict(list)
         for value, scripts in sorted(self._scripts.items()):
-            for group in groups:
-                if all(map(Script.like, scripts, group[0][1])):
-                    group.append((value, scripts))
-                    break
-            else:
-                groups.append([(value, scripts)])
-        usable = [group[-MAX_POINTS:] for group in groups if len(group) > 1]
+            groups[self._shapes[value]].append((value, scripts))
+        usable = [group[-MAX_POINTS:] for group in groups.values() if len(group) > 1]
         return max(usable, key=lambda group: group[-1][0], default=None)
 
     def _fits(self, value: int) -> bool:
@@ -165,58 +135,25 @@ def lagrange_weights(values: Sequence[int], at: int) -> list[Fraction]:
     return weights
 
 
-def perform(device: int, scripts: Sequence[Script], factors: Sequence[Fraction]) -> bool:
+def perform(device: int, scripts: Sequence[RequestScript], factors: Sequence[Fraction]) -> bool:
     """Perform a script's requests; return whether all were met."""
     # Whole numbers and one division a request: thousands of fractions would take seconds.
     scale = 1
     for factor in factors:
         scale *= factor.denominator
     whole = [int(factor * scale) for factor in factors]
-    columns = zip(*(script.sizes for script in scripts), strict=True)
+    columns = zip(*(script.requests for script in scripts), strict=True)
     sizes = [
-        max(1, -(-sum(w * size for w, size in zip(whole, column, strict=True)) // scale))
-        for column in columns
+        max(1, -(-sum(w * like.size for w, like in zip(whole, alike, strict=True)) // scale))
+        for alike in columns
     ]
-    blocks = _Blocks(device)
+    served = ServedRequests(device)
     try:
-        numbers = iter(range(len(sizes)))
-        for freed in scripts[-1].order:
-            if freed < 0:
-                number = next(numbers)
-                if not blocks.take(sizes[number], scripts[-1].streams[number]):
-                    return False
-            else:
-                blocks.give(freed)
+        for _, action, number in scripts[-1].steps:
+            if action == "give":
+                served.give(number)
+            elif not served.take(number, sizes[number], scripts[-1].requests[number].stream):
+                return False
         return True
     finally:
-        blocks.give_all()
-
-
-class _Blocks:
-    """The blocks of one rehearsal."""
-
-    def __init__(self, device: int) -> None:
-        import torch
-
-        self._device = device
-        self._torch = torch
-        self._living: dict[int, int] = {}
-        self._number = 0
-
-    def take(self, size: int, stream: int) -> bool:
-        try:
-            address = self._torch.cuda.caching_allocator_alloc(size, self._device, stream)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                return False
-            raise
-        self._living[self._number] = address
-        self._number += 1
-        return True
-
-    def give(self, number: int) -> None:
-        self._torch.cuda.caching_allocator_delete(self._living.pop(number))
-
-    def give_all(self) -> None:
-        for number in list(self._living):
-            self.give(number)
+        served.give_all()

@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.allocator_log import SEGMENT
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.meter.peaks import NOTHING, fullest, maximum, minus
 from pytest_gpumem.patches import Patch
@@ -37,8 +38,6 @@ WATCHED: Final = (
     Patch("triton.runtime.autotuner", "Autotuner._bench", reason=REASON),
 )
 """the functions that compile a graph or time a kernel"""
-SEGMENT: Final = 2 * MIB
-"""bytes: the least that PyTorch's allocator reserves"""
 MIN_SHARE: Final = 1000
 """what the compiler leaves below this part of the peak is within the default tolerance"""
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.allocator_view import VIEW, Plug
+from pytest_gpumem.attribution.allocator_log import SEGMENT
 from pytest_gpumem.attribution.graphs import graph_tensors
 from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.attribution.referrers import live_tensors
@@ -236,7 +237,7 @@ def page_size(segment: dict[str, Any]) -> int:
     if not segment.get("is_expandable"):
         return 0
     if segment["segment_type"] == "small":
-        return 2 * MIB
+        return SEGMENT
     settings = (os.environ.get(name, "") for name in SETTINGS)
     declared = next(filter(None, map(LARGE_SEGMENTS.search, settings)), None)
     return int(declared[1]) * MIB if declared else 20 * MIB

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW, Plug
+from pytest_gpumem.attribution.allocator_log import SMALL
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import device_range
@@ -24,10 +25,6 @@ def _lies_in(ranges: Collection[tuple[int, int, int]] | None, device: int, addre
     return ranges is None or any(
         number == device and start <= address < end for number, start, end in ranges
     )
-
-
-SMALL: Final = 1 << 20
-"""bytes: larger requests get no memory of a small segment (kSmallSize of PyTorch's allocator)"""
 
 
 class Plugs:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.hints import Scene
-    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Cause, Edit
     from pytest_gpumem.measurement import Breakdown

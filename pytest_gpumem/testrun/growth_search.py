@@ -11,9 +11,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.allocator_log import AllocatorLog
 from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
 from pytest_gpumem.attribution.categories import Blocks
-from pytest_gpumem.attribution.history_replay import replayed
 from pytest_gpumem.attribution.referrers import holders
 from pytest_gpumem.attribution.sites import sites
 from pytest_gpumem.errors import SpecError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.history_replay import Block
+    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Holder, Measurement, Site
     from pytest_gpumem.meter.step_watch import StepEnd
@@ -166,7 +166,9 @@ class _Search:
                 continue
             blocks = {
                 (device, block.address): nbytes
-                for block, nbytes in grown_blocks(replayed(recording, device).blocks, ends).items()
+                for block, nbytes in grown_blocks(
+                    AllocatorLog.of(recording, device).blocks, ends
+                ).items()
                 if block.end is None and (device, block.address) in live
             }
             if blocks:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.allocator_script import NoRangeError
+from pytest_gpumem.testrun.alternatives import NoRangeError
 from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay, unpinned
 
 if TYPE_CHECKING:

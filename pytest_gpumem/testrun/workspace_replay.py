@@ -33,22 +33,23 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import current, peak_in
-from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.meter.plugs import Plugs
-from pytest_gpumem.testrun.allocator_script import SHARED, TOO_MANY, NoRangeError, ScriptReader
+from pytest_gpumem.meter.request_script import SHARED, RequestScript, ServedRequests
+from pytest_gpumem.testrun.alternatives import NoRangeError, add_alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Alternatives
-    from pytest_gpumem.testrun.allocator_script import AllocatorScript, Pool, Request, Step
+    from pytest_gpumem.meter.request_script import Pool, Request, Step
     from pytest_gpumem.testrun.run import Run
 
 End = Literal["least", "usual", "most"]
 """an end of the ranges, or the sizes that the run had"""
 
+TOO_MANY: Final = "the range is unknown: the run has too many allocations"
 UNFIT: Final = "the step does not fit with the largest figures"
 
 
@@ -107,12 +108,22 @@ class WorkspaceReplay:
         self.alone: dict[str, tuple[Peak, ...]] = {}
         """the peaks of the test and its parts that the replay has with the run's own sizes"""
         self._windows = {part: run.windows(part) for part in parts}
-        self._scripts = []
+        self._scripts: list[RequestScript] = []
+        first = run.meter.devices.start
         for device in run.meter.devices:
-            reader = ScriptReader(recording, device, retried=run.meter.alloc_retries > 0)
-            mine = [block for block in blocks if reader.has(block, run.meter.devices.start)]
-            of_streams = [event for event in awaited if event.device == device]
-            self._scripts.append(reader.script(mine, of_streams))
+            script = RequestScript.read(recording, device, retried=run.meter.alloc_retries > 0)
+            if script is None:
+                raise NoRangeError(TOO_MANY)
+            if script.refused:
+                raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
+            # A block with an address is found on its own device; else it is taken for the first's.
+            mine = [
+                block
+                for block in blocks
+                if (block.place[0] == device if block.place else block.address or device == first)
+            ]
+            add_alternatives(script, mine, [event for event in awaited if event.device == device])
+            self._scripts.append(script)
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
 
@@ -192,8 +203,7 @@ class _Stage:
         """what the step held at first: it stays as it is"""
         self._base = current(device)
         self._plugs = Plugs(range(device, device + 1))
-        self._living: dict[int, int] = {}
-        """the addresses of requests that were met"""
+        self._served = ServedRequests(device)
         self.streamed: set[int] = set()
         """requests that another stream uses, and that are given back late"""
         self._sizes: dict[int, int] = {}
@@ -220,8 +230,7 @@ class _Stage:
 
     def end(self) -> None:
         """Give all back."""
-        for number in list(self._living):
-            self._give(number)
+        self._served.give_all()
         self._plugs.release()
         self._pools.clear()
         VIEW.empty_cache()
@@ -232,7 +241,7 @@ class _Stage:
 
     def serve(
         self,
-        script: AllocatorScript,
+        script: RequestScript,
         steps: Sequence[Step],
         windows: dict[str, list[Span]],
         end: End,
@@ -279,7 +288,7 @@ class _Stage:
 
     def _step(
         self,
-        script: AllocatorScript,
+        script: RequestScript,
         action: str,
         number: int,
         end: End,
@@ -292,7 +301,7 @@ class _Stage:
                 self._fold()
                 self._waiting.add(number)
                 self._waiting_size += self._sizes[number]
-            elif number in self._living:
+            elif number in self._served.living:
                 self._give(number)
         elif action == "give late":
             if number in self._waiting:
@@ -365,43 +374,29 @@ class _Stage:
         VIEW.reset_peaks(self._device)
 
     def _take(self, number: int, size: int, request: Request) -> bool:
-        """Return whether there was room for a request, with this size."""
+        """Return whether there was room for a request with this size, if need be after waiting."""
         old_bytes = self._allocated() if number in self.streamed else 0
-        address = self._allocate(size, request.stream, request.pool)
-        if address is None:
-            return False
-        self._living[number] = address
-        if number in self.streamed:
+        is_met = self._try(number, size, request.stream, request.pool) or (
+            self._give_waiting() and self._try(number, size, request.stream, request.pool)
+        )
+        if is_met and number in self.streamed:
             self._sizes[number] = self._allocated() - old_bytes
-        return True
+        return is_met
 
     def _allocated(self) -> int:
         return current(self._device).allocated - self._waiting_size
 
-    def _allocate(self, size: int, stream: int, pool: Pool) -> int | None:
-        """Return the address of a new block, if need be after waiting for streams."""
-        address = self._try(size, stream, pool)
-        if address is None and self._give_waiting():
-            address = self._try(size, stream, pool)
-        return address
-
-    def _try(self, size: int, stream: int, pool: Pool) -> int | None:
+    def _try(self, number: int, size: int, stream: int, pool: Pool) -> bool:
         if pool != SHARED and self._has_pools:
             try:
                 with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
-                    return self._try(size, stream, SHARED)
+                    return self._try(number, size, stream, SHARED)
             except RuntimeError:
                 self._has_pools = False
         place = stream, pool  # streams share no blocks, as pools do not
         if place not in self._streams:
             self._streams[place] = self._new_stream()
-        try:
-            allocate = self._torch.cuda.caching_allocator_alloc
-            return int(allocate(size, self._device, self._streams[place]))
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                return None
-            raise
+        return self._served.take(number, size, self._streams[place])
 
     def _new_pool(self, pool: Pool) -> Any:  # noqa: ANN401 - torch is imported late
         if pool not in self._pools:
@@ -417,7 +412,7 @@ class _Stage:
         return handle.value
 
     def _give(self, number: int) -> None:
-        self._torch.cuda.caching_allocator_delete(self._living.pop(number))
+        self._served.give(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
             if not self._uncounted:  # the cache that they leave is in the next peaks

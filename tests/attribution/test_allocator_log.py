@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.virtual_gpu import MIB, child, highest, virtual_card
 
-from pytest_gpumem.attribution.history_replay import Block, History, Replay, next_division
+from pytest_gpumem.attribution.allocator_log import AllocatorLog, Block, next_division
 from pytest_gpumem.attribution.recorder import Recorder
 from pytest_gpumem.attribution.recording import Tag
 from pytest_gpumem.meter.allocator import current, reset_peaks
@@ -23,12 +23,12 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-import test_history_replay
+import test_allocator_log
 from pytest_gpumem.meter.allocator import _set_allocator
 standard = torch.cuda.memory._snapshot()["allocator_settings"]
 _set_allocator(sys.argv[2])
 assert torch.cuda.memory._snapshot()["allocator_settings"] != standard
-print(json.dumps([test_history_replay.wild(seed) for seed in range(3)]))
+print(json.dumps([test_allocator_log.wild(seed) for seed in range(3)]))
 """
 
 
@@ -62,7 +62,7 @@ def wild(seed, number=400):
     top, end = highest(0), current(0)
     recording = recorder.stop()
     segments = [it for it in recording.initial_segments if it["device"] == 0]
-    history = Replay(segments, recording.settings).run(recording.events[0], ())
+    history = AllocatorLog(recording.events[0], segments, recording.settings)
     totals = [
         sum(b.size for b in history.blocks if b.alive(i)) for i in range(-1, len(history.times))
     ]
@@ -124,7 +124,7 @@ def test_a_tag_is_given_to_the_block_that_lies_there_then():
         Tag(41, 0, 1000, "buffers", "b"),
         Tag(42, 0, 999, "gradients", "before it"),
     ]
-    history = Replay([segment], {}).run(events, tags)
+    history = AllocatorLog(events, [segment], tags=tags)
     assert [block.size for block in history.blocks] == [1024, 1024]
     assert [[tag.name for tag in block.tags] for block in history.blocks] == [["a"], ["b"]]
 
@@ -133,7 +133,8 @@ def test_blocks_begin_when_the_run_uses_them():
     earlier, later = (Tag(time, 0, 8, "parameters", "") for time in (0, 3))
     taken, foreign, new = Block(8, 512, -1, 0), Block(9, 512, -1, 0), Block(8, 512, 2, 5)
     taken.tags = (later,)
-    history = History([], [taken, foreign, new], [2, 4, 5], [0, 0, 0])
+    history = AllocatorLog([])
+    history.blocks, history.times = [taken, foreign, new], [2, 4, 5]
     history.begin_later(4.5, {8: (earlier,)})
     assert (taken.start, taken.time, taken.tags) == (1, 4.5, (earlier, later))
     assert foreign.start == -1

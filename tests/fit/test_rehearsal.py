@@ -5,28 +5,35 @@ from fractions import Fraction
 import pytest
 from helpers.virtual_gpu import GIB, MIB
 
-from pytest_gpumem.fit.rehearsal import Rehearsal, Script, perform, script_of
+from pytest_gpumem.fit.rehearsal import Rehearsal, perform, rehearsable, shape
 
 
 def event(action, addr, size=0, stream=0):
-    return {"action": action, "addr": addr, "size": size, "stream": stream}
+    return {"action": action, "addr": addr, "size": size, "stream": stream, "time_us": 0}
+
+
+def plain(*sizes, second_stream=5, freed=1):
+    """Return events: three requests, with one block freed before the last."""
+    return [
+        event("segment_alloc", 1, 2 * MIB),
+        event("alloc", 1, sizes[0]),
+        event("alloc", 2, sizes[1], stream=second_stream),
+        event("free_requested", freed),
+        event("free_completed", freed),
+        event("alloc", freed, sizes[2]),
+    ]
 
 
 def test_a_script_is_the_requests_and_what_is_freed_between_them():
-    script = script_of(
-        [
-            event("segment_alloc", 1, 2 * MIB),
-            event("alloc", 1, 100),
-            event("alloc", 2, 200, stream=5),
-            event("free_requested", 1),
-            event("free_completed", 1),
-            event("alloc", 1, 300),
-        ]
-    )
-    assert script == Script((100, 200, 300), (0, 5, 0), (-1, -1, 0, -1))
-    assert script.like(Script((1, 2, 3), (0, 5, 0), (-1, -1, 0, -1)))
-    assert not script.like(Script((1, 2, 3), (0, 0, 0), (-1, -1, 0, -1)))
-    assert not script.like(Script((1, 2, 3), (0, 5, 0), (-1, -1, 1, -1)))
+    script = rehearsable(plain(100, 200, 300))
+    assert [(request.size, request.stream) for request in script.requests] == [
+        *((100, 0), (200, 5), (300, 0))
+    ]
+    steps = [(action, number) for _, action, number in script.steps]
+    assert steps == [("take", 0), ("take", 1), ("give", 0), ("take", 2)]
+    assert shape(script) == shape(rehearsable(plain(1, 2, 3)))
+    assert shape(script) != shape(rehearsable(plain(1, 2, 3, second_stream=0)))
+    assert shape(script) != shape(rehearsable(plain(1, 2, 3, freed=2)))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +45,13 @@ def test_a_script_is_the_requests_and_what_is_freed_between_them():
     ],
 )
 def test_what_cannot_be_done_again_has_no_script(more):
-    assert script_of([event("alloc", 1, 100), *more]) is None
+    assert rehearsable([event("alloc", 1, 100), *more]) is None
 
 
 def scripts_of(meter, step, value):
     with meter.apart(script=True) as tally:
         step(value)
-    return [script_of(events) for events in tally.events]
+    return [rehearsable(events) for events in tally.events]
 
 
 def fits(meter, step, value):

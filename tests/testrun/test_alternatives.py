@@ -6,7 +6,8 @@ import pytest
 
 from pytest_gpumem.attribution.recording import Recording
 from pytest_gpumem.devices.base import AllocatorEvent
-from pytest_gpumem.testrun.allocator_script import ScriptReader
+from pytest_gpumem.meter.request_script import RequestScript
+from pytest_gpumem.testrun.alternatives import add_alternatives
 
 MIB = 2**20
 ACTIONS = {"A": "alloc", "F": "free_requested", "C": "free_completed"}
@@ -27,8 +28,9 @@ def script_of(history, *events, awaited=inf):
         for what, time in entries
     ]
     asked = [AllocatorEvent(*times, awaited=awaited, device=0) for times in events]
-    reader = ScriptReader(Recording(events=[told]), 0, retried=False)
-    return reader.script([], asked)
+    script = RequestScript.read(Recording(events=[told]), 0)
+    add_alternatives(script, [], asked)
+    return script
 
 
 def late_in(history, *events):

@@ -7,7 +7,7 @@ import json
 
 from helpers.random_growth import mistake, random_program
 
-from pytest_gpumem.attribution.history_replay import Block
+from pytest_gpumem.attribution.allocator_log import Block
 from pytest_gpumem.meter.step_watch import StepEnd
 from pytest_gpumem.testrun.growth_search import grown_blocks
 
