@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pytest_gpumem.attribution.allocator_log import GIVEN, TAKEN, AllocatorLog
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.recording import Recording
 
@@ -25,6 +27,10 @@ SHARED: Final[Pool] = (0, 0)
 Step = tuple[float, str, int]
 MAX_REQUESTS: Final = 200_000
 """events of a device whose requests are still made again: each takes some microseconds"""
+
+
+End = Literal["least", "usual", "most"]
+"""an end of the ranges, or the sizes that the run had"""
 
 
 class Sizes(NamedTuple):
@@ -50,6 +56,12 @@ class Request:
     pool: Pool = SHARED
     sizes: Sizes | None = None
     """of one that a GPU may make with another size"""
+
+    def size_at(self, end: End, without: Collection[str]) -> int:
+        """Return the bytes at an end, without what a GPU does for some reasons."""
+        if self.sizes is None or end == "usual" or self.sizes.reason in without:
+            return self.size
+        return self.sizes.least if end == "least" else self.sizes.most
 
 
 @dataclass

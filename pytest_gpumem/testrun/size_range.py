@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.meter.request_script import End
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
-    from pytest_gpumem.testrun.workspace_replay import End
 
 SHARES: Final = (0.25, 0.5, 0.75)
 """of the requests that other streams may use tensors over, which are tried beside none and all"""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import set_cap
@@ -43,13 +43,11 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Alternatives
-    from pytest_gpumem.meter.request_script import Pool, Request, Step
+    from pytest_gpumem.meter.request_script import End, Pool, Request, Step
     from pytest_gpumem.testrun.run import Run
 
-End = Literal["least", "usual", "most"]
-"""an end of the ranges, or the sizes that the run had"""
-
 TOO_MANY: Final = "the range is unknown: the run has too many allocations"
+NO_POOLS: Final = "the range is unknown: this torch has no pools of memory in expandable segments"
 UNFIT: Final = "the step does not fit with the largest figures"
 
 
@@ -155,14 +153,16 @@ class WorkspaceReplay:
         """
         run, unfit = self._run, 0
         columns: dict[str, list[Peak]] = {part: [] for part in self._windows}
-        for index, device in enumerate(run.meter.devices):
-            stage = _Stage(run, device, self._initial[index])
+        for script, initial, device in zip(
+            self._scripts, self._initial, run.meter.devices, strict=True
+        ):
+            sizes = [request.size_at(end, without) for request in script.requests]
+            stage = _Stage(run, device, initial, script, sizes)
             try:
-                script = self._scripts[index]
                 if end == "most":
-                    stage.streamed = set(script.late)
-                steps = script.steps_with_waits(share) if end == "most" else script.steps
-                peaks = stage.serve(script, steps, self._windows, end, without)
+                    peaks = stage.serve(script.steps_with_waits(share), self._windows)
+                else:
+                    peaks = stage.serve(script.steps, self._windows)
             finally:
                 stage.end()
             unfit += stage.unfit
@@ -191,7 +191,18 @@ def _held_before(run: Run, index: int) -> Peak:
 class _Stage:
     """One device while a script is served: settled, with all rooms filled."""
 
-    def __init__(self, run: Run, device: int, initial: Peak) -> None:
+    def __init__(
+        self, run: Run, device: int, initial: Peak, script: RequestScript, sizes: Sequence[int]
+    ) -> None:
+        """Make room.
+
+        Args:
+            run: whose peaks are looked for.
+            device: its number.
+            initial: what the step held at first: it stays as it is.
+            script: the requests to serve.
+            sizes: bytes of each.
+        """
         import torch
 
         self.unfit = 0
@@ -200,33 +211,29 @@ class _Stage:
         self._device = device
         self._run = run
         self._initial = initial
-        """what the step held at first: it stays as it is"""
+        self._script = script
+        self._sizes = sizes
         self._base = current(device)
         self._plugs = Plugs(range(device, device + 1))
         self._served = ServedRequests(device)
-        self.streamed: set[int] = set()
-        """requests that another stream uses, and that are given back late"""
-        self._sizes: dict[int, int] = {}
-        """the bytes of their blocks"""
-        self._waiting: set[int] = set()
+        self._streamed: dict[int, int] = {}
+        """live requests that another stream uses, with the bytes of their blocks"""
+        self._waiting: dict[int, int] = {}
         """those that the program has dropped: PyTorch does not count them as allocated"""
-        self._waiting_size = 0
         self._uncounted: set[int] = set()
         """requests that live and do not count for a peak"""
-        self._streams: dict[tuple[int, Pool], int] = {}
-        """the new streams, by the run's; those of pools where there are no new pools"""
+        self._streams: dict[int, int] = {}
+        """the new streams, by the run's"""
         self._pools: dict[Pool, Any] = {}
         """the new pools, by the run's"""
-        self._has_pools = True
-        """whether PyTorch makes pools: torch 2.7 makes none in expandable segments"""
         self._peaks: dict[str, Peak] = {}
         """by part, until now"""
         self._open: list[str] = []
         """the parts that run"""
-        run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
         held = self._base.reserved - initial.reserved
+        run.device.make_room([held] * run.spec.devices)
         limit = None if run.limit is None else run.limit + held
-        set_cap(self._device, limit, run.device.cap_total(self._device), held)
+        set_cap(device, limit, run.device.cap_total(device), held)
 
     def end(self) -> None:
         """Give all back."""
@@ -239,33 +246,24 @@ class _Stage:
         self._run.device.make_room([peak.reserved for peak in self._run.meter.foreign])
         self._run.meter.cap(self._run.limit)
 
-    def serve(
-        self,
-        script: RequestScript,
-        steps: Sequence[Step],
-        windows: dict[str, list[Span]],
-        end: End,
-        without: Collection[str],
-    ) -> dict[str, Peak]:
-        """Serve a script; return the peak in each part's windows.
+    def serve(self, steps: Sequence[Step], windows: dict[str, list[Span]]) -> dict[str, Peak]:
+        """Serve the requests in these steps; return the peak in each part's windows.
 
         Raises:
             NoRangeError: a request is refused.
         """
-        bounds: list[tuple[float, int, str]] = []
+        timeline: list[tuple[float, int, Any]] = [(step[0], 1, step) for step in steps]
         for part, spans in windows.items():
             for span in spans:
-                bounds += [(span.start, 0, part), (span.end, 2, part)]
-        at_times = [(time, 1, at) for at, (time, _, _) in enumerate(steps)]
+                timeline += [(span.start, 0, part), (span.end, 2, part)]
+        timeline.sort(key=lambda entry: entry[:2])
         self._peaks = dict.fromkeys(windows, Peak(0, 0))
-        timeline: list[tuple[float, int, Any]] = sorted(
-            [*bounds, *at_times], key=lambda entry: entry[:2]
-        )
+        keeps_late = {number for _, action, number in steps if action == "give late"}
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
-                _, action, number = steps[subject]
-                self._step(script, action, number, end, without)
+                _, action, number = subject
+                self._step(action, number, keeps_late)
                 continue
             self._fold()
             if kind == 0:
@@ -277,7 +275,7 @@ class _Stage:
     def _fold(self) -> None:
         """Put the peak since the last time into those of the open parts."""
         peak = minus(peak_in(VIEW.stats(self._device)), self._base)
-        not_allocated = self._plugs.sizes[0] + self._waiting_size
+        not_allocated = self._plugs.sizes[0] + sum(self._waiting.values())
         peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
         for part in set(self._open):
             old_peaks = self._peaks[part]
@@ -286,123 +284,74 @@ class _Stage:
             )
         VIEW.reset_peaks(self._device)
 
-    def _step(
-        self,
-        script: RequestScript,
-        action: str,
-        number: int,
-        end: End,
-        without: Collection[str],
-    ) -> None:
+    def _step(self, action: str, number: int, keeps_late: Collection[int]) -> None:
         if action == "take":
-            self._serve(script.requests[number], number, end, without)
-        elif action == "give":
-            if number in self._sizes:
-                self._fold()
-                self._waiting.add(number)
-                self._waiting_size += self._sizes[number]
-            elif number in self._served.living:
-                self._give(number)
-        elif action == "give late":
-            if number in self._waiting:
-                self._end_waiting([number])
+            self._meet(number, is_late=number in keeps_late)
+        elif action == "give" and number in self._streamed:
+            self._fold()
+            self._waiting[number] = self._streamed.pop(number)
+        elif action == "give" and number in self._served.living:
+            self._give(number)
+        elif action == "give late" and number in self._waiting:
+            self._end_waiting([number])
         elif action == "end pool":
-            self._pools.pop(script.pools[number], None)
-        elif action == "release":
-            self._give_waiting()
-            self._empty_cache()
-        elif action == "settle":
-            self._give_waiting()
-            self._plugs.release()
-            self._empty_cache()
-            self._plugs.fill()
+            self._pools.pop(self._script.pools[number], None)
+        elif action in {"release", "settle"}:
+            self._end_waiting([*self._waiting])
+            if action == "release":
+                VIEW.empty_cache()
+            else:
+                self._plugs.release()
+                VIEW.empty_cache()
+                self._plugs.fill()
 
-    def _empty_cache(self) -> None:
-        """Empty the cache, but for that of streams which stand for pools: those keep theirs."""
-        of_pools = {stream for (_, pool), stream in self._streams.items() if pool != SHARED}
-        if not of_pools:
-            VIEW.empty_cache()
+    def _meet(self, number: int, *, is_late: bool) -> None:
+        """Meet a request."""
+        size, request = self._sizes[number], self._script.requests[number]
+        if not size:
             return
-        self._fold()
-        plugs = Plugs(range(self._device, self._device + 1))
-        plugs.fill(
-            [
-                (self._device, segment["address"], segment["address"] + segment["total_size"])
-                for segment in VIEW.segments()
-                if segment["device"] == self._device and segment["stream"] in of_pools
-            ]
-        )
-        VIEW.empty_cache()
-        plugs.release()
-        VIEW.reset_peaks(self._device)
-
-    def _serve(self, request: Request, number: int, end: End, without: Collection[str]) -> None:
-        sizes = request.sizes
-        size = request.size
-        if sizes is not None and end != "usual" and sizes.reason not in without:
-            size = sizes.least if end == "least" else sizes.most
-            if size and not sizes.counted:
-                if not self._uncounted:
-                    self._fold()
-                self._uncounted.add(number)
-        if not size or self._take(number, size, request):
+        if request.sizes is not None and not request.sizes.counted:
+            if not self._uncounted:
+                self._fold()
+            self._uncounted.add(number)
+        if self._take(number, size, request, is_late=is_late):
             return
-        if sizes is None or not sizes.replaceable:
+        if request.sizes is None or not request.sizes.replaceable:
             raise NoRangeError(UNFIT)
         self.unfit += 1
-        if request.size and not self._take(number, request.size, request):
+        if request.size and not self._take(number, request.size, request, is_late=is_late):
             raise NoRangeError(UNFIT)
 
-    def _give_waiting(self) -> bool:
-        """Give back what other streams use, as the allocator does once it waits for them.
+    def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
+        """Return whether there was room for a request with this size.
 
-        Returns:
-            whether there was any.
+        The allocator waits for other streams before it gives up.
         """
-        waiting = list(self._waiting)
-        self._end_waiting(waiting)
-        return bool(waiting)
+        old_bytes = current(self._device).allocated if is_late else 0
+        if not self._try(number, size, request):
+            waiting = sum(self._waiting.values())
+            self._end_waiting([*self._waiting])
+            if not waiting or not self._try(number, size, request):
+                return False
+            old_bytes -= waiting
+        if is_late:
+            self._streamed[number] = current(self._device).allocated - old_bytes
+        return True
 
-    def _end_waiting(self, numbers: Sequence[int]) -> None:
-        if not numbers:
-            return
-        self._fold()
-        for number in numbers:
-            self._waiting.remove(number)
-            self._waiting_size -= self._sizes.pop(number)
-            self._give(number)
-        VIEW.reset_peaks(self._device)
-
-    def _take(self, number: int, size: int, request: Request) -> bool:
-        """Return whether there was room for a request with this size, if need be after waiting."""
-        old_bytes = self._allocated() if number in self.streamed else 0
-        is_met = self._try(number, size, request.stream, request.pool) or (
-            self._give_waiting() and self._try(number, size, request.stream, request.pool)
-        )
-        if is_met and number in self.streamed:
-            self._sizes[number] = self._allocated() - old_bytes
-        return is_met
-
-    def _allocated(self) -> int:
-        return current(self._device).allocated - self._waiting_size
-
-    def _try(self, number: int, size: int, stream: int, pool: Pool) -> bool:
-        if pool != SHARED and self._has_pools:
-            try:
-                with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
-                    return self._try(number, size, stream, SHARED)
-            except RuntimeError:
-                self._has_pools = False
-        place = stream, pool  # streams share no blocks, as pools do not
-        if place not in self._streams:
-            self._streams[place] = self._new_stream()
-        return self._served.take(number, size, self._streams[place])
-
-    def _new_pool(self, pool: Pool) -> Any:  # noqa: ANN401 - torch is imported late
-        if pool not in self._pools:
+    def _try(self, number: int, size: int, request: Request) -> bool:
+        if request.stream not in self._streams:
+            self._streams[request.stream] = self._new_stream()
+        stream = self._streams[request.stream]
+        if request.pool == SHARED:
+            return self._served.take(number, size, stream)
+        if request.pool not in self._pools:
             with self._torch.cuda.device(self._device):
-                self._pools[pool] = self._torch.cuda.MemPool()
-        return self._pools[pool]
+                self._pools[request.pool] = self._torch.cuda.MemPool()
+        try:
+            with self._torch.cuda.use_mem_pool(self._pools[request.pool], self._device):
+                return self._served.take(number, size, stream)
+        except RuntimeError as error:  # of torch 2.7, in expandable segments
+            raise NoRangeError(NO_POOLS) from error
 
     def _new_stream(self) -> int:
         """Create a stream: those of ``torch.cuda.Stream`` may be the program's."""
@@ -410,6 +359,16 @@ class _Stage:
         with self._torch.cuda.device(self._device):
             self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
         return handle.value
+
+    def _end_waiting(self, numbers: Sequence[int]) -> None:
+        """Give back what other streams used, as the allocator does once it has waited for them."""
+        if not numbers:
+            return
+        self._fold()
+        for number in numbers:
+            del self._waiting[number]
+            self._give(number)
+        VIEW.reset_peaks(self._device)
 
     def _give(self, number: int) -> None:
         self._served.give(number)

@@ -215,20 +215,13 @@ def no_pools(monkeypatch):
 @pytest.mark.gpu_memory
 def test_it():
 """
-WITHOUT_POOLS = {
-    **{name: GRAPHS[name] for name in ("a graph that stays", "two graphs with one pool")},
-    "an emptied cache": GRAPHS["a graph that stays"].replace(
-        "use_on", "torch.cuda.empty_cache()\n    use_on"
-    ),
-}
 
 
-@pytest.mark.parametrize("body", WITHOUT_POOLS.values(), ids=WITHOUT_POOLS)
-def test_where_there_are_no_pools_streams_stand_for_them(suite, body):
+def test_where_there_are_no_pools_no_range_is_told(suite):
     """So it is with torch 2.7 in expandable segments."""
-    session = suite.run("-vv", source=f"{NO_POOLS}    {body}\n")
-    reserved = float(session.table["test_it"]["reserved"])
-    assert most_of(session) == 82 + reserved - 12, session.out
+    session = suite.run("-vv", source=f"{NO_POOLS}    {GRAPHS['a graph that stays']}\n")
+    assert session.outcomes == {"passed": 1}
+    assert "this torch has no pools of memory in expandable segments: other" in session.flat
 
 
 def test_limits_are_held_to_the_largest_figure(suite):
