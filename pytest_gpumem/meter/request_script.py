@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.attribution.allocator_log import GIVEN, TAKEN, AllocatorLog
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pytest_gpumem.attribution.allocator_log import Block
-    from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.attribution.recording import Recording, Span
+    from pytest_gpumem.devices.base import Alternative, RangeEnd
 
 Pool = tuple[int, int]
 """a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
@@ -29,24 +30,6 @@ MAX_REQUESTS: Final = 200_000
 """events of a device whose requests are still made again: each takes some microseconds"""
 
 
-End = Literal["least", "usual", "most"]
-"""an end of the ranges, or the sizes that the run had"""
-
-
-class Sizes(NamedTuple):
-    """Bytes of a block at the ends of its range."""
-
-    least: int
-    usual: int
-    most: int
-    replaceable: bool = False
-    """PyTorch goes on with the usual one where the most finds no room"""
-    reason: str = ""
-    """as an :class:`~pytest_gpumem.devices.base.Alternative` has it"""
-    counted: bool = True
-    """as an alternative has it"""
-
-
 @dataclass
 class Request:
     """A request of a script."""
@@ -54,14 +37,14 @@ class Request:
     size: int
     stream: int
     pool: Pool = SHARED
-    sizes: Sizes | None = None
+    block: Alternative | None = None
     """of one that a GPU may make with another size"""
 
-    def size_at(self, end: End, without: Collection[str]) -> int:
+    def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
         """Return the bytes at an end, without what a GPU does for some reasons."""
-        if self.sizes is None or end == "usual" or self.sizes.reason in without:
+        if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
-        return self.sizes.least if end == "least" else self.sizes.most
+        return self.block.least if end == "least" else self.block.most
 
 
 @dataclass
@@ -132,7 +115,7 @@ class RequestScript:
         if self.steps[-1:] != [(time, "release", 0)]:
             self.steps.append((time, "release", 0))
 
-    def _end_own_work(self, span: Any, recording: Recording) -> None:  # noqa: ANN401 - a Span
+    def _end_own_work(self, span: Span, recording: Recording) -> None:
         action = "release" if span in recording.emptied else "settle"
         self.steps.append((span.end, action, 0))
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.meter.request_script import Request, Sizes
+from pytest_gpumem.meter.request_script import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,12 +151,6 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
     used: set[int] = set()
     added: list[tuple[Alternative, int, int]] = []
     for block in blocks:
-        sizes = Sizes(
-            *(block.least, block.usual, block.most),
-            replaceable=block.use == "planned",
-            reason=block.reason,
-            counted=block.counted,
-        )
         number = -1
         if block.address:
             requests = by_address[block.address]
@@ -164,14 +158,13 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
             number = requests[at][1] if at >= 0 else -1
         if block.address and block.use in {"in use", "planned"}:
             if number >= 0:
-                script.requests[number].sizes = sizes
+                script.requests[number].block = block
         elif block.usual:
             number = _following(script, takes, times, block, used)
             used.add(number)
             unit = script.requests[number].size // block.usual
-            script.requests[number].sizes = Sizes(
-                unit * block.least, unit * block.usual, unit * block.most
-            )
+            least, most = unit * block.least, unit * block.most
+            script.requests[number].block = block._replace(least=least, most=most)
         else:
             last = bisect_right(times, block.time + CLOCKS) - 1
             before = takes[last][1] if last >= 0 else -1
@@ -181,7 +174,7 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
             added.append(
                 (block, len(script.requests), number if block.address else before),
             )
-            script.requests.append(replace(request, size=0, sizes=sizes))
+            script.requests.append(replace(request, size=0, block=block))
     script.steps = _with_added(script.steps, added)
 
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from pytest_gpumem.attribution.recording import Recording
-    from pytest_gpumem.devices.base import Alternatives
+    from pytest_gpumem.devices.base import Alternatives, RangeEnd
     from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.meter.request_script import End
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
 
@@ -115,7 +114,7 @@ def _ranged(
     """
     ends: list[dict[str, tuple[Peak, ...]]] = []
     unfit = 0
-    differs: dict[End, bool] = {"least": alternatives.smaller, "most": alternatives.larger}
+    differs: dict[RangeEnd, bool] = {"least": alternatives.smaller, "most": alternatives.larger}
     for end, is_other in differs.items():
         if is_other:
             # More requests may lead to less reserved memory: other blocks find room in it.

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import Alternatives
-    from pytest_gpumem.meter.request_script import End, Pool, Request, Step
+    from pytest_gpumem.devices.base import Alternatives, RangeEnd
+    from pytest_gpumem.meter.request_script import Pool, Request, Step
     from pytest_gpumem.testrun.run import Run
 
 TOO_MANY: Final = "the range is unknown: the run has too many allocations"
@@ -132,11 +132,11 @@ class WorkspaceReplay:
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
         requests = (request for script in self._scripts for request in script.requests)
-        reasons = (request.sizes.reason for request in requests if request.sizes is not None)
+        reasons = (request.block.reason for request in requests if request.block is not None)
         return list(dict.fromkeys(filter(None, reasons)))
 
     def peaks(
-        self, end: End, without: Collection[str] = (), *, share: float = 1
+        self, end: RangeEnd, without: Collection[str] = (), *, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
 
@@ -310,15 +310,15 @@ class _Stage:
         size, request = self._sizes[number], self._script.requests[number]
         if not size:
             return
-        if request.sizes is not None and not request.sizes.counted:
+        if request.block is not None and not request.block.counted:
             if not self._uncounted:
                 self._fold()
             self._uncounted.add(number)
         if self._take(number, size, request, is_late=is_late):
             return
-        if request.sizes is None or not request.sizes.replaceable:
+        if request.block is None or request.block.use != "planned":
             raise NoRangeError(UNFIT)
-        self.unfit += 1
+        self.unfit += 1  # PyTorch goes on with another plan, which has the usual size
         if request.size and not self._take(number, request.size, request, is_late=is_late):
             raise NoRangeError(UNFIT)
 
