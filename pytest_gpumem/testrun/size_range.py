@@ -21,7 +21,7 @@ from pytest_gpumem.testrun.alternatives import NoRangeError
 from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay, unpinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Alternatives, RangeEnd
@@ -112,23 +112,19 @@ def _ranged(
     Raises:
         NoRangeError: the test does not fit at an end.
     """
-    ends: list[dict[str, tuple[Peak, ...]]] = []
-    unfit = 0
-    differs: dict[RangeEnd, bool] = {"least": alternatives.smaller, "most": alternatives.larger}
-    for end, is_other in differs.items():
-        if is_other:
-            # More requests may lead to less reserved memory: other blocks find room in it.
-            reasons = replay.reasons() if end == "most" else []
-            left_out = [[reason] for reason in reasons] if len(reasons) > 1 else []
-            for without in ([], *left_out):
-                peaks, refused = replay.peaks(end, without)
-                ends.append(peaks)
-                unfit += refused
-    # Memory that is free again in between may be divided, and another segment reserved.
-    for share in SHARES if alternatives.larger and replay.has_late_frees() else ():
-        peaks, refused = replay.peaks("most", share=share)
-        ends.append(peaks)
-        unfit += refused
+    tries: list[tuple[RangeEnd, Collection[str], float]] = []
+    if alternatives.smaller:
+        tries.append(("least", (), 1))
+    if alternatives.larger:
+        tries.append(("most", (), 1))
+        # More requests may lead to less reserved memory: other blocks find room in it.
+        reasons = replay.reasons()
+        tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
+        # Memory that is free again in between may be divided, and another segment reserved.
+        tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
+    replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
+    ends = [peaks for peaks, _ in replays]
+    unfit = sum(refused for _, refused in replays)
     results = {}
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]

@@ -8,6 +8,7 @@ import pytest
 from helpers.virtual_gpu import GIB, MIB, virtual_card, virtual_device
 
 from pytest_gpumem.devices import cuda
+from pytest_gpumem.devices.base import Alternatives
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.memory_cap import CAPS, SET_FRACTION
@@ -109,6 +110,11 @@ def test_a_ranks_gpu_is_the_one_of_its_number():
         with pytest.raises(DeviceError, match="LOCAL_RANK=2: this machine shows 2 GPUs"):
             CudaDevice(first=2).open(None, 1)
         torch.cuda.set_device(0)
+
+
+def test_all_that_it_chooses_is_in_its_figures():
+    assert CudaDevice().alternatives() == Alternatives()
+    assert not any(Alternatives())
 
 
 def test_without_a_gpu_it_says_what_to_do():

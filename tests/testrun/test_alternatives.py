@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from pytest_gpumem.attribution.recording import Recording
-from pytest_gpumem.devices.base import AllocatorEvent
+from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 from pytest_gpumem.meter.request_script import RequestScript
 from pytest_gpumem.testrun.alternatives import add_alternatives
 
@@ -85,3 +85,16 @@ def test_a_share_of_a_wait_is_one_of_the_requests_and_of_no_time(share, place, s
     script = script_of(history, (10.5, 19.5), awaited=last + 5)
     steps = [(action, number) for _, action, number in script.steps_with_waits(share)]
     assert steps.index(("give late", 0)) - steps.index(("give", 0)) - 1 == place
+
+
+def test_workspaces_of_calls_at_one_time_are_there_one_after_the_other():
+    """The clock of a call may tell no difference; each call ends before the next."""
+    script = script_of("A0 1, A1 20")
+    calls = [Alternative(10, "planned", 0, 0, 0, size) for size in (MIB, 2 * MIB)]
+    timed = [Alternative(10, "spanning", 0, 0, 0, MIB, ended=10, place=(0, 7))] * 2
+    add_alternatives(script, [*calls, *timed], [])
+    assert [(action, number) for _, action, number in script.steps] == [
+        *(("take", 0), ("take", 2), ("give", 2), ("take", 3), ("give", 3)),
+        *(("take", 4), ("take", 5), ("give", 4), ("give", 5), ("take", 1)),
+    ]
+    assert [request.stream for request in script.requests[4:]] == [7, 7]

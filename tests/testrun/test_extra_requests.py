@@ -20,7 +20,10 @@ def request(*mib, reason="a choice", counted=True, until=None, **more):
     workspaces = VirtualDevice.loaded().workspaces
     now = time.time_ns() / 1000
     sizes = [size * MIB for size in mib]
-    workspaces.add(reason, sizes, (now, until or now), counted=counted, **more)
+    return workspaces.add(reason, sizes, (now, until or now), counted=counted, **more)
+
+def keep(numbers):
+    VirtualDevice.loaded().workspaces.keep_until(numbers, time.time_ns() / 1000)
 
 def hold(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
@@ -70,6 +73,16 @@ def test_they_may_be_held_with_a_block(suite, drops, most):
 a, b = hold(20), hold(10)
 request(40, kept_with=a.data_ptr())
 {drops}c = hold(30)"""
+    assert range_of(session_of(suite, body))[0][1] == most
+
+
+@pytest.mark.parametrize(("keeps", "most"), [("keep(numbers)\n", 110), ("", None)])
+def test_they_may_be_kept_until_a_later_time_though_the_block_is_gone(suite, keeps, most):
+    body = f"""a, b = hold(20), hold(10)
+numbers = request(40, kept_with=a.data_ptr())
+a = None
+c = hold(60)
+{keeps}d = hold(10)"""
     assert range_of(session_of(suite, body))[0][1] == most
 
 

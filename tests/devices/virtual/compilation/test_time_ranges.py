@@ -47,6 +47,28 @@ def even():
     product(*torch.zeros(2, 1024, 1024, device="cuda", dtype=torch.half))
 
 
+@torch.compile
+def odd_product(a, b):
+    return a @ b
+
+
+def odd(*, grad):
+    with torch.set_grad_enabled(grad):
+        kept = odd_product(
+            torch.zeros(8191, 1023, device="cuda", dtype=torch.half, requires_grad=True),
+            torch.zeros(1023, 1001, device="cuda", dtype=torch.half),
+        )
+        torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+
+
+def forward():
+    odd(grad=True)
+
+
+def inference():
+    odd(grad=False)
+
+
 @triton.autotune(
     [triton.Config({"BLOCK": block}) for block in (256, 512)], key=["n"], restore_value=["x"]
 )
@@ -63,7 +85,7 @@ def autotuned():
 
 
 @pytest.mark.parametrize("time", ["first", "again"])
-@pytest.mark.parametrize("step", [optimizer, training, even, autotuned])
+@pytest.mark.parametrize("step", [optimizer, training, even, forward, inference, autotuned])
 @pytest.mark.gpu_memory
 def test_step(step, time):
     step()
@@ -164,6 +186,13 @@ def test_padded_copies_may_be_saved_for_the_backward_pass(sessions):
     assert sessions["cold"][nodeid("training")]["measurement"]["range"]["reason"] == (
         f"{TIMED}; {PADDED}"
     )
+
+
+def test_copies_stay_as_long_as_the_result_unless_no_backward_pass_can_follow(sessions):
+    """A block that fills its room may be larger by less than 1 MiB."""
+    for step, copies in (("forward", 2 * (8192 * 1024 + 1024 * 1008) / MIB), ("inference", 0)):
+        _, usual, most = ends(sessions["cold"][nodeid(step)])
+        assert copies <= most[0] - usual[0] < copies + 1
 
 
 def test_products_of_even_sizes_have_no_range(sessions):
