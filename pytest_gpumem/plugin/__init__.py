@@ -8,7 +8,7 @@ from pytest_gpumem.plugin import plain_imports  # noqa: F401 - before all others
 from pytest_gpumem.plugin.entry import (
     _card,
     _rank,
-    gpu_memory,
+    gpu_memory_fixture,
     pytest_addhooks,
     pytest_addoption,
     pytest_configure,
@@ -19,7 +19,7 @@ from pytest_gpumem.plugin.entry import (
 __all__ = [
     "_card",
     "_rank",
-    "gpu_memory",
+    "gpu_memory_fixture",
     "pytest_addhooks",
     "pytest_addoption",
     "pytest_configure",

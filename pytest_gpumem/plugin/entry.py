@@ -115,8 +115,8 @@ def _rank(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
-@pytest.fixture
-def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
+@pytest.fixture(name="gpu_memory")
+def gpu_memory_fixture(request: pytest.FixtureRequest) -> GpuMemory:
     """The memory measurement of this test: device, batch size, parts, figures so far."""
     from pytest_gpumem.testrun.fixture import GpuMemory
 
