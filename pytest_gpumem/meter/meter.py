@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.meter.allocator import Stats
 
 MIN_INHERITED: Final = 20 << 20
-"""bytes that are reserved and not allocated, from which on a part is told where they are from"""
+"""bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""
 PINNED_EARLY: Final = Note(
     NoteKind.PINNED_COPIES,
     "pinned memory was free again before the program had waited for its copies; a GPU may keep "
@@ -313,8 +313,7 @@ class Meter:
     def part(self) -> Iterator[Tally]:
         """Tally the memory of a block of code, beside the whole step."""
         self.fold()
-        held = self.counted()
-        tally = Tally(held)
+        tally = Tally(self.counted())
         self._open.append(tally)
         began = beginning()
         try:
@@ -323,7 +322,6 @@ class Meter:
             self.note()
             self._open.remove(tally)
             tally.notes = self._isolation.notes(tally.peaks)
-            tally.hints = _inherited(held, tally.peaks)
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -621,7 +619,7 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
-            hints=tally.hints if tally else (),
+            hints=_inherited(tally) if tally and out_of_memory is None else (),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
@@ -629,14 +627,16 @@ class Meter:
         )
 
 
-def _inherited(held: Sequence[Peak], peaks: Sequence[Peak]) -> tuple[Note, ...]:
-    """Return a hint where all that was reserved in a part is what earlier code had reserved."""
-    full = max(peaks, key=lambda peak: peak.reserved, default=Peak(0, 0))
-    began = max((peak.reserved for peak in held), default=0)
-    if full.reserved > began or full.reserved - full.allocated < MIN_INHERITED:
+def _inherited(part: Tally) -> tuple[Note, ...]:
+    """Return a hint if the fullest device had reserved a part's peak before the part began."""
+    start, peak = max(
+        zip(part.start, part.peaks, strict=True), key=lambda device: device[1].reserved
+    )
+    if peak.reserved > start.reserved or peak.reserved - peak.allocated < MIN_INHERITED:
         return ()
     sentence = (
-        f"the allocator held {format_size(began)} already when the part began, and took no more: "
-        "look at the code before the part, or call torch.cuda.empty_cache() before it"
+        f"the allocator had reserved {format_size(start.reserved)} before the part began, and the "
+        "part took no more: look at the code before the part, or call torch.cuda.empty_cache() "
+        "before it"
     )
-    return (Note(NoteKind.FRAGMENTATION, sentence),)
+    return (Note(NoteKind.STILL_HELD, sentence),)

@@ -63,11 +63,10 @@ class Tally:
         """the spans of time in which it was open, without one that has not ended"""
         self.notes: list[Note] = []
         """sentences about figures of a part that are not exact, when it ended"""
-        self.hints: tuple[Note, ...] = ()
-        """what would lower the peaks of a part"""
 
     def begin(self, start: Sequence[Peak]) -> None:
         """Begin anew with the memory that is held now."""
+        self.start = start
         self.peaks = list(start)
         self.passes = list(start)
         """the same without the steps of optimizers: of forward and backward passes, mostly"""

@@ -184,12 +184,7 @@ class Explainer:
         policy = self.policy
         hinted = policy.attribution == "on" or (self.enabled and too_much(results))
         peaks = {result.part: peak for result in results if (peak := _needed_peak(result))}
-        inherited = {result.part for result in results if _is_inherited(result)}
-        peaks = {
-            part: peak
-            for part, peak in peaks.items()
-            if is_fragmented(peak) and part not in inherited
-        }
+        peaks = {part: peak for part, peak in peaks.items() if is_fragmented(peak)}
         if not hinted or not peaks:
             return list(results)
         expandable: dict[str, Peak | None] = {}
@@ -228,9 +223,10 @@ class Explainer:
 def _needed_peak(result: Result) -> Peak | None:
     """Return the peak of the device that reserved most; after out of memory the peak it needs.
 
-    None where it is not known.
+    None where it is not known, or where code before a part had reserved it: a hint says so.
     """
-    if result.measurement is None:
+    hints = result.measurement.hints if result.measurement else ()
+    if result.measurement is None or any(hint.kind is NoteKind.STILL_HELD for hint in hints):
         return None
     if result.measurement.out_of_memory is not None:
         return result.measurement.out_of_memory.needed
@@ -354,9 +350,3 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     explanations = record(run, parts, root, timelines=timelines)
     explanations.complete()
     return explanations
-
-
-def _is_inherited(result: Result) -> bool:
-    """Return whether a part reserved no more than the code before it."""
-    hints = result.measurement.hints if result.measurement else ()
-    return any(hint.kind is NoteKind.FRAGMENTATION for hint in hints)
