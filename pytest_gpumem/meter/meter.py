@@ -91,7 +91,7 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes the memory that each step leaves."""
+        """Measure; ``record`` records it, ``steady`` tells the memory that each step leaves."""
         self.device = device
         self.info = info
         self.count = count

@@ -79,34 +79,26 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
 # -- nonzero, and what contains it --
 
 
-def nonzero_copies(result: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+def nonzero_copies(
+    result: Tensor | None, values: Tensor, *, share: float | None = None, **_options: object
+) -> list[bytes]:
     """Return the number of values that are not zero."""
-    return _count_of_true(mask, result.shape[0])
+    count = _number_of_true(values, share) if result is None else result.shape[0]
+    return _count_of_true(values, count)
+
+
+def nonzero_bound(values: Tensor, **_options: object) -> list[bytes]:
+    """Return that no value is zero."""
+    return _count_of_true(values, values.numel())
 
 
 def masked_select_copies(
-    _result: object, values: Tensor, mask: Tensor, **_options: object
+    _result: object, values: Tensor, mask: Tensor, *, share: float | None = None, **_options: object
 ) -> list[bytes]:
     """Return the number of true values of the mask, as expanded."""
     expanded = torch.broadcast_tensors(values, mask)[1]
     repeated = expanded.numel() // mask.numel() if mask.numel() else 0
-    return _count_of_true(expanded, _number_of_true(mask) * repeated)
-
-
-def nonzero_bound(share: float, mask: Tensor, **_options: object) -> list[bytes]:
-    """Return that all values are not zero, or the share of a mask's that is true."""
-    return _count_of_true(mask, _most_true(mask, share))
-
-
-def masked_select_bound(
-    share: float, values: Tensor, mask: Tensor, **_options: object
-) -> list[bytes]:
-    """Return the share of all values, as expanded."""
-    return nonzero_bound(share, torch.broadcast_tensors(values, mask)[1])
-
-
-def _most_true(mask: Tensor, share: float) -> int:
-    return int(mask.numel() * share) if mask.dtype in BYTE_MASKS else mask.numel()
+    return _count_of_true(expanded, _number_of_true(mask, share) * repeated)
 
 
 def nms_copies(
@@ -128,27 +120,25 @@ def nms_copies(
     return [bits.to_bytes(row, "little") + bytes(row * (len(order) - 1))]
 
 
-def nms_bound(_share: float, boxes: Tensor, *_options: object) -> list[bytes]:
+def nms_bound(boxes: Tensor, *_options: object) -> list[bytes]:
     """Return that all boxes stay; before torchvision 0.22, zeros say so."""
     has_count = boxes.numel() and TORCH >= (2, 7)
     return _count_of_true(boxes[:, 0], boxes.shape[0]) if has_count else []
 
 
 def _masks(indices: Sequence[Tensor | None], share: float | None) -> list[bytes]:
-    """Return the copies of an index with masks, one for each: PyTorch's expandTensors.
-
-    ``share`` is the share that is true; None: the masks tell it.
-    """
-    counts = [
-        (index, _most_true(index, share) if share is not None else _number_of_true(index))
+    """Return the copies of an index with masks, one for each: PyTorch's expandTensors."""
+    return [
+        copy
         for index in indices
         if index is not None and index.dtype in BYTE_MASKS and index.is_cuda
+        for copy in _count_of_true(index, _number_of_true(index, share))
     ]
-    return [copy for index, count in counts for copy in _count_of_true(index, count)]
 
 
-def _number_of_true(mask: Tensor) -> int:
-    return int(_on_host(mask).count_nonzero())
+def _number_of_true(mask: Tensor, share: float | None) -> int:
+    """Return how many values of a mask are true: this share; None: the mask tells."""
+    return int(_on_host(mask).count_nonzero() if share is None else mask.numel() * share)
 
 
 def index_copies(
@@ -161,11 +151,6 @@ def index_copies(
 ) -> list[bytes]:
     """Return the number of true values of each mask."""
     return _masks(indices, share)
-
-
-def index_bound(share: float, *arguments: Any, **options: Any) -> list[bytes]:  # noqa: ANN401 - an operator's
-    """Return the share of each mask."""
-    return index_copies(None, *arguments, share=share, **options)
 
 
 def index_put_copies(
@@ -187,11 +172,6 @@ def index_put_copies(
     return _masks(indices, share)
 
 
-def index_put_bound(share: float, *arguments: Any, **options: Any) -> list[bytes]:  # noqa: ANN401 - an operator's
-    """Return the share of each mask that is asked for."""
-    return index_put_copies(None, *arguments, share=share, **options)
-
-
 # -- unique --
 
 
@@ -204,33 +184,6 @@ def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -
     if result[0].shape[0] == 2:  # noqa: PLR2004 - false and true
         return [_int32(1)]  # some are true: the kernels count how many
     return [_int32(values.numel() if bool(result[0][0]) else 0)]
-
-
-def unique_bound(_share: float, values: Tensor, *_options: object, **_more: object) -> list[bytes]:
-    """Return that all values differ; of a mask, that both truth values are there."""
-    if not values.numel():
-        return []
-    return [_int32(1) if values.dtype == torch.bool else _int64(values.numel())]
-
-
-def unique_dim_bound(
-    _share: float, values: Tensor, dim: int, *_options: object, **_more: object
-) -> Sequence[Answer]:
-    """Return that all slices differ."""
-    return [_count(values.shape[dim])] if values.numel() else []
-
-
-def unique_consecutive_bound(
-    share: float,
-    values: Tensor,
-    _return_inverse: bool = False,
-    _return_counts: bool = False,
-    dim: int | None = None,
-) -> Sequence[Answer]:
-    """Return that all neighbours differ."""
-    if dim is not None:
-        return unique_dim_bound(share, values, dim)
-    return [_int64(values.numel())] if values.numel() else []
 
 
 def unique_dim_copies(
@@ -256,13 +209,39 @@ def unique_consecutive_copies(
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
+def unique_bound(values: Tensor, *_options: object, **_more: object) -> Sequence[Answer]:
+    """Return that all values differ; of a mask, that both truth values are there."""
+    if values.dtype == torch.bool:
+        return [_int32(1)] if values.numel() else []
+    return unique_consecutive_bound(values)
+
+
+def unique_dim_bound(
+    values: Tensor, dim: int, *_options: object, **_more: object
+) -> Sequence[Answer]:
+    """Return that all slices differ."""
+    return unique_dim_copies([values], values, dim)
+
+
+def unique_consecutive_bound(
+    values: Tensor,
+    _return_inverse: bool = False,
+    _return_counts: bool = False,
+    dim: int | None = None,
+) -> Sequence[Answer]:
+    """Return that all neighbours differ."""
+    if dim is not None:
+        return unique_dim_bound(values, dim)
+    return [_int64(values.numel())] if values.numel() else []
+
+
 def isin_copies(_result: object, *arguments: object, **options: bool) -> list[bytes]:
     """Return unique's counts of both tensors, where PyTorch sorts."""
     hosts = map(_on_host, _sorted_by_isin(*arguments, **options))
     return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
 
 
-def isin_bound(_share: float, *arguments: object, **options: bool) -> list[bytes]:
+def isin_bound(*arguments: object, **options: bool) -> list[bytes]:
     """Return the largest counts that unique can have."""
     return [_int64(tensor.numel()) for tensor in _sorted_by_isin(*arguments, **options)]
 
@@ -280,18 +259,14 @@ def _sorted_by_isin(
 
 
 def masked_scatter_backward_copies(
-    _result: object, gradient: Tensor, mask: Tensor, *_options: object
+    result: object,
+    gradient: Tensor,
+    mask: Tensor,
+    *_options: object,
+    share: float | None = None,
 ) -> list[bytes]:
     """Return how many values of the gradient are selected."""
-    expanded = torch.broadcast_tensors(gradient, mask)[1]
-    return _count_of_true(expanded, int(_on_host(mask).expand_as(expanded).count_nonzero()))
-
-
-def masked_scatter_backward_bound(
-    share: float, gradient: Tensor, mask: Tensor, *_options: object
-) -> list[bytes]:
-    """Return the share of all values, as expanded."""
-    return masked_select_bound(share, gradient, mask)
+    return masked_select_copies(result, gradient, mask, share=share)
 
 
 def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
@@ -302,7 +277,7 @@ def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
 
 
-def coalesce_bound(_share: float, sparse: Tensor) -> list[bytes]:
+def coalesce_bound(sparse: Tensor) -> list[bytes]:
     """Return that all indices differ."""
     return [_int32(sparse._nnz())] if sparse._nnz() > 1 else []
 
@@ -348,9 +323,7 @@ def repeat_interleave_copies(
     return [_int64(result.shape[0]), (bytes([True]), _content(_on_host(repeats).min()))]
 
 
-def repeat_interleave_bound(
-    _share: float, repeats: Tensor, *, output_size: int | None = None
-) -> Sequence[Answer]:
+def repeat_interleave_bound(repeats: Tensor, *, output_size: int | None = None) -> Sequence[Answer]:
     """Return that each is taken once: repeats have no bound."""
     if output_size is not None or not repeats.shape[0]:
         return []
@@ -374,9 +347,7 @@ def mode_copies(
     return copies
 
 
-def mode_bound(
-    _share: float, values: Tensor, /, dim: int = -1, *_options: object, **_more: object
-) -> list[bytes]:
+def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
     """Return thrust's results for slices of different values."""
     lines = _mode_slices(values, dim)
     if values.dtype == torch.bool:
@@ -506,7 +477,7 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
 
 
-def matrix_exp_bound(_share: float, matrices: Tensor) -> list[bytes]:
+def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
     """Return the copies for matrices that are all squared twice, which takes the most memory."""
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
@@ -574,12 +545,7 @@ COPIES: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
 
 BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::nonzero": nonzero_bound,
-    "aten::masked_select": masked_select_bound,
     "torchvision::nms": nms_bound,
-    "aten::index": index_bound,
-    "aten::index_put": index_put_bound,
-    "aten::index_put_": index_put_bound,
-    "aten::_index_put_impl_": index_put_bound,
     "aten::_unique": unique_bound,
     "aten::_unique2": unique_bound,
     "aten::unique_dim": unique_dim_bound,
@@ -587,14 +553,13 @@ BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::unique_consecutive": unique_consecutive_bound,
     "aten::isin": isin_bound,
     "aten::_coalesce": coalesce_bound,
-    "aten::masked_scatter_backward": masked_scatter_backward_bound,
     "aten::mode": mode_bound,
     "aten::repeat_interleave": repeat_interleave_bound,
     "aten::linalg_matrix_exp": matrix_exp_bound,
 }
-"""by the names of operators whose size is unknown with their values: a function of the share of a
-mask that is true and of the arguments, which gives the most that the operator can take. A size of
-zero would hold every limit. Exponentials are of matrices that are squared."""
+"""by the operator's name, where values are unknown: a function of the arguments, which gives the
+most that the operator can take. A size of zero would hold every limit. Matrices have exponentials
+that are squared. Those with masks take the share of a mask that is true: see ``masks_of``"""
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """operators that take masks or whole numbers, and ask for the size of masks alone"""
 
@@ -606,8 +571,10 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
         name: the operator's, with its namespace.
         args: of its call.
     """
-    if name == "aten::masked_select":
+    if name in {"aten::masked_select", "aten::masked_scatter_backward"}:
         return [args[1]]
+    if name == "aten::nonzero" and args[0].dtype == torch.bool:
+        return [args[0]]
     if name == "aten::_coalesce":
         return [args[0]._indices()]
     if name not in INDEXING:

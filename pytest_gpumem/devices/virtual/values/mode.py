@@ -5,7 +5,6 @@ interception.py hands it each operator, and runs the CUDA operator in between.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -17,7 +16,13 @@ from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
-from pytest_gpumem.devices.virtual.values.data_dependent import BOUNDS, CHECKS, copies_of, masks_of
+from pytest_gpumem.devices.virtual.values.data_dependent import (
+    BOUNDS,
+    BYTE_MASKS,
+    CHECKS,
+    copies_of,
+    masks_of,
+)
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
@@ -55,7 +60,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.devices.virtual.values.data_dependent import Copies
+    from pytest_gpumem.devices.virtual.values.data_dependent import Answer, Copies
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
     from pytest_gpumem.devices.virtual.values.sparse_operators import HostCall
 
@@ -336,7 +341,7 @@ class ValueMode:
             self.decisions.seen_assumed()
             plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
             if copies is not None:
-                self._queue(copies, call, True)  # noqa: FBT003 - its result
+                self._queue(copies(True, call.args, call.kwargs))  # noqa: FBT003 - its result
             copies = None
         self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
@@ -347,7 +352,7 @@ class ValueMode:
                 result = (None,)
             if result is not None:
                 plan = plan._replace(result=result)
-                self._queue(copies, call, result[0])
+                self._queue(copies(result[0], call.args, call.kwargs))
         return plan
 
     def _before_read(self, call: OperatorCall) -> Plan | None:
@@ -403,17 +408,22 @@ class ValueMode:
                 self.sparse.spread(call.args[0])
             self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
-                self._queue(copies, call, None)
+                self._queue(copies(None, call.args, call.kwargs))
                 return
         bound = BOUNDS.get(call.op._schema.name)
-        if bound is not None:
-            self.decisions.seen_assumed()
-            most = functools.partial(bound, self.assumptions.most_of_masks)
-            self._queue(lambda _result, args, kwargs: most(*args, **kwargs), call, None)
-            self.sizes_told = True
+        if masks and masks[0].dtype in BYTE_MASKS:
+            share = self.assumptions.most_of_masks
+            answers = copies(None, call.args, {**call.kwargs, "share": share})
+        elif bound is not None:
+            answers = bound(*call.args, **call.kwargs)
+        else:
+            return
+        self.decisions.seen_assumed()
+        self._queue(answers)
+        self.sizes_told = True
 
-    def _queue(self, copies: Copies, call: OperatorCall, result: object) -> None:
-        for forms in copies(result, call.args, call.kwargs):
+    def _queue(self, answers: Sequence[Answer]) -> None:
+        for forms in answers:
             self._library.queue_copy(*(forms if isinstance(forms, tuple) else (forms,)))
 
     def after(self, call: OperatorCall) -> None:

@@ -9,7 +9,7 @@ import torch
 from helpers.marked_sessions import one_test
 from helpers.virtual_gpu import virtual_card
 
-from pytest_gpumem.devices.virtual.values.data_dependent import BOUNDS, COPIES
+from pytest_gpumem.devices.virtual.values.data_dependent import BOUNDS, COPIES, INDEXING
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -50,6 +50,10 @@ class Size(NamedTuple):
     most: int
 
 
+def consecutive_rows():
+    return unknown().unique_consecutive(dim=0).shape[0]
+
+
 def nms():
     torchvision = pytest.importorskip("torchvision")
     return torchvision.ops.nms(*boxes(), 0.5).numel()
@@ -70,6 +74,7 @@ SIZES = [
     Size("aten::_unique2", lambda: unknown().unique().numel(), ALL),
     Size("aten::unique_dim", lambda: unknown().unique(dim=1).shape[1], SIDE),
     Size("aten::unique_consecutive", lambda: unknown().unique_consecutive().numel(), ALL),
+    Size("aten::unique_consecutive", consecutive_rows, SIDE),
     Size("aten::_coalesce", lambda: coo().coalesce()._nnz(), SIDE * 500),
     Size("aten::repeat_interleave", lambda: repeated().numel(), ALL),
     Size("torchvision::nms", nms, 100 * SIDE),
@@ -100,7 +105,8 @@ SIZED_BY_VALUES = {name for name in COPIES if "linalg" not in name} - {
 
 
 def test_each_operator_that_is_sized_by_values_has_a_bound():
-    assert set(BOUNDS) - {"aten::linalg_matrix_exp"} == SIZED_BY_VALUES
+    masked = {"aten::masked_select", "aten::masked_scatter_backward", *INDEXING}
+    assert set(BOUNDS) - {"aten::linalg_matrix_exp"} == SIZED_BY_VALUES - masked
 
 
 def test_a_limit_is_held_to_the_bound_of_a_sparse_product(suite):
