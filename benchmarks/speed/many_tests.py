@@ -69,8 +69,9 @@ def main() -> None:
             device = "cuda" if mark else "cpu"
             source = TESTS.format(count=options.tests, mark=mark, device=device)
             (folder / "test_it.py").write_text(source, "utf-8")
-            command = f"-C {name} {sys.executable} -m pytest -q -p no:randomly -p no:cacheprovider"
-            output_of("env", *command.split(), "--gpumem-device=virtual", *arguments)
+            options_of_pytest = "-q -p no:randomly -p no:cacheprovider --gpumem-device=virtual"
+            command = ["env", "-C", name, sys.executable, "-m", "pytest"]
+            output_of(*command, *options_of_pytest.split(), *arguments)
             figures = json.loads((folder / "figures.json").read_text("utf-8"))
             seconds = figures["seconds"]
             rows.append(
