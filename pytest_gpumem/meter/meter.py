@@ -91,7 +91,7 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` tells the memory that each step leaves."""
+        """Measure; ``record`` records it, ``steady`` notes the memory that each step leaves."""
         self.device = device
         self.info = info
         self.count = count
@@ -289,7 +289,8 @@ class Meter:
     def _after_step(self, optimizer: Optimizer) -> None:
         self.fold()
         self._stepping = False
-        self.steps.stepped(optimizer)
+        if self._steady:
+            self.steps.stepped(optimizer)
 
     def fold(self) -> None:
         """Put the peaks so far into every open tally, and reset them."""

@@ -238,14 +238,10 @@ class PytestItem:
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
         """Tear down fixtures, the last set up first; errors of theirs are dropped."""
-        from pytest_gpumem.tracebacks import clear
-
         definitions: list[Any] = list(fixtures)
         for definition in reversed(definitions):
-            try:
+            with suppress(Exception):
                 definition.finish(self._private._request)
-            except Exception as error:  # noqa: BLE001, PERF203 - of the fixtures' own code
-                clear(error)
 
     # -- running --
 

@@ -5,10 +5,13 @@ Newer versions of PyTorch free a workspace after each call: here a block stands 
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from helpers.virtual_gpu import MIB, virtual_card
 
 from pytest_gpumem.meter.allocator import live_blocks, settle
+from pytest_gpumem.meter.plugs import WORKSPACES
 
 
 @pytest.fixture
@@ -63,6 +66,35 @@ def test_a_workspace_goes_with_its_graph_and_one_in_a_common_segment_is_kept(wor
     del graph
     settle(1)
     assert not live_blocks(1)
+
+
+def test_garbage_that_would_be_collected_meanwhile_is_taken_for_no_workspace(
+    workspace, monkeypatch
+):
+    import torch
+
+    of_graph, graph = workspace(9), captured()
+    cycle = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda")]
+    assert cycle[0].data_ptr() - of_graph[1] == 9 * MIB  # they are neighbours
+    cycle.append(cycle)
+    clear = torch._C._cuda_clearCublasWorkspaces
+
+    def clear_with_objects():
+        clear()
+        gc.set_threshold(100)
+        return [[] for _ in range(2000)]
+
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear_with_objects)
+    thresholds = gc.get_threshold()
+    del cycle
+    try:
+        gc.set_threshold(1_000_000)
+        WORKSPACES.clear(range(1))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert live_blocks(1)[of_graph] == 9 * MIB
+    graph.reset()
+    WORKSPACES.clear(range(1))
 
 
 def test_a_recording_s_end_leaves_a_live_graph_s_workspace(workspace):

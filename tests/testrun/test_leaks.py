@@ -409,3 +409,22 @@ def test_a_leak_is_judged_though_a_fixture_fails_at_its_tear_down(suite):
     assert "- GPU memory -" in session.out
     assert "leaked: 9.00 MiB still allocated after the test" in session.flat
     assert "leaked" in suite.run("-q").out
+
+
+def test_a_wider_fixture_that_lives_on_is_neither_line_nor_holder_of_a_leak(suite):
+    session = suite.run(
+        source="""
+        KEPT = []
+
+        @pytest.fixture(scope="module")
+        def weights(): return mib(30)
+
+        @pytest.mark.gpu_memory(max_leak_mib=0)
+        def test_leaks(weights): KEPT.append(mib(5))
+
+        def test_last(weights): pass
+        """
+    )
+    assert "of which test_it.py:4 (mib) 5.00 MiB in 1 block" in session.flat
+    assert session.flat.count("note: held by ") == 1
+    assert "note: held by global variable KEPT of test_it.py (list of 1): 5.00 MiB" in session.flat

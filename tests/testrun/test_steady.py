@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers.marked_sessions import one_test
 
@@ -93,16 +95,28 @@ def test_garbage_is_no_growth_and_counts_for_the_peak(suite):
 
 def test_pythons_collector_runs_as_it_does_without(suite):
     # Else the first collection depends on the objects that were made before the test.
-    begins = "__import__('gc').collect()"
-    body = [begins, "for _ in range(400):", "    Trainer()", "    gpu_memory.step()"]
+    body = [
+        "import gc",
+        "counts = []",
+        "gc.collect()",
+        # Python keeps up to 80 freed lists and dicts: with none left, each one more shows.
+        "taken = [({}, [], *map(tuple, map(range, range(1, 20)))) for _ in range(300)]",
+        "for _ in range(400):",
+        "    Trainer()",
+        "    gpu_memory.step()",
+        "    counts.append(gc.get_count()[0])",
+        "print('COUNTS', counts)",
+    ]
     head = CYCLES.replace("mib(64)", "mib(1)")
     # The first session of a process makes what later ones find, as the caches of PyTorch's.
     _, plain, session = [
-        one_test(suite, *body, head=head, fixtures="gpu_memory", mark=mark)
+        one_test(suite, *body, head=head, fixtures="gpu_memory", mark=mark, args=["-s"])
         for mark in ("", "", "steady=True")
     ]
     assert session.figures() == plain.figures()
     assert session.figures()["test_it"][0] < 400  # some was collected
+    counts = [re.findall("COUNTS .*", each.out) for each in (plain, session)]
+    assert counts[0] == counts[1] != []
 
 
 @pytest.mark.parametrize("second", ["raise ValueError", "steps = 9"])
