@@ -206,7 +206,9 @@ class PaddedProducts:
             __tracebackhide__ = True
             products = getattr(compiled, PRODUCTS, ())
             if products and is_shown():
-                self._tell(compiled, [Product(*product) for product in products])
+                # Of code from a cache of an earlier version, which had more fields, the first ones.
+                fields_of = (product[: len(Product._fields)] for product in products)
+                self._tell(compiled, [Product(*of_product) for of_product in fields_of])
             if not self._products:
                 return call(compiled, *args, **options)
             settings = getattr(compiled, "fx_kwargs", None) or {}

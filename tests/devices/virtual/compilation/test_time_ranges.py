@@ -3,12 +3,18 @@
 import json
 
 import pytest
+import torch
 from helpers.compiled_sources import OPTIMIZER_OF_8_BITS
 from helpers.left_out import need_triton
-from helpers.virtual_gpu import MIB, child
+from helpers.virtual_gpu import MIB, child, virtual_card
 
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import TIMED
-from pytest_gpumem.devices.virtual.compilation.padded_products import PADDED
+from pytest_gpumem.devices.virtual.compilation.padded_products import (
+    PADDED,
+    PRODUCTS,
+    PaddedProducts,
+    Product,
+)
 
 SUITE = """
 import pytest
@@ -216,3 +222,18 @@ def test_limits_are_held_to_the_upper_end(sessions, caches):
     _, usual, most = ends(result)
     assert usual[1] < 0.18 * 1024 < most[1]
     assert result["verdict"]["kind"] == "over budget"
+
+
+def test_code_of_a_cache_that_an_earlier_version_wrote_has_a_range():
+    product = Product((8191, 1023, 1001), (8191, 1023, 1001), (1, 1, 7), itemsize=2, bias=0)
+    with virtual_card() as device:
+        torch.cuda.init()
+        code = CachedCode()
+        setattr(code, PRODUCTS, ((*product, (False, False), (True, True)),))
+        call = PaddedProducts(device.workspaces)._telling(lambda _code: "its result")
+        assert call(code) == "its result"
+        assert device.alternatives().larger
+
+
+class CachedCode:
+    """Stands for PyTorch's compiled code, which is kept with our attribute."""
