@@ -60,6 +60,8 @@ class NoteKind(str, Enum):
     """compiled code: a GPU chooses some kernels by time, and some figures are less certain"""
     TIMING = "timing", Severity.FIGURE
     """kernels that a GPU times, and matrix products that it pads if this is faster"""
+    TIMED_PLANS = "timed plans", Severity.FIGURE
+    """cuDNN's benchmark mode, in which the first test of a real GPU takes more than later ones"""
     TORCH = "torch", Severity.FIGURE
     """this version of torch was not compared"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE

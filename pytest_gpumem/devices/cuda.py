@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import Alternatives
+from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import set_memory
@@ -124,6 +125,7 @@ class CudaDevice:
         self._require(count, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self._count = count
         start_cuda()
+        TIMED_PLANS.begin(torch)
         torch.cuda.set_device(self.first)
         properties = torch.cuda.get_device_properties(self.first)
         if card is not None and card.usable_memory > properties.total_memory:

@@ -121,6 +121,10 @@ class Isolation:
         self.kept_foreign = list(map(minus, self.kept_foreign, peaks))
         self._pins.adopt(blocks)
 
+    def is_foreign(self, place: tuple[int, int]) -> bool:
+        """Return whether the block of a device at an address is foreign memory."""
+        return self._pins.holds(place)
+
     def is_empty(self) -> bool:
         """Return whether the devices hold no memory: there is nothing to settle."""
         return all(current_in(stats) == NOTHING for stats in self.stats())

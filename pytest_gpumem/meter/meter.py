@@ -35,6 +35,7 @@ from pytest_gpumem.meter.allocator import (
     switch_on,
 )
 from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
+from pytest_gpumem.meter.dropout_state import DROPOUT
 from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.meter.isolation import Isolation
@@ -160,6 +161,7 @@ class Meter:
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(awaited_passes())
+        self._stack.enter_context(DROPOUT.renewed(self._isolation.is_foreign))
         NODE_NUMBERS.begin()
         HOOKS.install()
         hide_from_compiler()
@@ -594,7 +596,7 @@ class Meter:
         if whole:
             if self._left_off or is_switched_off():
                 own.append(SWITCHED_OFF)
-            own += self._isolation.notes(self._whole.peaks)
+            own += [*self._isolation.notes(self._whole.peaks), *DROPOUT.notes]
             peaks = [peak.allocated for peak in self._whole.peaks]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))

@@ -140,6 +140,10 @@ class Pins:
             for device in self._devices
         ]
 
+    def holds(self, place: Place) -> bool:
+        """Return whether a foreign block lies at this place."""
+        return place in self._pins or place in self._loose
+
     # -- foreign memory that becomes something else --
 
     def adopt(self, blocks: Collection[Place]) -> None:

@@ -8,10 +8,12 @@ runs the test's body again (docs/explanation/second-runs.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import with_others
+from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
@@ -45,6 +47,9 @@ Measured = tuple["MemorySpec", "Measurement"]
 """a declaration, and what was measured under it"""
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
+TIMED_BEFORE: Final = Note(
+    NoteKind.RUN, "the peaks are those of a second run, for which cuDNN had timed its plans"
+)
 
 
 class WorthlessError(GpuMemError):
@@ -252,6 +257,23 @@ class Pipeline:
     def _find_ranges(self, case: EndedTest) -> None:
         case.measured = with_ranges(case.run, case.measured, case.explanations.recording)
 
+    def _time_no_plans(self, case: EndedTest) -> None:
+        """Measure a growth that may be of plans which cuDNN timed: the test runs again, with them.
+
+        A second run times none, in whichever order tests run.
+        """
+        whole, regressed = case.measured[""][1], Kind.REGRESSED
+        if TIMED not in whole.notes or all(r.verdict.kind is not regressed for r in case.results):
+            return
+        with self._runner.again(case.item, record=False) as attempt:
+            if not attempt.passed or attempt.left:
+                return
+            for part, (spec, measurement) in case.measured.items():
+                peaks = case.run.peaks_of(part) or measurement.peaks
+                case.measured[part] = spec, replace(measurement, peaks=peaks)
+        case.update_whole(replace(case.measured[""][1], notes=(*whole.notes, TIMED_BEFORE)))
+        self._judge(case)
+
     def _explain_failure(self, case: EndedTest) -> None:
         """Tell where the peaks of a failed test come from; one that is not recorded runs again."""
         explanations, explainer = case.explanations, self._explainer
@@ -386,6 +408,7 @@ class Pipeline:
         _find_ranges,
         _consult_hook,
         _judge,
+        _time_no_plans,
         _explain_failure,
         _find_keepers,
         _find_pinned_lines,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.lone_rank import joined
@@ -246,9 +247,10 @@ class Run:
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
-        return self.meter.result(
-            out_of_memory=out_of_memory, notes=[*self.notes, *self.device.notes(self.root)]
-        )
+        notes = [*self.notes, *self.device.notes(self.root)]
+        if TIMED_PLANS.was_on and not self.spec.warmup:
+            notes.append(TIMED)
+        return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 
     def part_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return each part's spec and measurement, in the order in which they first ran."""

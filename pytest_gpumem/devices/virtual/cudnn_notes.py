@@ -7,17 +7,11 @@ from operator import sub
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual.library import Convolutions, SizeCounts
-from pytest_gpumem.patches import Patch
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
-BENCHMARK: Final = Patch(
-    "torch.backends.cudnn", "benchmark.setter", reason="PyTorch keeps no plan that was timed"
-)
 MIN_CUDNN: Final = 90800
 """the first cuDNN that plans for a device that the machine has not, by its release notes"""
 
@@ -45,25 +39,6 @@ def keep_no_plans() -> None:
     card would be taken for the next. Each convolution is a fraction of a millisecond slower.
     """
     os.environ.setdefault(PLANS_KEPT, "-1")
-
-
-def keep_no_timed_plans(torch: ModuleType) -> None:
-    """Let PyTorch keep no plan once a program turns ``torch.backends.cudnn.benchmark`` on.
-
-    A plan that was timed is then the same for each test, alone or after another, and a test can
-    run again with another plan. Where a convolution ran before, PyTorch keeps plans.
-    """
-    switch = type(torch.backends.cudnn).__dict__.get("benchmark")
-    set_benchmark = getattr(switch, "setter", None)
-    if set_benchmark is None:
-        return
-
-    def set_and_keep_none(value: object) -> None:
-        if value:
-            keep_no_plans()
-        set_benchmark(value)
-
-    BENCHMARK.on(switch, "setter", set_and_keep_none)
 
 
 class ConvolutionWatch:

@@ -23,6 +23,7 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
+from pytest_gpumem.devices.benchmark_mode import watch_benchmark_mode
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
@@ -35,7 +36,7 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cublas_workspace import cublas_workspace
-from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
+from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
@@ -258,7 +259,9 @@ class VirtualDevice:
             self.workspaces.convolutions.set_version(cudnn)
             if any(name.startswith(CUDNN) for name in self.stubs):
                 self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
-        keep_no_timed_plans(torch)
+        # A plan that was timed is then the same for each test, alone or after another. Where a
+        # convolution ran before, PyTorch keeps plans.
+        watch_benchmark_mode(torch, keep_no_plans)
         if torch.version.cuda and not is_compared(torch.__version__):
             self._unanswered = self.linked_functions().sentence(torch.__version__)
         if self.shown_always:

@@ -1,0 +1,124 @@
+"""cuDNN's state of dropout in recurrent networks: each test makes a state of its own, as alone.
+
+PyTorch makes a device's state (some 4 MiB) at the first recurrent network with dropout, and keeps
+the state for the life of the process. To later tests it would be foreign memory: their peaks would
+be lower than alone. So the first such network of each test gets a new state.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.attribution.plain_tensors import place_of
+from pytest_gpumem.devices.cuda_graphs import GRAPHS
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+    Function = Callable[..., object]
+    IsForeign = Callable[[tuple[int, int]], bool]
+
+RECURRENT: Final = Patch(
+    "torch._VF",
+    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+    reason="cuDNN's state of dropout is new in each test",
+)
+KEPT: Final = Note(
+    NoteKind.EARLIER_MEMORY,
+    "an earlier CUDA graph uses cuDNN's state of dropout, which is not counted: alone, the test "
+    "takes some 4 MiB more",
+)
+
+
+class DropoutStates:
+    """The states of this process."""
+
+    def __init__(self) -> None:
+        self._is_foreign: IsForeign | None = None
+        """whether the block of a device at an address was there before the test; None: no test"""
+        self._earlier: list[Tensor] = []
+        """earlier tests' memory: it stays where it is until the test has ended"""
+        self.notes: tuple[Note, ...] = ()
+        """what to know of the last test"""
+        self._wrapped = False
+
+    @contextmanager
+    def renewed(self, is_foreign: IsForeign) -> Iterator[None]:
+        """Renew the states that are foreign memory, when networks use them."""
+        if not self._wrapped:
+            self._wrapped = True
+            self._wrap()
+        before, self._is_foreign, self.notes = self._is_foreign, is_foreign, ()
+        try:
+            yield
+        finally:
+            self._is_foreign = before
+            self._earlier.clear()
+
+    def _wrap(self) -> None:
+        import torch
+        from torch.jit._builtins import _register_builtin
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+
+        class Renewing(TorchDispatchMode):
+            def __torch_dispatch__(
+                self,
+                function: OpOverload,
+                _: object,
+                args: Any = (),  # noqa: ANN401 - PyTorch's
+                kwargs: Any = None,  # noqa: ANN401 - PyTorch's
+            ) -> object:
+                if function is torch.ops.aten._cudnn_rnn.default and args[-1] is not None:
+                    DROPOUT._renew(args[-1])  # where no Python object leads but here
+                name = function.name().removeprefix("aten::").partition(".")[0]
+                if name in RECURRENT.names:  # inference mode leaves the network whole
+                    with self:
+                        return function._op_dk(composite, *args, **(kwargs or {}))
+                return function(*args, **(kwargs or {}))
+
+        def make(function: Function) -> Function:
+            def call(*args: Any) -> object:  # noqa: ANN401 - PyTorch's
+                drops = any(isinstance(value, float) and value for value in args)
+                if self._is_foreign is None or not drops or not args[0].is_cuda:
+                    return function(*args)
+                with Renewing():  # type: ignore[no-untyped-call]
+                    return function(*args)
+
+            # torch.jit.script takes the function for an operator by its identity.
+            _register_builtin(call, f"aten::{function.__name__}")
+            return call
+
+        RECURRENT.wrap(torch._VF, make)
+
+    def _renew(self, state: Tensor) -> None:
+        """Put a new state into the tensor that PyTorch keeps, if the old state is foreign."""
+        import torch
+
+        place = place_of(state)
+        if self._is_foreign is None or not self._is_foreign(place):
+            return
+        if place in GRAPHS.blocks:  # a replay on a GPU may write there
+            self.notes = (KEPT,)
+            return
+        self._earlier.append(state.detach())
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as PyTorch draws it
+        with torch.inference_mode(mode=False):  # or no later test could train with the state
+            state.data = torch._cudnn_init_dropout_state(
+                0.5,  # each use sets its own rate
+                train=True,
+                dropout_seed=seed,
+                dtype=state.dtype,
+                device=state.device,
+            )
+
+
+DROPOUT: Final = DropoutStates()
+"""those of this process"""
