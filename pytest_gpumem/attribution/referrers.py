@@ -16,6 +16,8 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import PurePath
 from types import (
     CellType,
@@ -369,6 +371,11 @@ class _Climb:
             named = _Node(node.value, None, node.memory, words)
             _name(named, f"class attribute {key} of {referrer.__qualname__}")
             return
+        if type(referrer).__name__.startswith("hamt_"):  # a part of a context: values before keys
+            for value, key in pairwise(gc.get_referents(referrer)):
+                if value is node.value and isinstance(key, ContextVar):
+                    _name(node, f"context variable {key.name}")
+                    return
         words = _words(referrer, node)
         for _ in range(MAX_MODULE_DEPTH):  # up to the outermost module; one may be in itself
             if id(referrer) not in self._parents:

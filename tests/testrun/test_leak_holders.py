@@ -19,6 +19,17 @@ KEEPERS = {
         ["TRAINER.history.append(mib(8))"],
         "global variable TRAINER of test_it.py (attribute history of Trainer, list of 1)",
     ),
+    "variable of a context": (
+        (
+            "import contextvars\nCONTEXT = contextvars.copy_context()\n"
+            "VARIABLES = [contextvars.ContextVar(f'v{i}') for i in range(20)]"
+        ),
+        [
+            "for variable in VARIABLES: CONTEXT.run(variable.set, [])",
+            "CONTEXT.run(VARIABLES[7].set, [mib(8)])",
+        ],
+        "context variable v7 (list of 1): 8.00 MiB",
+    ),
     "class": (
         "class Trainer:\n    last = None",
         ["Trainer.last = mib(8)"],

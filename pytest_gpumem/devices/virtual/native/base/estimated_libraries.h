@@ -7,7 +7,8 @@ ESTIMATED(GM_CTC, "cuDNN's CTC loss",
           "the workspace of cuDNN's CTC loss is an estimate",
           "the workspace of cuDNN's CTC loss, from none to four times the estimate")
 ESTIMATED(GM_CUFFT, "cuFFT",
-          "the workspaces of cuFFT are estimates",
+          "the workspaces of cuFFT are estimates, and memory that its plans keep outside of PyTorch's allocator is not "
+          "counted",
           "cuFFT's workspaces, from none to the most that its manual names")
 ESTIMATED(GM_CUSOLVER, "cuSOLVER",
           "the workspaces of cuSOLVER are estimates",
