@@ -56,7 +56,7 @@ def run_pytest(folder: Path, *options: str, checkout: Path = ROOT, **environment
     session = subprocess.Popen(
         ["pytest", *PLAIN, *options],  # noqa: S607 - by its name, as users start it
         cwd=folder,
-        env={**inherited, "PATH": path, "COLUMNS": "80", "FORCE_HYPERLINK": "0", **environment},
+        env={**inherited, "PATH": path, "COLUMNS": "80", **environment},
         stdin=subprocess.DEVNULL,
         stdout=terminal,
         stderr=terminal,

@@ -38,7 +38,6 @@ COMMANDS: Final = {
     "accept": "accept.accept",
     "prune": "prune",
     "light": "light",
-    "completion": "completion",
     "version": "version_info",
 }
 """subcommand: its module in this folder. Only the module of the one that runs is imported: light
@@ -46,7 +45,7 @@ runs where the others' imports are not installed"""
 
 
 GROUPS: Final = {
-    "begin": ("cards", "completion", "version"),
+    "begin": ("cards", "version"),
     "measure": ("run", "fit", "verify"),
     "baselines": ("show", "history", "compare", "accept", "prune"),
     "reports and snapshots": ("report", "diff"),

@@ -58,8 +58,6 @@ class Circumstances(NamedTuple):
     """the outcome of writing baselines, in a run that does"""
     origin: Origin | None = None
     """where it ran, for the JSON report"""
-    root: Path = Path()
-    """pytest's root folder"""
 
 
 def publish(
@@ -72,7 +70,7 @@ def publish(
         settings: the session's options, with the files, whose folders are made where missing.
         circumstances: of the session.
     """
-    header, updates, origin, root = circumstances
+    header, updates, origin = circumstances
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:
@@ -103,8 +101,6 @@ def publish(
         () if origin is None else (origin,),
         histories,
         tuple(session_results.own_outcomes),
-        settings.editor,
-        str(root),
     )
     created = datetime.now(timezone.utc)
     published = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.result import Outcome
@@ -58,18 +57,15 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(
-        self, lines: Sequence[StyledText], longrepr: object, link: Callable[[str], str]
-    ) -> None:
+    def __init__(self, lines: Sequence[StyledText], longrepr: object) -> None:
         self.lines = lines
-        self._link = link
         self.reprcrash = getattr(longrepr, "reprcrash", None)
         """the place and the message, which pytest's short summary shows"""
 
     def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
         """Write the lines, as pytest asks of every ``longrepr``."""
         for line in self.lines:
-            tw.line(self._link(line.text), **STYLES[line.style])
+            tw.line(line.text, **STYLES[line.style])
 
 
 def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
@@ -288,8 +284,7 @@ class GpuMemPlugin:
 
             header = self._device_header() if self.results else []
             if not self._listing:
-                origin, root = self._origin(session), Path(self.config.rootpath)
-                circumstances = Circumstances(header, self._updates, origin, root)
+                circumstances = Circumstances(header, self._updates, self._origin(session))
                 self._published = publish(self.results, self.settings, circumstances)
                 failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:
@@ -325,7 +320,6 @@ class GpuMemPlugin:
         if self.results and not self._worker:
             from pytest_gpumem.plugin.terminal_summary import failure_lines
 
-            link = self._linker(terminalreporter)
             texts = failure_lines(
                 self.results.results(), screen_of(terminalreporter), terminalreporter.verbosity
             )
@@ -334,9 +328,7 @@ class GpuMemPlugin:
                     # Of a test that failed for another reason the report has no results.
                     if report.nodeid in texts and has_verdict(report):
                         reports[index] = copy.copy(report)
-                        reports[index].longrepr = BriefRepr(
-                            texts[report.nodeid], report.longrepr, link
-                        )
+                        reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -358,15 +350,6 @@ class GpuMemPlugin:
 
             for line in github_lines(self.results, Path(self.config.rootpath)):
                 terminalreporter.write_line(line)
-
-    def _linker(self, terminalreporter: pytest.TerminalReporter) -> Callable[[str], str]:
-        """Return the function that makes links of source lines, where the terminal has links."""
-        from pytest_gpumem.report.terminal.hyperlinks import has_links, with_links
-
-        if not has_links(os.environ, interactive=screen_of(terminalreporter).interactive):
-            return str
-        root, editor = str(self.config.rootpath), self.settings.editor
-        return lambda text: with_links(text, root, editor)
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_gpumem.plugin.terminal_summary import (
@@ -409,10 +392,9 @@ class GpuMemPlugin:
             for line in lines.get(results[0].nodeid, ()):
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")
-        link = self._linker(terminalreporter)
         for row in summary:
             for part in row:
-                terminalreporter.write(link(part.text), **STYLES[part.style])
+                terminalreporter.write(part.text, **STYLES[part.style])
             terminalreporter.write_line("")
 
     @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,6 @@ that needs them.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -219,13 +218,6 @@ OPTIONS: Final = (
         file=OutputFile("Markdown report", "gpumem.md"),
     ),
     Option(
-        "editor",
-        "open source lines in this editor, from links on the page and in the terminal: "
-        "vscode, cursor, zed, pycharm, or an address with {path} and {line}",
-        "",
-        "NAME|ADDRESS",
-    ),
-    Option(
         "github",
         "under GitHub Actions: auto (add the report to the job's summary, annotate the lines of "
         "tests that failed) or off",
@@ -299,8 +291,6 @@ class Settings(NamedTuple):
     """the name under which CI keeps the JSON report; "" where that is not known"""
     markdown: Path | None
     """where the report in Markdown is to be written"""
-    editor: str
-    """the address that opens a source line in an editor, with {path} and {line}; "" for none"""
     github: Literal["auto", "off"]
     against: str
     """the key of the device whose baselines tests are held to; "" is their own"""
@@ -597,22 +587,6 @@ def _read_patterns(patterns: str) -> tuple[str, ...]:
     return tuple(pattern.strip() for pattern in patterns.split(",") if pattern.strip())
 
 
-def _read_editor(editor: str) -> str:
-    """Return the address that opens a source line in an editor."""
-    from pytest_gpumem.report.editors import EDITORS
-
-    name = editor.strip()
-    if not name or name in EDITORS:
-        return EDITORS.get(name, "")
-    if re.fullmatch(r"[a-z][a-z0-9+.-]*:[^{}\s]*\{path\}[^{}\s]*\{line\}[^{}\s]*", name):
-        return name
-    raise SpecError(
-        editor,
-        "this is neither a known editor nor an address with {path} and {line}",
-        f"write {', '.join(EDITORS)}, or an address such as {EDITORS['vscode']}",
-    )
-
-
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "all": _read_patterns,
     "card": _read_card,
@@ -621,7 +595,6 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "host_tolerance": _read_tolerance,
     "visible": _read_visible,
     "select_fits": lambda name: _read_card(name) if name.strip() else "",
-    "editor": _read_editor,
     "against": _read_against,
     "against_tolerance": _read_tolerance,
 }

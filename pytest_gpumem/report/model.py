@@ -113,10 +113,6 @@ class Report:
     """peaks that the tests' committed baselines have had, the oldest first; not in JSON"""
     own_outcomes: tuple[OwnOutcome, ...] = ()
     """marked tests that failed, or were skipped, by their own code"""
-    editor: str = ""
-    """the address that opens a file in the reader's editor, with {path} and {line}; "" for none"""
-    root: str = ""
-    """the folder that relative names of files start from"""
 
     @property
     def counts(self) -> dict[Kind, int]:

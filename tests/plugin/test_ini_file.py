@@ -42,7 +42,6 @@ VALUES = {
     "json": "out/report.json",
     "artifact": "gpumem",
     "markdown": "out/report.md",
-    "editor": "vscode",
     "github": "off",
 }
 FORMS = {
@@ -107,10 +106,9 @@ def test_each_setting_is_read_from_each_form(suite, form):
     assert found["cards"] == "('T4', 'L4')"
     for name in ("tolerance", "host_tolerance"):
         assert found.pop(name) != "None"
-    assert found["editor"].startswith("vscode:")
     for name in ("html", "snapshots", "json", "markdown", "baseline_dir"):
         assert found[name].endswith(VALUES[name])
-    for name in set(found) & set(VALUES) - {"all", "cards", "editor"}:
+    for name in set(found) & set(VALUES) - {"all", "cards"}:
         assert found[name].endswith(str(VALUES[name])), name
 
 

@@ -359,21 +359,3 @@ def test_every_marked_test_is_listed_however_it_ended(suite, workers):
     assert "ValueError: no such file" in causes
     assert "too slow" in causes
     assert any(cause.startswith("@pytest.mark.gpu_memory(max_gib='many'): ") for cause in causes)
-
-
-def test_an_editor_that_is_none_is_refused(suite):
-    session = suite.run("--gpumem-editor=notepad", source=TWO)
-    assert session.ret == 4
-    assert "neither a known editor nor an address with {path} and {line}" in session.err
-
-
-@pytest.mark.parametrize("ini", [False, True], ids=["option", "ini"])
-def test_source_lines_open_in_the_editor_that_is_named(suite, ini):
-    if ini:
-        suite.write("pytest.ini", "[pytest]\ngpumem_editor = vscode")
-    suite.run(OPTION, *([] if ini else ["--gpumem-editor=vscode"]), source=TWO)
-    links = {it.attributes["href"] for it in page_of(suite).all("a", class_="place")}
-    assert any(
-        re.fullmatch(rf"vscode://file{re.escape(str(suite.path))}/test_\w+\.py:\d+", link)
-        for link in links
-    )

@@ -109,7 +109,7 @@ def prepared(suite):
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
     "host_tolerance",
-    *("artifact", "editor"),
+    "artifact",
     *(
         "provenance",
         "stale",

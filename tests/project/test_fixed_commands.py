@@ -133,9 +133,7 @@ def index(tmp_path_factory):
     own = importlib.metadata.metadata(NAME)
     wheels = {"torch": "Metadata-Version: 2.1\nName: torch\nVersion: 99\n"}
     wheels[NAME] = own.as_string()
-    for name in {
-        name for extra in ("", "html", "nvml", "completion") for name in requirement_names(extra)
-    }:
+    for name in {name for extra in ("", "html", "nvml") for name in requirement_names(extra)}:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

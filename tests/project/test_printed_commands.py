@@ -32,7 +32,6 @@ WRITTEN = {
         'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
         "gpumem cards --here",
     ],
-    "cli/completion.py": ["pip install 'pytest-gpumem[completion]'"],
     "cli/light.py": [
         "pip install --no-deps --no-compile -r light.txt",
         "pip install --no-deps --no-compile -r FILE",

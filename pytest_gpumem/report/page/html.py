@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from functools import cache
-from html import unescape
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -30,7 +29,6 @@ from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
 from pytest_gpumem.report.cause_sentences import cause_lines, row_cause, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.editors import editor_address
 from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.icicle import draw_icicle
@@ -77,7 +75,6 @@ COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budg
 FULL = 100
 """percent"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
-_PLACE = re.compile(r'<span class="place">([^<]+):(\d+)</span>')
 """a source line in a section; what comes from outside has no "<" there"""
 
 
@@ -322,7 +319,10 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     shown = entries[:MAX_RESULTS]
     parts: Any = _template_environment().get_template("parts.html.j2").module
     rows = "".join(_row(entry, report) for entry in shown)
-    sections = "".join(_section(entry, parts, report) for entry in shown)
+    sections = "".join(
+        str(parts.own_section(entry) if isinstance(entry, OwnEntry) else parts.section(entry))
+        for entry in shown
+    )
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
@@ -487,13 +487,6 @@ def _row(entry: PageEntry | OwnEntry, report: Report) -> str:
         return row_html(entry, name_html(entry.outcome))
     history = history_of(entry.result, report.histories)
     return row_html(entry, name_html(entry.result), history)
-
-
-def _section(entry: PageEntry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
-    """Return an entry's section, its source lines as links where an editor is named."""
-    own = isinstance(entry, OwnEntry)
-    section = str(parts.own_section(entry) if own else parts.section(entry))
-    return linked_section(section, report.editor, report.root)
 
 
 def _hash(source: str) -> str:
@@ -672,27 +665,6 @@ def _meter(cell: str) -> str:
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="{kind}" width="{min(percent, FULL):.0f}" height="8"/></svg>'
     )
-
-
-def linked_section(section: str, editor: str, root: str) -> str:
-    """Return a section whose source lines are links that open the reader's editor.
-
-    Args:
-        section: its markup, of this module's templates.
-        editor: the address, with {path} and {line}; "" leaves the section as it is.
-        root: the folder that relative names of files start from.
-    """
-    if not editor:
-        return section
-
-    def link(match: re.Match[str]) -> str:
-        name, line = unescape(match[1]), int(match[2])
-        address = editor_address(editor, name, line, root)
-        if not address:
-            return match[0]
-        return f'<a class="place" href="{escape(address)}">{match[1]}:{line}</a>'
-
-    return _PLACE.sub(link, section)
 
 
 def difference_cell(nbytes: int | None, label: str = "difference", *, coloured: bool = True) -> str:

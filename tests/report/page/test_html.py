@@ -169,17 +169,6 @@ def test_a_page_of_tests_without_verdicts_alone_is_whole():
     assert "1 result" in parsed.texts("header", class_="page")[0]
 
 
-def test_source_lines_are_links_where_an_editor_is_named(tmp_path):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src/model.py").write_text("")
-    report = replace(sample(), editor="vscode://file{path}:{line}", root=str(tmp_path))
-    parsed = Page(page(report))
-    links = {it.attributes["href"] for it in parsed.all("a", class_="place")}
-    assert f"vscode://file{tmp_path}/src/model.py:88" in links
-    assert all("/src/model.py:" in link for link in links)  # other files are not there
-    assert Page(page(sample())).all("a", class_="place") == []
-
-
 def test_failures_of_one_cause_are_told_as_one():
     moved = tuple(grown(f"test_{i}") for i in range(7))
     (head,) = Page(page(Report(moved))).texts("header", class_="page")
