@@ -1,12 +1,14 @@
-"""Limits of a part that are told by another part: ``at_most="eager + 64MiB"``.
+"""Limits of a part that another part tells, or the part's beginning: ``at_most="eager + 64MiB"``.
 
-Everything here is pure. Sizes are bytes of peak allocated.
+Everything here is pure. Sizes are bytes.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from fractions import Fraction
+from math import ceil, floor
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,40 +16,85 @@ from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.sizes import format_size, parse_size, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 __tracebackhide__ = is_own_error
 
-NAMES: Final = ("at_most", "less_than")
+NAMES: Final = ("at_most", "less_than", "at_least", "more_than")
 """the arguments of ``gpu_memory.measure`` that make a relation"""
+FIGURES: Final = {
+    "allocated": "peak allocated",
+    "reserved": "peak reserved",
+    "active": "peak active",
+    "held": "held memory",
+}
+"""the figures that relations may be on, by the titles of reports"""
+BEFORE: Final = "before"
+"""stands for the memory that was held when the part began"""
 _NUMBER: Final = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
 _SIZE: Final = r"(?:\s*(?P<sign>[+-])\s*(?P<size>[0-9][^+*%-]*))?"
+_SIGN: Final = r"\s*(<=|<)\s*"
 _EXAMPLES: Final = 'write for example {0}="eager + 64MiB", {0}="1.1 * eager", or {0}=1.1, of=eager'
 
 
 class Relation(NamedTuple):
-    """A limit on a part's peak allocated, told by that of another part."""
+    """A limit on a figure of a part, told by the same figure of another part."""
 
     name: str
-    """"at_most" or "less_than" """
+    """of NAMES"""
     part: str
-    """the other part"""
+    """the other part; BEFORE: the part's own beginning; "": none, the limit is ``extra``"""
     factor: Fraction
     extra: int
     """bytes; negative: fewer than the other part"""
+    figure: str = "allocated"
+    """of FIGURES"""
+    chain: str = ""
+    """the order that has the relation: "leaf < block < whole"; "" of another relation"""
 
-    def limit(self, peak: int) -> int:
-        """Return the limit where the other part's peak is so many bytes; at it is within."""
-        limit = self.factor.numerator * peak // self.factor.denominator + self.extra
-        whole = self.factor * peak == limit - self.extra
-        return limit - 1 if self.name == "less_than" and whole else limit
+    @property
+    def members(self) -> list[str]:
+        """The parts of its order."""
+        return re.split(_SIGN, self.chain)[::2] if self.chain else []
+
+    @property
+    def is_lower(self) -> bool:
+        """Whether less than the limit fails."""
+        return self.name in {"at_least", "more_than"}
+
+    def limit(self, reference: int) -> int:
+        """Return the limit where the other part's figure is so many bytes; at it is within."""
+        exact = self.factor * reference + self.extra
+        limit = ceil(exact) if self.is_lower else floor(exact)
+        strict = {"less_than": -1, "more_than": 1}.get(self.name, 0)
+        return limit + strict * (limit == exact)
 
     def __str__(self) -> str:
         """Return it as it can be declared: ``at_most='1.1 * eager + 64.00 MiB'``."""
         words = self.part if self.factor == 1 else f"{float(self.factor):g} * {self.part}"
-        if self.extra:
+        if not self.part:
+            words = format_size(self.extra)
+        elif self.extra:
             words += f" {'+' if self.extra > 0 else '-'} {format_size(abs(self.extra))}"
-        return f"{self.name}={words!r}"
+        figure = "" if self.figure == "allocated" else f", figure={self.figure!r}"
+        return f"{self.name}={words!r}{figure}"
+
+
+class Bound(NamedTuple):
+    """A relation once its part has run."""
+
+    relation: Relation
+    nbytes: int
+    """the limit; at it is within"""
+    measured: int
+    """the part's figure, of the fullest device"""
+    sizes: str = ""
+    """the figures of all parts of an order"""
+
+    @property
+    def excess(self) -> int:
+        """Bytes beyond the limit, on its wrong side."""
+        return (self.nbytes - self.measured) * (1 if self.relation.is_lower else -1)
 
 
 def read_relations(
@@ -63,17 +110,54 @@ def read_relations(
     Raises:
         SpecError: a relation that cannot be understood, or to a part that was not measured.
     """
-    remaining = {name: value for name, value in declared.items() if name not in {*NAMES, "of"}}
+    own = {*NAMES, "of", "figure"}
+    remaining = {name: value for name, value in declared.items() if name not in own}
     limits = {name: declared[name] for name in NAMES if declared.get(name) is not None}
-    of = declared.get("of")
-    if of is not None and not limits:
-        raise SpecError(
-            f"{call}of={shown(of)})",
-            "of= needs a limit that refers to that part",
-            "write at_most=1.1 as well",
-        )
-    reference = None if of is None else _part_name("of", of, parts, call)
-    return tuple(_read(name, limits[name], reference, parts, call) for name in limits), remaining
+    of, figure = declared.get("of"), declared.get("figure")
+    for name, value in (("of", of), ("figure", figure)):
+        if value is not None and not limits:
+            raise SpecError(
+                f"{call}{name}={shown(value)})",
+                f"{name}= needs a limit",
+                "write at_most=1.1 as well",
+            )
+    figure = _figure(figure, call)
+    references = [*parts, BEFORE]
+    reference = None if of is None else _part_name("of", of, references, call)
+    relations = [_read(name, limits[name], reference, references, call) for name in limits]
+    return tuple(relation._replace(figure=figure) for relation in relations), remaining
+
+
+def _figure(figure: object, call: str) -> str:
+    if figure is None:
+        return "allocated"
+    if isinstance(figure, str) and figure in FIGURES:
+        return figure
+    problem = "there is no such figure"
+    remedy = f"write one of {', '.join(map(repr, FIGURES))}"
+    raise SpecError(f"{call}figure={shown(figure)})", problem, remedy)
+
+
+def read_order(
+    chain: object, figure: object, parts: Collection[str]
+) -> Iterator[tuple[str, Relation]]:
+    """Yield the relations of an order such as "leaf < block <= whole", each with its part.
+
+    Raises:
+        SpecError: the text is no order of parts that were measured.
+    """
+    call = f"gpu_memory.ordered({shown(chain)}"
+    figure = _figure(figure, f"{call}, ")
+    names = re.split(_SIGN, chain.strip()) if isinstance(chain, str) else []
+    unknown = [name for name in names[::2] if name not in parts]
+    if unknown or len(names) < 3:  # noqa: PLR2004 - two parts and a sign
+        problem = "this is no order of parts"
+        if len(names) > 1:
+            problem = f"these are no parts that were measured: {', '.join(map(shown, unknown))}"
+        raise SpecError(f"{call})", problem, 'write for example "checkpointed < plain"')
+    for less, sign, more in zip(names[::2], names[1::2], names[2::2], strict=False):
+        name = "more_than" if sign == "<" else "at_least"
+        yield more, Relation(name, less, Fraction(1), 0, figure, " ".join(names))
 
 
 def _read(
@@ -100,16 +184,16 @@ def _read(
         relation = _relation_to(name, value.strip(), part)
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
+    if reference is None:
+        with suppress(SpecError):
+            return Relation(name, "", Fraction(0), parse_size(value))
     if reference is not None:
         raise SpecError(
             call_text, "this is neither a share of that part nor a size", f'write {name}="+ 64MiB"'
         )
     raise SpecError(
         call_text,
-        (
-            "this names no part that was measured before (measured: "
-            f"{', '.join(map(shown, parts)) or 'none'})"
-        ),
+        (f"this names no part that was measured before (measured: {_listed(parts)})"),
         _EXAMPLES.format(name),
     )
 
@@ -145,9 +229,10 @@ def _part_name(name: str, value: object, parts: Collection[str], call: str) -> s
         return part
     raise SpecError(
         f"{call}{name}={shown(value)})",
-        (
-            "this is not a part that was measured before (measured: "
-            f"{', '.join(map(shown, parts)) or 'none'})"
-        ),
+        (f"this is not a part that was measured before (measured: {_listed(parts)})"),
         f'write {name}="eager" below: with gpu_memory.measure("eager"): ...',
     )
+
+
+def _listed(parts: Collection[str]) -> str:
+    return ", ".join(shown(part) for part in parts if part != BEFORE) or "none"

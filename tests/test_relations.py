@@ -37,6 +37,9 @@ def read(**declared):
         ({"at_most": "110%", "of": "eager"}, 110, "at_most='1.1 * eager'"),
         ({"at_most": "+ 1GiB", "of": EAGER}, 1124, "at_most='eager + 1024.00 MiB'"),
         ({"at_most": "110% + 1MiB", "of": EAGER}, 111, "at_most='1.1 * eager + 1.00 MiB'"),
+        ({"at_most": "5GiB"}, 5 * 1024, "at_most='5120.00 MiB'"),
+        ({"at_least": "before - 8MiB"}, 92, "at_least='before - 8.00 MiB'"),
+        ({"at_least": "2 * eager", "figure": "held"}, 200, "at_least='2 * eager', figure='held'"),
     ],
 )
 def test_a_relation_has_a_limit_and_can_be_written_again(declared, limit, text):
@@ -51,6 +54,13 @@ def test_less_than_is_below_by_a_byte():
     assert read(less_than="eager + 8B").limit(100) == 107
 
 
+def test_lower_limits_are_rounded_up():
+    assert read(at_least=0.5, of="eager").limit(101) == 51
+    assert read(more_than=0.5, of="eager").limit(101) == 51
+    assert read(more_than=0.5, of="eager").limit(100) == 51
+    assert read(at_least=0.5, of="eager").limit(100) == 50
+
+
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
@@ -58,7 +68,6 @@ def test_less_than_is_below_by_a_byte():
             {"at_most": "lazy"},
             "names no part that was measured before (measured: 'eager', 'eager + 1'",
         ),
-        ({"at_most": "5GB"}, "names no part"),
         ({"at_most": 1.1}, "this number names no part to compare with"),
         ({"at_most": -1, "of": "eager"}, "at_most must be a number above 0"),
         ({"at_most": float("nan"), "of": "eager"}, "at_most must be a number above 0"),
@@ -70,7 +79,7 @@ def test_less_than_is_below_by_a_byte():
         ({"at_most": "eager + 64 apples"}, "names no part"),
         ({"at_most": "2 * eager * 2"}, "names no part"),
         ({"at_most": "0 * eager"}, "names no part"),
-        ({"of": "eager"}, "of= needs a limit that refers to that part; write at_most=1.1 as well"),
+        ({"of": "eager"}, "of= needs a limit; write at_most=1.1 as well"),
     ],
 )
 def test_a_mistake_is_shown_with_the_call_and_an_example(declared, words):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.verdict import FigureName, Lookup, PeakName, Policy
     from pytest_gpumem.measurement import BaselineEntry, Measurement, OutOfMemory, Slope
-    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.relations import Bound, Relation
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.spec import MemorySpec
 
@@ -90,8 +91,8 @@ class Case:
     policy: Policy
     nodeid: str
     card_bytes: int | None
-    relations: Sequence[tuple[Relation, int]] = ()
-    """limits that other parts tell, with their bytes"""
+    relations: Sequence[Bound] = ()
+    """limits that other parts tell"""
     children: Sequence[Peak] = ()
     """peaks of processes that the test started, one a process and device"""
 
@@ -154,6 +155,14 @@ class Case:
             return row.measured
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 
+    def at_least(self, bound: Bound) -> Bound:
+        """Return a lower limit with the figure at its least, where a choice is not known."""
+        spanned, figure = self.measurement.range, bound.relation.figure
+        if spanned is None or not spanned.judged or not bound.relation.is_lower:
+            return bound
+        least = [getattr(peak, figure) for peak in spanned.least if figure in PEAKS]
+        return bound._replace(measured=min(bound.measured, max(least, default=bound.measured)))
+
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
@@ -174,8 +183,10 @@ class Case:
             if nbytes is not None
         ]
         limits += [
-            Limit(relation.name, relation.part, "allocated", nbytes, relation)
-            for relation, nbytes in self.relations
+            Limit(relation.name, relation.part, peak, bound.nbytes, relation)
+            for bound in self.relations
+            for relation, peak in product([bound.relation], PEAKS)
+            if peak == relation.figure and not relation.is_lower
         ]
         return tuple(limits)
 

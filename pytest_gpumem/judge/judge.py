@@ -30,6 +30,8 @@ from pytest_gpumem.judge.verdict import (
 )
 from pytest_gpumem.measurement import MIN_OUTSIDE
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.relations import BEFORE
+from pytest_gpumem.relations import FIGURES as RELATED
 from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.step_growth import growth
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.comparison import Limit
     from pytest_gpumem.judge.verdict import Lead
     from pytest_gpumem.measurement import Measurement, Peak
-    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
 
 
@@ -52,7 +54,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     *,
     nodeid: str = "",
     card_bytes: int | None = None,
-    relations: Sequence[tuple[Relation, int]] = (),
+    relations: Sequence[Bound] = (),
     children: Sequence[Peak] = (),
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
@@ -66,12 +68,12 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         policy: the session's options.
         nodeid: the test as a command line in the working folder names it, for the remedy.
         card_bytes: the memory of ``spec.card`` less its CUDA context.
-        relations: limits that other parts tell, with their bytes.
+        relations: limits that other parts tell.
         children: peaks of processes that the test started, one a process and device.
     """
     case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations, children)
     # A step that does not run, or not within its limits, fails however its baseline looks.
-    failure = _out_of_memory(case) or _over_budget(case) or _growing(case)
+    failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
     return failure or _without_baseline(case) or _largest(case) or _compared(case)
 
 
@@ -251,6 +253,8 @@ def _over_budget(case: Case) -> Verdict | None:
         notes = (*notes, Note(NoteKind.LIMIT, sentence))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
+    if limit.relation is not None and limit.relation.part in {"", BEFORE}:
+        return replace(verdict, advice=f"try {_use_less(case, worst.device)}")
     if limit.relation is not None:
         advice = f"find the lines that differ from {limit.relation.part}'s"
         if limit.relation.limit(case.most(worst)) == limit.nbytes:
@@ -259,6 +263,35 @@ def _over_budget(case: Case) -> Verdict | None:
     return replace(
         verdict, advice=_less_or_larger(limit, case.most(worst), _use_less(case, worst.device))
     )
+
+
+def _beyond_bound(case: Case) -> Verdict | None:
+    """Judge lower limits, and limits on figures that have no baseline."""
+    upper = [limit.relation for limit in case.limits]
+    bounds = [case.at_least(bound) for bound in case.relations if bound.relation not in upper]
+    broken = [bound for bound in bounds if bound.excess > 0]
+    if not broken:
+        return None
+    broken.sort(key=lambda bound: -bound.excess)
+    texts = [
+        f"{bound.relation.chain!r} does not hold: {bound.sizes}"
+        if bound.relation.chain
+        else f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is "
+        f"{format_size(bound.excess)} {'under' if bound.relation.is_lower else 'over'} "
+        f"{bound.relation} ({format_size(bound.nbytes)})"
+        for bound in broken
+    ]
+    worst = broken[0].relation
+    kind = Kind.UNDER_LIMIT if worst.is_lower else Kind.OVER_BUDGET
+    notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
+    verdict = _verdict(case, kind, texts[0], notes, failed=True)
+    advice = "delete references to memory that the part no longer needs"
+    if worst.is_lower:
+        advice = (
+            f"find the tensors that were expected: {format_size(broken[0].excess)} or more are "
+            "on no device, or were freed before"
+        )
+    return replace(verdict, advice=advice, beside=worst.part)
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:

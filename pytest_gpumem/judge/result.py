@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.notes import Note
-    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
 
 
@@ -196,7 +196,7 @@ def urgency(result: Result) -> int:
     return len(Kind) * (2 - failed) + result.verdict.kind.severity
 
 
-def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] = ()) -> str:
+def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
     """Return the limits as they are declared: ``max_gib=8, card='T4'``; "" if none.
 
     Args:
@@ -211,7 +211,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] 
     limits = [
         f"{declared_as(name, value)}={value!r}" for name, value in values if value is not None
     ]
-    limits += [str(relation) for relation, _ in relations]
+    limits += [str(bound.relation) for bound in relations if not bound.relation.chain]
     return ", ".join([*limits, *["steady=True"] * spec.steady])
 
 

@@ -109,14 +109,15 @@ class Kind(str, Enum):
     """whether a new baseline settles it"""
 
     # value, word, severity, tone, mark, too_much, by_baseline
-    WITHIN = ("within", "ok", 7, "good", "✓", False, False)
+    WITHIN = ("within", "ok", 8, "good", "✓", False, False)
     OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, False)
     OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, False)
-    REGRESSED = ("regressed", "regressed", 3, "bad", "○", True, True)
-    IMPROVED = ("improved", "improved", 6, "good", "↓", False, True)
-    LEAKED = ("leaked", "leaked", 2, "bad", "○", False, False)
-    NO_BASELINE = ("no baseline", "no baseline", 5, "open", "○", False, True)
-    INCOMPARABLE = ("incomparable", "incomparable", 4, "open", "○", False, True)
+    UNDER_LIMIT = ("under limit", "under limit", 2, "bad", "○", False, False)
+    REGRESSED = ("regressed", "regressed", 4, "bad", "○", True, True)
+    IMPROVED = ("improved", "improved", 7, "good", "↓", False, True)
+    LEAKED = ("leaked", "leaked", 3, "bad", "○", False, False)
+    NO_BASELINE = ("no baseline", "no baseline", 6, "open", "○", False, True)
+    INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, True)
 
     def __new__(  # noqa: D102, PLR0913, PLR0917 - a row of the table
         cls,

@@ -54,6 +54,11 @@ def peak_in(stats: Stats) -> Peak:
     return _bytes(stats, "peak")
 
 
+def peak_active(stats: Stats) -> int:
+    """Return the peak bytes of blocks in use, those included that streams still wait for."""
+    return int(stats["active_bytes"]["all"]["peak"]) if "segment" in stats else 0
+
+
 def _bytes(stats: Stats, figure: str) -> Peak:
     pinned = stats[PINNED][figure] if PINNED in stats else 0
     if "segment" not in stats:  # nothing was allocated on this device yet

@@ -27,6 +27,7 @@ from pytest_gpumem.meter.allocator import (
     current_in,
     is_switched_off,
     own_garbage_only,
+    peak_active,
     peak_in,
     require_native_allocator,
     reset_peaks,
@@ -267,8 +268,11 @@ class Meter:
         if self._isolation.see_lost():
             self._follow_foreign()
         peaks = self._isolation.own([peak_in(stats) for stats in all_stats])
+        active = self._isolation.own([Peak(peak_active(stats), 0) for stats in all_stats])
         for tally in self._open:
-            tally.raise_to(peaks, stepping=self._stepping)
+            tally.raise_to(
+                peaks, active=[peak.allocated for peak in active], stepping=self._stepping
+            )
         self._use.look(
             [current_in(stats).reserved for stats in all_stats],
             [peak_in(stats).reserved for stats in all_stats],
@@ -324,6 +328,7 @@ class Meter:
         finally:
             self.note()
             self._open.remove(tally)
+            tally.ends = tally.start, self.counted()
             tally.notes = self._isolation.notes(tally.peaks)
             tally.windows.append(Span(began, now()))
 

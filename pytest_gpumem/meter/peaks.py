@@ -67,13 +67,20 @@ class Tally:
     def begin(self, start: Sequence[Peak]) -> None:
         """Begin anew with the memory that is held now."""
         self.start = start
+        self.ends = start, start
+        """the memory that was held when it began, and when it ended"""
         self.peaks = list(start)
+        self.active = [held.allocated for held in start]
+        """the highest bytes of blocks in use, those included that streams still wait for"""
         self.passes = list(start)
         """the same without the steps of optimizers: of forward and backward passes, mostly"""
 
-    def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
+    def raise_to(
+        self, peaks: Sequence[Peak], *, active: Sequence[int] = (), stepping: bool = False
+    ) -> None:
         """Raise the figures to these peaks; ``stepping``: reached in an optimizer's step."""
         self.peaks = list(map(maximum, self.peaks, peaks))
+        self.active = list(map(max, self.active, active or (peak.allocated for peak in peaks)))
         if not stepping:
             self.passes = list(map(maximum, self.passes, peaks))
 

@@ -152,9 +152,11 @@ class GpuMemory:
         Args:
             name: unique within the test's parts.
             declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size and
-                baseline, as on the marker; at_most and less_than, a limit on peak allocated that
-                depends on an earlier part: ``at_most="eager + 64MiB"``,
-                ``at_most=1.1, of=eager``, ``less_than=eager``.
+                baseline, as on the marker; at_most, less_than, at_least and more_than, limits that
+                depend on an earlier part, or on the memory before: ``at_most="eager + 64MiB"``,
+                ``at_most=1.1, of=eager``, ``less_than=eager``, ``at_most="before + 50MiB"``;
+                figure, of which they are: "allocated" (peak), "reserved" (peak), "active" (peak)
+                or "held" (allocated at the end).
 
         Returns:
             a context manager that gives :class:`PartFigures`.
@@ -163,6 +165,18 @@ class GpuMemory:
             SpecError: a mistake in the name or the declaration.
         """
         return self._run.part(name, declared)
+
+    def ordered(self, chain: str, *, figure: str = "allocated") -> None:
+        """Hold measured parts to an order: ``gpu_memory.ordered("leaf < block <= whole")``.
+
+        Args:
+            chain: names of parts with "<" and "<=" between them.
+            figure: as for :meth:`measure`.
+
+        Raises:
+            SpecError: a mistake in the order.
+        """
+        self._run.order(chain, figure)
 
     def largest(  # noqa: PLR0913 - all but the step by name, as users write them
         self,

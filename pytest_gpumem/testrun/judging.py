@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import BaselineStore
     from pytest_gpumem.judge.verdict import Edit, Policy
     from pytest_gpumem.measurement import DeviceInfo, Measurement
-    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
@@ -57,7 +57,7 @@ class Judging:
         spec: MemorySpec,
         measurement: Measurement,
         *,
-        relations: Sequence[tuple[Relation, int]] = (),
+        relations: Sequence[Bound] = (),
         edits: tuple[Edit, ...] = (),
     ) -> Result:
         """Return the result of a measurement.

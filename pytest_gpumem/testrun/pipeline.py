@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Edit
     from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import Explainer
     from pytest_gpumem.testrun.judging import Judging
@@ -75,7 +75,7 @@ class EndedTest:
     """of the parts that are judged, by name; "" is the whole test"""
     searches: dict[str, Measured] = field(default_factory=dict)
     """of searches with a baseline, by name"""
-    relations: dict[str, Sequence[tuple[Relation, int]]] = field(default_factory=dict)
+    relations: dict[str, Sequence[Bound]] = field(default_factory=dict)
     """limits that other parts tell, by part: of the first run, as the peaks"""
     is_unused: bool = False
     """whether it took no memory of its device"""
@@ -215,7 +215,7 @@ class Pipeline:
     def _measure(self, case: EndedTest) -> None:
         run = case.run
         parts = run.part_measurements()
-        case.relations = {part: run.relations(part) for part in parts}
+        case.relations = {part: run.bounds(part) for part in parts}
         case.searches = run.search_measurements()
         case.is_unused = is_unused(run)
         if case.is_unused:

@@ -17,14 +17,14 @@ from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.meter.pinned import require_pinned_stats
-from pytest_gpumem.relations import Relation, read_relations
-from pytest_gpumem.sizes import shown
+from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
+from pytest_gpumem.sizes import format_size, shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -72,6 +72,13 @@ class Part:
     tally: Tally
     relations: tuple[Relation, ...] = ()
     """its limits that other parts tell"""
+
+    def figure(self, name: str) -> int:
+        """Return a figure of a relation, in bytes of the fullest device."""
+        if name == "active":
+            return max(self.tally.active)
+        peaks = self.tally.ends[1] if name == "held" else self.tally.peaks
+        return _most(peaks, "reserved" if name == "reserved" else "allocated")
 
 
 @dataclass
@@ -240,10 +247,13 @@ class Run:
             part = self.parts.setdefault(name, Part(spec, tally))
             part.spec, part.relations = spec, relations
             if part.tally is not tally:
-                part.tally.raise_to(tally.peaks)
+                part.tally.raise_to(tally.peaks, active=tally.active)
+                part.tally.ends = tally.ends
                 part.tally.windows += tally.windows
                 part.tally.notes = tally.notes
             figures.peaks = tuple(tally.peaks)
+            figures.peak_active = max(tally.active)
+            figures.held_before, figures.held = (_most(end, "allocated") for end in tally.ends)
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
@@ -259,15 +269,36 @@ class Run:
             for name, part in self.parts.items()
         }
 
-    def relations(self, part: str) -> list[tuple[Relation, int]]:
-        """Return a part's limits that other parts tell, with their bytes."""
-        declared = self.parts[part].relations if part in self.parts else ()
-        limits = []
-        for relation in declared:
-            peaks = self.peaks_of(relation.part)
-            if peaks:  # of a part that did not run once more there are none
-                limits.append((relation, relation.limit(max(peak.allocated for peak in peaks))))
-        return limits
+    def order(self, chain: object, figure: object) -> None:
+        """Hold parts to an order of their figures.
+
+        Raises:
+            SpecError: a mistake in the order.
+        """
+        for name, relation in read_order(chain, figure, self.parts):
+            self.parts[name].relations += (relation,)
+
+    def bounds(self, name: str) -> list[Bound]:
+        """Return a part's limits that other parts, or the part's beginning, tell."""
+        bounds = []
+        for relation in self.parts[name].relations if name in self.parts else ():
+            figure, part = relation.figure, self.parts[name]
+            if relation.part == BEFORE and BEFORE not in self.parts:
+                start = part.tally.ends[0]
+                reference = _most(start, "reserved" if figure == "reserved" else "allocated")
+            elif relation.part in self.parts:
+                reference = self.parts[relation.part].figure(figure)
+            elif relation.part:  # of a part that did not run once more there are no figures
+                continue
+            else:
+                reference = 0
+            sizes = (
+                f"{member} {format_size(self.parts[member].figure(figure))}"
+                for member in relation.members
+            )
+            limit = relation.limit(reference)
+            bounds.append(Bound(relation, limit, part.figure(figure), ", ".join(sizes)))
+        return bounds
 
     def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return the spec and the measurement of each search that has a baseline, by its name."""
@@ -366,12 +397,23 @@ class PartFigures:
     peaks: tuple[Peak, ...] = ()
     """one a device, in bytes"""
 
+    peak_active: int = 0
+    """peak bytes of blocks in use, those included that streams still wait for"""
+    held_before: int = 0
+    """bytes in live tensors at the block's beginning, of the fullest device"""
+    held: int = 0
+    """the same at its end"""
+
     @property
     def peak_allocated(self) -> int:
         """Peak bytes in live tensors, of the fullest device."""
-        return max((peak.allocated for peak in self.peaks), default=0)
+        return _most(self.peaks, "allocated")
 
     @property
     def peak_reserved(self) -> int:
         """Peak bytes held by the caching allocator, of the fullest device."""
-        return max((peak.reserved for peak in self.peaks), default=0)
+        return _most(self.peaks, "reserved")
+
+
+def _most(peaks: Sequence[Peak], figure: str) -> int:
+    return max((getattr(peak, figure) for peak in peaks), default=0)

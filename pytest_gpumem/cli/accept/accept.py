@@ -49,6 +49,7 @@ MAX_NAMES: Final = 20
 _REFUSED: Final = {
     Kind.OUT_OF_MEMORY: "it ran out of memory",
     Kind.OVER_BUDGET: "it is over its budget",
+    Kind.UNDER_LIMIT: "it is under a limit",
     Kind.LEAKED: "it leaked",
 }
 _OUTCOMES: Final = {
