@@ -17,7 +17,7 @@ def kernel_of(device, op, ways, *, written=0, unread=0):
         told.append("slow")
         return op._op(*args, **kwargs)
 
-    functions.know(kernel, slow, None, op._op, (op._op, None), ways, written, unread)
+    functions.know(kernel, slow, None, op._op, op._op, None, ways, written, unread, 0)
     device.library.short_ways(on=True)
     return kernel, told
 
@@ -60,7 +60,7 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
         functions = Interception.functions
         kernel = functions.kernel(slow)
         calls = maximum._op, None
-        functions.know(kernel, slow, None, maximum._op, calls, Ways.SHORT, 0, 0, tensors=0b11)
+        functions.know(kernel, slow, None, maximum._op, *calls, Ways.SHORT, 0, 0, 0b11)
         device.library.short_ways(on=True)
         kernel(unknown, 2.0)
         assert told == [float]
@@ -82,7 +82,7 @@ def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_n
         functions = Interception.functions
         kernel = functions.kernel(called.append)
         calls = lambda *_args: called.append("tensors"), lambda *_args: called.append("numbers")
-        functions.know(kernel, called.append, None, None, calls, Ways.SHORT, 0, 0, tensors=0b11)
+        functions.know(kernel, called.append, None, None, *calls, Ways.SHORT, 0, 0, 0b11)
         device.library.short_ways(on=True)
         kernel(unknown, unknown, 2)  # the last one is in no tensor's place
         assert called == ["tensors"]
@@ -129,7 +129,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
             return 1.5
 
         kernel = functions.kernel(run)
-        functions.know(kernel, run, None, run, (run, None), Ways.SHORT, 0, 0)
+        functions.know(kernel, run, None, run, run, None, Ways.SHORT, 0, 0, 0)
         assert kernel(number) == 1.5
         with pytest.raises(torch.OutOfMemoryError):
             kernel(number, out=2)
@@ -389,7 +389,7 @@ def test_what_the_host_has_not_costs_nothing():
             kernel = functions.kernel(op._op)
             traits = traits_of(op)._replace(host=host)
             ways = Ways.SHORT | Ways.COMPUTES
-            functions.know(kernel, op._op, traits, host, (op._op, None), ways, 0, 0)
+            functions.know(kernel, op._op, traits, host, op._op, None, ways, 0, 0, 0)
             before = mode.budget.flops
             result = kernel(x, x)
             costs.append(before - mode.budget.flops)

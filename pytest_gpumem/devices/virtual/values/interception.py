@@ -549,8 +549,10 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         slow = functools.partial(_intercept, traits)
         # The operator's own function takes longer, above all with arguments by name (torch.empty).
         boxed = functools.partial(torch._C._dispatch_call_boxed, traits.op._handle)
-        calls = boxed, traits.op._op if traits.takes_numbers else None
-        Interception.functions.know(kernel, slow, traits, traits.host, calls, traits.ways, *places)
+        functions = boxed, traits.op._op if traits.takes_numbers else None
+        Interception.functions.know(
+            kernel, slow, traits, traits.host, *functions, traits.ways, *places
+        )
         try:
             return slow(*args, **kwargs)
         except BaseException:

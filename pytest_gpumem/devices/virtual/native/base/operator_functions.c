@@ -6,59 +6,32 @@
  * result is small, as most are that a test of small tensors calls: it is computed here. Any other is handed to Python (its
  * "slow" function), before or after the operator has run.
  *
- * These are methods as CPython's own modules have them, of its stable ABI. Python gives the addresses of the functions of
- * its own that they need, as this library is loaded into programs without Python too. Where a tensor lies is asked by
- * DLPack's exchange API (dlpack.h), or else by a function of Python's. All run with Python's global lock. */
+ * These are functions as CPython's own modules have them (python.h). Where a tensor lies is asked by DLPack's exchange API
+ * (dlpack.h), or else by a function of Python's. All run with Python's global lock. */
 #include "base/base.h"
+#include "base/python.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef void *object;
-
-/* Objects and functions of Python's; operator_functions.py gives them in this order. */
+/* What Python gives, by these names. */
 static struct {
-    object none, no, yes;
-    object tensor, parameter, buffer, list, tuple, integer, boolean, real, imaginary; /* types */
-    object device, generator, exception; /* types too */
-    object text_device, text_type, text_cpu;
+    object tensor, parameter, buffer, device, generator; /* types of PyTorch's */
     object describe; /* takes a tensor, returns a tuple of numbers: the fields of gm_extent */
     object finish;   /* takes an operator, its arguments, its result, and the host's if there is one: writes its values */
     object large;    /* the test is a large one from now on */
     object affords;  /* takes an operator, its arguments, its result and their bytes: whether the test's budget has its cost */
     object refund;   /* gives the cost back that was taken last */
-    object threads, set_threads; /* how many the host uses */
-    object is_negative; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
+    object get_num_threads, set_num_threads; /* of the host */
+    object is_neg; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
     object function_modes; /* returns how many of the program's are active: a default device is one */
-    object (*call)(object function, object arguments, object keywords);
-    object (*call_with)(object function, ...);
-    object (*type_of)(object);
-    object (*attribute)(object, object name);
-    object (*list_item)(object, intptr_t);
-    intptr_t (*list_size)(object);
-    object (*tuple_item)(object, intptr_t);
-    intptr_t (*tuple_size)(object);
-    object (*pack)(intptr_t count, ...);
-    object (*new_tuple)(intptr_t size);
-    int (*set_item)(object tuple, intptr_t, object); /* takes the reference */
-    object (*new_list)(intptr_t size);
-    int (*set_list_item)(object list, intptr_t, object); /* likewise */
-    object (*entry)(object dictionary, object key); /* borrowed; NULL: it has none */
-    int (*next_entry)(object dictionary, intptr_t *place, object *key, object *value);
-    int (*compare)(object, object);
-    void (*keep)(object);
-    void (*drop)(object);
-    void (*clear_error)(void);
-    int (*error_is)(object type);
-    uint64_t (*number_of)(object);
-    object (*of_number)(uint64_t);
-    int (*is_subtype)(object, object);
-    int (*stop_collector)(void); /* whether it was on */
-    int (*start_collector)(void);
-    void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
-    int (*export)(object tensor, void *dltensor); /* DLPack's; NULL: it has none */
+} torch;
+static struct {
+    int (*export)(object tensor, void *dltensor); /* NULL: PyTorch has none */
     int (*import)(void *managed, object *tensor); /* likewise */
-} python;
+} dlpack;
+static void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
 static uint16_t key;
 
 /* What Python tells of an operator. */
@@ -93,9 +66,15 @@ static _Thread_local int opened;                     /* operators that run here 
 static _Thread_local bool reads_argument;            /* the operator that runs here copies its argument to the host */
 static _Thread_local object running_args, running_kwargs; /* of the operator that runs here on the short way */
 
-GM_API void gpumem_prepare_operators(const void *const *functions, uint64_t excluded_key) {
-    memcpy(&python, functions, sizeof python);
-    key = (uint16_t)excluded_key;
+static object new_reference(object value) {
+    Py_IncRef(value);
+    return value;
+}
+
+static object type_of(object value) {
+    object type = PyObject_Type(value);
+    Py_DecRef(type); /* the value keeps it */
+    return type;
 }
 
 /* ---- where tensors lie ---- */
@@ -129,26 +108,25 @@ typedef struct {
 } extent;
 
 static place described(object tensor, extent *out) {
-    object told = python.call_with(python.describe, tensor, NULL);
+    object told = PyObject_CallFunctionObjArgs(torch.describe, tensor, NULL);
     if (!told) {
-        python.clear_error();
+        PyErr_Clear();
         return ODD;
     }
     uint64_t *fields[] = {&out->kind, &out->address, &out->bytes, &out->span, &out->real, &out->type};
-    for (intptr_t i = 0; i < 6; i++) *fields[i] = python.number_of(python.tuple_item(told, i));
-    python.drop(told);
+    for (intptr_t i = 0; i < 6; i++) *fields[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(told, i));
+    Py_DecRef(told);
     return (place)out->kind;
 }
 
 /* Of a tensor that is PyTorch's own, and no wrapper. */
 static place look(object value, extent *out) {
-    object type = python.type_of(value);
-    python.drop(type); /* the value keeps it */
-    if (type != python.tensor && type != python.parameter && type != python.buffer) return NO_TENSOR;
-    if (!python.export) return described(value, out);
+    object type = type_of(value);
+    if (type != torch.tensor && type != torch.parameter && type != torch.buffer) return NO_TENSOR;
+    if (!dlpack.export) return described(value, out);
     dltensor tensor;
-    if (python.export(value, &tensor)) {
-        python.clear_error();
+    if (dlpack.export(value, &tensor)) {
+        PyErr_Clear();
         return ODD;
     }
     uint64_t elements = 1, last = 0, size = (uint64_t)tensor.bits * tensor.lanes / 8;
@@ -168,14 +146,20 @@ static place look(object value, extent *out) {
 
 /* Calls a function with a value, or with each one of a list or tuple. */
 static void each(object value, void (*function)(object, void *), void *data) {
-    object type = python.type_of(value);
-    python.drop(type);
-    if (type == python.list)
-        for (intptr_t i = 0; i < python.list_size(value); i++) function(python.list_item(value, i), data);
-    else if (type == python.tuple)
-        for (intptr_t i = 0; i < python.tuple_size(value); i++) function(python.tuple_item(value, i), data);
+    object type = type_of(value);
+    if (type == &PyList_Type)
+        for (intptr_t i = 0; i < PyList_Size(value); i++) function(PyList_GetItem(value, i), data);
+    else if (type == &PyTuple_Type)
+        for (intptr_t i = 0; i < PyTuple_Size(value); i++) function(PyTuple_GetItem(value, i), data);
     else
         function(value, data);
+}
+
+/* Does so with each argument of an operator. */
+static void each_argument(object args, object kwargs, void (*function)(object, void *), void *data) {
+    for (intptr_t i = 0; i < PyTuple_Size(args); i++) each(PyTuple_GetItem(args, i), function, data);
+    object name, value;
+    for (intptr_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, &value);) each(value, function, data);
 }
 
 /* ---- before an operator runs ---- */
@@ -191,9 +175,8 @@ typedef struct {
 } arguments;
 
 static bool is_number(object value) {
-    object type = python.type_of(value);
-    python.drop(type);
-    return type == python.integer || type == python.boolean || type == python.real || type == python.imaginary;
+    object type = type_of(value);
+    return type == &PyLong_Type || type == &PyBool_Type || type == &PyFloat_Type || type == &PyComplex_Type;
 }
 
 static void note_argument(object value, void *data) {
@@ -225,32 +208,32 @@ static void note_argument(object value, void *data) {
 
 static arguments look_at(const operator_note *note, object args, object kwargs) {
     arguments seen = {.all_real = true};
-    intptr_t count = python.tuple_size(args);
+    intptr_t count = PyTuple_Size(args);
     for (intptr_t i = 0; i < count; i++) {
         uint64_t bit = i < 64 ? (uint64_t)1 << i : 0;
         seen.is_written = note->written & bit;
         seen.is_unread = (note->unread & bit) || (note->flags & LIKE);
         seen.is_tensor = note->tensors & bit;
-        each(python.tuple_item(args, i), note_argument, &seen);
+        each(PyTuple_GetItem(args, i), note_argument, &seen);
     }
     seen.is_written = seen.is_tensor = false;
     seen.is_unread = note->flags & LIKE;
     object name, value;
-    for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, note_argument, &seen);
-    seen.odd |= seen.any_number && note->with_numbers == python.none;
+    for (intptr_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, &value);) each(value, note_argument, &seen);
+    seen.odd |= seen.any_number && note->with_numbers == Py_None;
     return seen;
 }
 
 static bool goes_to_host(object kwargs) {
-    object device = kwargs ? python.entry(kwargs, python.text_device) : NULL;
-    if (!device || device == python.none) return false;
-    object type = python.attribute(device, python.text_type);
+    object device = kwargs ? PyDict_GetItemString(kwargs, "device") : NULL;
+    if (!device || device == Py_None) return false;
+    object type = PyObject_GetAttrString(device, "type");
     if (!type) {
-        python.clear_error();
+        PyErr_Clear();
         return true;
     }
-    bool is_cpu = !python.compare(type, python.text_cpu);
-    python.drop(type);
+    bool is_cpu = !PyUnicode_CompareWithASCIIString(type, "cpu");
+    Py_DecRef(type);
     return is_cpu;
 }
 
@@ -259,7 +242,7 @@ static bool values_hold(void) { return !any_assumed && !gm_operators_here() && !
 
 static bool reads_known(object args) {
     extent it;
-    return values_hold() && python.tuple_size(args) == 1 && look(python.tuple_item(args, 0), &it) == ON_DEVICE &&
+    return values_hold() && PyTuple_Size(args) == 1 && look(PyTuple_GetItem(args, 0), &it) == ON_DEVICE &&
            gm_is_known((const void *)(uintptr_t)it.address, it.span);
 }
 
@@ -270,25 +253,22 @@ static void note_mask(object value, void *data) {
 }
 
 static bool has_mask(object args) {
-    bool has = python.tuple_size(args) < 2 || !python.export;
-    if (!has) each(python.tuple_item(args, 1), note_mask, &has);
+    bool has = PyTuple_Size(args) < 2 || !dlpack.export;
+    if (!has) each(PyTuple_GetItem(args, 1), note_mask, &has);
     return has;
 }
 
 static void note_subclass(object value, void *data) {
-    object type = python.type_of(value);
-    python.drop(type);
-    *(bool *)data |= type != python.tensor && type != python.parameter && type != python.buffer &&
-                     python.is_subtype(type, python.tensor);
+    object type = type_of(value);
+    *(bool *)data |= type != torch.tensor && type != torch.parameter && type != torch.buffer &&
+                     PyType_IsSubtype(type, torch.tensor);
 }
 
 /* Whether an operator's tensors all lie on the host, of a subclass none: it may wrap others. */
 static bool is_of_host(const arguments *seen, object args, object kwargs) {
     if (!seen->any || seen->any_on_device) return false;
     bool any_subclass = false;
-    for (intptr_t i = 0; i < python.tuple_size(args); i++) each(python.tuple_item(args, i), note_subclass, &any_subclass);
-    object name, value;
-    for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, note_subclass, &any_subclass);
+    each_argument(args, kwargs, note_subclass, &any_subclass);
     return !any_subclass;
 }
 
@@ -334,7 +314,7 @@ static void note_result(object value, void *data) {
         seen->type = it.type;
         seen->sum += it.span;
         if (it.bytes > seen->largest) seen->largest = it.bytes;
-    } else if (where != ON_HOST && value != python.none) {
+    } else if (where != ON_HOST && value != Py_None) {
         seen->is_other |= !is_number(value);
     }
 }
@@ -353,15 +333,14 @@ static void forget_results(const results *made, object result) {
 
 /* Makes unknown what an operator has written; false: Python has to look at that. Adds the bytes that count for the test. */
 static bool forgets(const operator_note *note, const arguments *seen, object args, object result, uint64_t *counted) {
-    object type = python.type_of(result);
-    python.drop(type);
-    bool is_several = type == python.list || type == python.tuple;
+    object type = type_of(result);
+    bool is_several = type == &PyList_Type || type == &PyTuple_Type;
     results made = {.all_real = true};
     each(result, note_result, &made);
     bool is_large = made.largest > gm_small_piece();
     if (note->written) {
-        for (intptr_t i = 0; i < 64 && i < python.tuple_size(args); i++) {
-            object argument = python.tuple_item(args, i);
+        for (intptr_t i = 0; i < 64 && i < PyTuple_Size(args); i++) {
+            object argument = PyTuple_GetItem(args, i);
             if (note->written >> i & 1 && argument != result) each(argument, forget_tensor, NULL);
         }
         forget_results(&made, result);
@@ -385,7 +364,7 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
     }
     if (!is_lost) return false;
     forget_results(&made, result);
-    if (is_large && type != python.list && !(note->flags & (LIKE | CONSTANT))) *counted = made.sum;
+    if (is_large && type != &PyList_Type && !(note->flags & (LIKE | CONSTANT))) *counted = made.sum;
     return true;
 }
 
@@ -414,8 +393,8 @@ typedef struct {
 
 /* Looks at a plain tensor. */
 static void add_size(host_call *call, object tensor, const extent *it, dltensor *out) {
-    if (python.export(tensor, out)) {
-        python.clear_error();
+    if (dlpack.export(tensor, out)) {
+        PyErr_Clear();
         call->no = true;
         return;
     }
@@ -443,7 +422,7 @@ static object tensor_over(void *bytes, const dltensor *like) {
     host->tensor.device_type = DL_CPU;
     host->tensor.device = 0;
     object made = NULL;
-    if (python.import(host, &made)) python.clear_error();
+    if (dlpack.import(host, &made)) PyErr_Clear();
     return made;
 }
 
@@ -454,21 +433,20 @@ static object on_host(host_call *call, object value, bool is_written, bool is_re
     dltensor tensor;
     place where = look(value, &it);
     if (where == NO_TENSOR) {
-        object type = python.type_of(value);
-        python.drop(type);
-        if (type == python.list) {
-            intptr_t count = python.list_size(value);
-            object items = python.new_list(count);
+        object type = type_of(value);
+        if (type == &PyList_Type) {
+            intptr_t count = PyList_Size(value);
+            object items = PyList_New(count);
             call->no |= !items;
             for (intptr_t i = 0; i < count && !call->no; i++) {
-                object item = on_host(call, python.list_item(value, i), is_written, is_read);
-                if (item) python.set_list_item(items, i, item);
+                object item = on_host(call, PyList_GetItem(value, i), is_written, is_read);
+                if (item) PyList_SetItem(items, i, item);
             }
-            if (call->no && items) python.drop(items);
+            if (call->no && items) Py_DecRef(items);
             return call->no ? NULL : items;
         }
-        call->no |= type == python.device || type == python.generator || type == python.tuple ||
-                    python.is_subtype(type, python.tensor);
+        call->no |= type == torch.device || type == torch.generator || type == &PyTuple_Type ||
+                    PyType_IsSubtype(type, torch.tensor);
     } else if (where == ODD || (where == ON_HOST && is_written)) {
         call->no = true;
     } else {
@@ -493,61 +471,59 @@ static object on_host(host_call *call, object value, bool is_written, bool is_re
         return made;
     }
     if (call->no) return NULL;
-    python.keep(value);
-    return value;
+    return new_reference(value);
 }
 
 static void refuse(object value, void *data) {
     host_call *call = data;
-    object type = python.type_of(value);
-    python.drop(type);
-    call->no |= type == python.device || type == python.generator || python.is_subtype(type, python.tensor);
+    object type = type_of(value);
+    call->no |= type == torch.device || type == torch.generator || PyType_IsSubtype(type, torch.tensor);
 }
 
 typedef enum { LEFT, COMPUTED, FAILED } outcome;
 
 /* Whether a mode would see what the host's function calls. */
 static bool any_function_mode(void) {
-    object count = python.call_with(python.function_modes, NULL);
+    object count = PyObject_CallFunctionObjArgs(torch.function_modes, NULL);
     if (!count) {
-        python.clear_error();
+        PyErr_Clear();
         return true;
     }
-    bool any = python.number_of(count) > 0;
-    python.drop(count);
+    bool any = PyLong_AsUnsignedLongLong(count) > 0;
+    Py_DecRef(count);
     return any;
 }
 
 /* Whether a call may be computed by what it costs, which is taken off the test's budget. */
 static outcome affords(const operator_note *note, const host_call *call, object args, object kwargs, object result) {
-    object bytes = python.of_number(call->known);
+    object bytes = PyLong_FromUnsignedLongLong(call->known);
     if (!bytes) return FAILED;
-    object answer = python.call_with(python.affords, note->op, args, kwargs ? kwargs : python.none, result, bytes, NULL);
-    python.drop(bytes);
+    object answer = PyObject_CallFunctionObjArgs(torch.affords, note->op, args, kwargs ? kwargs : Py_None, result, bytes, NULL);
+    Py_DecRef(bytes);
     if (!answer) return FAILED;
-    python.drop(answer);
-    return answer == python.yes ? COMPUTED : LEFT;
+    Py_DecRef(answer);
+    return answer == Py_True ? COMPUTED : LEFT;
 }
 
 /* Has the host use as many threads as a number of Python's says. */
 static void use_threads(object count) {
-    object none = count ? python.call_with(python.set_threads, count, NULL) : NULL;
-    if (none) python.drop(none);
-    else python.clear_error();
+    object none = count ? PyObject_CallFunctionObjArgs(torch.set_num_threads, count, NULL) : NULL;
+    if (none) Py_DecRef(none);
+    else PyErr_Clear();
 }
 
 /* Calls the host's function, with one thread if it might use more. LEFT: it failed, as the CPU has it not in these types,
  * perhaps. */
 static outcome call_alone(const operator_note *note, const host_call *call, object args, object kwargs, object *host) {
     bool is_divided = note->flags & THREADS || call->elements > MAX_ALONE;
-    object before = is_divided ? python.call_with(python.threads, NULL) : NULL, one = NULL;
-    if (before && python.number_of(before) > 1) use_threads(one = python.of_number(1));
-    *host = python.call(note->host, args, kwargs);
-    outcome called = *host ? COMPUTED : python.error_is(python.exception) ? LEFT : FAILED;
-    if (called == LEFT) python.clear_error();
+    object before = is_divided ? PyObject_CallFunctionObjArgs(torch.get_num_threads, NULL) : NULL, one = NULL;
+    if (before && PyLong_AsUnsignedLongLong(before) > 1) use_threads(one = PyLong_FromUnsignedLongLong(1));
+    *host = PyObject_Call(note->host, args, kwargs);
+    outcome called = *host ? COMPUTED : PyErr_ExceptionMatches(PyExc_Exception) ? LEFT : FAILED;
+    if (called == LEFT) PyErr_Clear();
     if (one && called != FAILED) use_threads(before);
-    if (one) python.drop(one);
-    if (before) python.drop(before);
+    if (one) Py_DecRef(one);
+    if (before) Py_DecRef(before);
     return called;
 }
 
@@ -555,15 +531,15 @@ static outcome call_alone(const operator_note *note, const host_call *call, obje
  * operator has returned, or None. */
 static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object result, object *host) {
     object name, value;
-    for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, refuse, call);
+    for (intptr_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, &value);) each(value, refuse, call);
     if (call->no || any_function_mode()) return LEFT;
-    intptr_t count = python.tuple_size(args);
-    object host_args = python.new_tuple(count);
+    intptr_t count = PyTuple_Size(args);
+    object host_args = PyTuple_New(count);
     if (!host_args) return FAILED;
     for (intptr_t i = 0; i < count && !call->no; i++) {
         bool is_written = i < 64 && note->written >> i & 1, is_unread = i < 64 && note->unread >> i & 1;
-        object argument = on_host(call, python.tuple_item(args, i), is_written, is_written || !is_unread);
-        if (argument) python.set_item(host_args, i, argument);
+        object argument = on_host(call, PyTuple_GetItem(args, i), is_written, is_written || !is_unread);
+        if (argument) PyTuple_SetItem(host_args, i, argument);
     }
     outcome called = call->no ? LEFT : COMPUTED;
     bool costs = !is_free(note, call);
@@ -571,12 +547,12 @@ static outcome call_host(const operator_note *note, host_call *call, object args
     if (called == COMPUTED) {
         called = call_alone(note, call, host_args, kwargs, host);
         if (called == LEFT && costs) { /* Python computes it, or says why not, and takes the cost again */
-            object none = python.call_with(python.refund, NULL);
+            object none = PyObject_CallFunctionObjArgs(torch.refund, NULL);
             if (!none) called = FAILED;
-            else python.drop(none);
+            else Py_DecRef(none);
         }
     }
-    python.drop(host_args);
+    Py_DecRef(host_args);
     return called;
 }
 
@@ -590,8 +566,8 @@ static bool has_its_strides(const dltensor *tensor, const dltensor *other) {
 static bool are_alike(object result, object host, extent *it, extent *from) {
     dltensor tensor, values;
     if (look(result, it) != ON_DEVICE || look(host, from) != ON_HOST) return false;
-    if (python.export(result, &tensor) || python.export(host, &values)) {
-        python.clear_error();
+    if (dlpack.export(result, &tensor) || dlpack.export(host, &values)) {
+        PyErr_Clear();
         return false;
     }
     return it->type == from->type && tensor.lanes == values.lanes && tensor.dimensions == values.dimensions &&
@@ -609,19 +585,19 @@ static bool put(const extent *it, const extent *from) {
 static bool is_plain_copy(object args, object result) {
     extent it, from;
     dltensor tensor, source;
-    if (!values_hold() || !python.export || !python.tuple_size(args) || look(result, &it) != ON_DEVICE) return false;
-    place where = look(python.tuple_item(args, 0), &from);
+    if (!values_hold() || !dlpack.export || !PyTuple_Size(args) || look(result, &it) != ON_DEVICE) return false;
+    place where = look(PyTuple_GetItem(args, 0), &from);
     if ((where != ON_HOST && where != ON_DEVICE) || it.type != from.type || it.bytes > gm_small_piece()) return false;
-    if (python.export(result, &tensor) || python.export(python.tuple_item(args, 0), &source)) {
-        python.clear_error();
+    if (dlpack.export(result, &tensor) || dlpack.export(PyTuple_GetItem(args, 0), &source)) {
+        PyErr_Clear();
         return false;
     }
     if (tensor.code == DL_COMPLEX || tensor.lanes != source.lanes || tensor.dimensions != source.dimensions) return false;
     if (it.span != it.bytes || !has_its_strides(&tensor, &source)) return false;
-    object negative = python.call_with(python.is_negative, python.tuple_item(args, 0), NULL);
-    if (!negative) python.clear_error();
-    else python.drop(negative);
-    if (negative != python.no) return false; /* a kernel copies these */
+    object negative = PyObject_CallFunctionObjArgs(torch.is_neg, PyTuple_GetItem(args, 0), NULL);
+    if (!negative) PyErr_Clear();
+    else Py_DecRef(negative);
+    if (negative != Py_False) return false; /* a kernel copies these */
     if (where == ON_DEVICE && !gm_is_known((const void *)(uintptr_t)from.address, from.span)) return false; /* not yet, perhaps */
     return gm_is_known((const void *)(uintptr_t)it.address, it.span);
 }
@@ -631,24 +607,22 @@ static void note_made(object value, void *data) {
     host_call *call = data;
     extent it;
     dltensor tensor;
-    if (value == python.none) return;
+    if (value == Py_None) return;
     if (look(value, &it) == ON_DEVICE && it.bytes && (it.real || it.bytes <= gm_small_piece())) add_size(call, value, &it, &tensor);
     else call->no = true;
 }
 
 /* Puts the host's results where the device's lie; false: Python has to do that, as some are not alike. */
 static bool write_results(object result, object host) {
-    object type = python.type_of(result), host_type = python.type_of(host);
-    python.drop(type);
-    python.drop(host_type);
+    object type = type_of(result), host_type = type_of(host);
     extent it[MAX_RESULTS], from[MAX_RESULTS];
-    bool several = type == python.tuple;
-    intptr_t count = several ? python.tuple_size(result) : 1;
-    if (count > MAX_RESULTS || (several && (host_type != python.tuple || python.tuple_size(host) != count))) return false;
+    bool several = type == &PyTuple_Type;
+    intptr_t count = several ? PyTuple_Size(result) : 1;
+    if (count > MAX_RESULTS || (several && (host_type != &PyTuple_Type || PyTuple_Size(host) != count))) return false;
     for (intptr_t i = 0; i < count; i++) {
-        object one = several ? python.tuple_item(result, i) : result, other = several ? python.tuple_item(host, i) : host;
+        object one = several ? PyTuple_GetItem(result, i) : result, other = several ? PyTuple_GetItem(host, i) : host;
         it[i].bytes = 0;
-        if (one == python.none || (look(one, &it[i]) == ON_DEVICE && !it[i].bytes)) continue;
+        if (one == Py_None || (look(one, &it[i]) == ON_DEVICE && !it[i].bytes)) continue;
         if (!are_alike(one, other, &it[i], &from[i])) return false;
     }
     bool any_room = true;
@@ -659,8 +633,8 @@ static bool write_results(object result, object host) {
 /* Writes the results of an operator, which the host has computed; false: an error is to be raised. */
 static bool finishes(const operator_note *note, object args, object kwargs, object result, object host) {
     if (write_results(result, host)) return true;
-    object done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, host, NULL);
-    if (done) python.drop(done);
+    object done = PyObject_CallFunctionObjArgs(torch.finish, note->op, args, kwargs ? kwargs : Py_None, result, host, NULL);
+    if (done) Py_DecRef(done);
     return done;
 }
 
@@ -673,20 +647,20 @@ static outcome computes(const operator_note *note, object args, object kwargs, o
         return COMPUTED;
     }
     if (note->flags & COPIES && is_plain_copy(args, result)) return COMPUTED;
-    if (!(note->flags & COMPUTES) || !python.import || !values_hold()) return LEFT;
+    if (!(note->flags & COMPUTES) || !dlpack.import || !values_hold()) return LEFT;
     host_call call = {.count = 0};
     each(result, note_made, &call);
     if (call.no) return LEFT;
     object host = NULL;
     outcome called = call_host(note, &call, args, kwargs, result, &host);
     if (called == COMPUTED && !finishes(note, args, kwargs, result, host)) called = FAILED;
-    if (host) python.drop(host);
+    if (host) Py_DecRef(host);
     return called;
 }
 
 static object run(const operator_note *note, const arguments *seen, object args, object kwargs) {
     gm_count_operators(1);
-    object result = python.call(seen->any_number ? note->with_numbers : note->function, args, kwargs);
+    object result = PyObject_Call(seen->any_number ? note->with_numbers : note->function, args, kwargs);
     gm_count_operators(-1);
     return result;
 }
@@ -695,13 +669,13 @@ static object answer_of(const operator_note *note, const arguments *seen, object
     object outer_args = running_args, outer_kwargs = running_kwargs;
     running_args = args;
     running_kwargs = kwargs;
-    python.exclude(key, true);
+    exclude(key, true);
     reads_argument = note->flags & READS;
     object result = run(note, seen, args, kwargs);
     reads_argument = false;
     running_args = outer_args;
     running_kwargs = outer_kwargs;
-    object done = python.none;
+    object done = Py_None;
     uint64_t counted = 0;
     if (result && !(note->flags & READS)) {
         outcome written = COMPUTED;
@@ -709,17 +683,17 @@ static object answer_of(const operator_note *note, const arguments *seen, object
         if (written == FAILED)
             done = NULL;
         else if (written == LEFT)
-            done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, NULL);
+            done = PyObject_CallFunctionObjArgs(torch.finish, note->op, args, kwargs ? kwargs : Py_None, result, NULL);
         else if (counted && gm_note_lost(counted))
-            done = python.call_with(python.large, NULL);
+            done = PyObject_CallFunctionObjArgs(torch.large, NULL);
         if (!done) {
-            python.drop(result);
+            Py_DecRef(result);
             result = NULL;
-        } else if (done != python.none) {
-            python.drop(done);
+        } else if (done != Py_None) {
+            Py_DecRef(done);
         }
     }
-    python.exclude(key, false);
+    exclude(key, false);
     return result;
 }
 
@@ -727,18 +701,18 @@ static object answer_of(const operator_note *note, const arguments *seen, object
  * bytes there. NULL with LEFT: Python has to look at it. */
 static object change(const operator_note *note, const arguments *seen, object args, object kwargs, outcome *called) {
     *called = LEFT;
-    if (!(note->flags & COMPUTES) || !python.import || !values_hold()) return NULL;
+    if (!(note->flags & COMPUTES) || !dlpack.import || !values_hold()) return NULL;
     host_call call = {.count = 0};
     object host = NULL, result = NULL;
-    python.exclude(key, true);
-    *called = call_host(note, &call, args, kwargs, python.none, &host);
+    exclude(key, true);
+    *called = call_host(note, &call, args, kwargs, Py_None, &host);
     if (*called == COMPUTED) result = run(note, seen, args, kwargs);
     if (result && note->flags & RETURNS && !finishes(note, args, kwargs, result, host)) {
-        python.drop(result);
+        Py_DecRef(result);
         result = NULL;
     }
-    if (host) python.drop(host);
-    python.exclude(key, false);
+    if (host) Py_DecRef(host);
+    exclude(key, false);
     for (size_t i = 0; i < call.count; i++) {
         if (result && gm_open_for_writing(call.written[i].address, call.written[i].span))
             memcpy(call.written[i].address, call.written[i].values, call.written[i].span);
@@ -748,11 +722,11 @@ static object change(const operator_note *note, const arguments *seen, object ar
 }
 
 /* The kernel; "number" is of the operator's note. */
-GM_API object gpumem_operator(object number, object args, object kwargs) {
-    operator_note note = notes[python.number_of(number)]; /* a copy: the notes move as more are made */
-    if (!is_on || opened || !(note.flags & SHORT)) return python.call(note.slow, args, kwargs);
+static object run_operator(object number, object args, object kwargs) {
+    operator_note note = notes[PyLong_AsUnsignedLongLong(number)]; /* a copy: the notes move as more are made */
+    if (!is_on || opened || !(note.flags & SHORT)) return PyObject_Call(note.slow, args, kwargs);
     /* What is made here would have Python's collector run earlier than on a GPU. */
-    int collects = python.stop_collector();
+    int collects = PyGC_Disable();
     arguments seen = look_at(&note, args, kwargs);
     object result = NULL;
     outcome done = LEFT;
@@ -763,36 +737,11 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
     } else if (note.written && !seen.odd && !seen.unknown && (seen.written_count || !(note.flags & RETURNS))) {
         result = change(&note, &seen, args, kwargs, &done);
     }
-    if (collects) python.start_collector();
-    return done == LEFT ? python.call(note.slow, args, kwargs) : result;
+    if (collects) PyGC_Enable();
+    return done == LEFT ? PyObject_Call(note.slow, args, kwargs) : result;
 }
 
 /* ---- functions that Python calls ---- */
-
-/* Notes an operator that hands all calls to a function; its number, or -1 without memory. */
-GM_API int64_t gpumem_new_operator(object slow) {
-    if (note_count == note_room) {
-        size_t room = note_room ? note_room * 2 : 8192;
-        operator_note *more = realloc(notes, room * sizeof *more);
-        if (!more) return -1;
-        notes = more;
-        note_room = room;
-    }
-    python.keep(slow);
-    notes[note_count] = (operator_note){.slow = slow};
-    return (int64_t)note_count++;
-}
-
-/* Says of one what its short way needs; what is given is kept as long as the process lives. */
-GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object host, object function, object with_numbers,
-                                 uint64_t flags, uint64_t written, uint64_t unread, uint64_t tensors) {
-    python.keep(slow);
-    python.keep(op);
-    python.keep(host);
-    python.keep(function);
-    python.keep(with_numbers);
-    notes[number] = (operator_note){slow, op, host, function, with_numbers, flags, written, unread, tensors};
-}
 
 /* Whether any values are assumed. */
 GM_API void gpumem_assumed(int any) { any_assumed = any; }
@@ -809,12 +758,9 @@ GM_API void gpumem_count_opened(int change) { opened += change; }
 GM_API int gpumem_in_operator(void) { return gm_operators_here() > opened; }
 
 /* The arguments, positional and by name, of the operator that runs on this thread on the short way; None: none does. */
-GM_API object gpumem_running(object module, object no_argument) {
-    if (!running_args) {
-        python.keep(python.none);
-        return python.none;
-    }
-    return python.pack(2, running_args, running_kwargs ? running_kwargs : python.none);
+static object running(object module, object no_argument) {
+    if (!running_args) return new_reference(Py_None);
+    return PyTuple_Pack(2, running_args, running_kwargs ? running_kwargs : Py_None);
 }
 
 typedef struct {
@@ -825,60 +771,110 @@ typedef struct {
 static void note_known(object value, void *data) {
     all_known *seen = data;
     extent it;
-    place where = look(value, &it);
+    place where = seen->no ? ODD : look(value, &it);
     if (where == NO_TENSOR) {
-        object type = python.type_of(value);
-        python.drop(type);
-        seen->no |= type == python.list || type == python.tuple || python.is_subtype(type, python.tensor);
+        object type = type_of(value);
+        seen->no |= type == &PyList_Type || type == &PyTuple_Type || PyType_IsSubtype(type, torch.tensor);
     } else {
-        seen->no |= where == ODD || it.bytes > gm_largest_piece() ||
-                    (where == ON_DEVICE && it.bytes && !gm_is_known((const void *)(uintptr_t)it.address, it.span));
-        seen->bytes += it.bytes;
+        seen->no = where == ODD || it.bytes > gm_largest_piece() ||
+                   (where == ON_DEVICE && it.bytes && !gm_is_known((const void *)(uintptr_t)it.address, it.span));
+        if (!seen->no) seen->bytes += it.bytes;
     }
 }
 
 /* The bytes of the tensors among an operator's arguments, a tuple and a dictionary; None where not all are known, or one is
  * no plain tensor, or larger than is computed. */
-GM_API object gpumem_known_bytes(object module, const object *arguments, intptr_t count) {
-    all_known seen = {.no = count != 2};
-    for (intptr_t i = 0; !seen.no && i < python.tuple_size(arguments[0]); i++)
-        each(python.tuple_item(arguments[0], i), note_known, &seen);
-    object name, value;
-    for (intptr_t at = 0; !seen.no && python.next_entry(arguments[1], &at, &name, &value);) each(value, note_known, &seen);
-    if (!seen.no) return python.of_number(seen.bytes);
-    python.keep(python.none);
-    return python.none;
+static object known_bytes(object module, const object *arguments, intptr_t count) {
+    all_known seen = {.no = false};
+    each_argument(arguments[0], arguments[1], note_known, &seen);
+    return seen.no ? new_reference(Py_None) : PyLong_FromUnsignedLongLong(seen.bytes);
 }
 
 /* Addresses and their sizes: unknown bytes are written there. */
-GM_API object gpumem_forget_ranges(object module, const object *ranges, intptr_t count) {
+static object forget_ranges(object module, const object *ranges, intptr_t count) {
     for (intptr_t i = 0; i + 1 < count; i += 2)
-        gm_forget((const void *)(uintptr_t)python.number_of(ranges[i]), python.number_of(ranges[i + 1]));
-    python.keep(python.none);
-    return python.none;
+        gm_forget((const void *)(uintptr_t)PyLong_AsUnsignedLongLong(ranges[i]), PyLong_AsUnsignedLongLong(ranges[i + 1]));
+    return new_reference(Py_None);
 }
 
 /* The CPU's tensor over the bytes of a tensor of the device; None: Python makes it. */
-GM_API object gpumem_over(object module, object value) {
+static object over(object module, object value) {
     extent it;
     dltensor tensor;
     object made = NULL;
-    if (python.import && look(value, &it) == ON_DEVICE && it.bytes) {
-        if (python.export(value, &tensor)) python.clear_error();
+    if (dlpack.import && look(value, &it) == ON_DEVICE && it.bytes) {
+        if (dlpack.export(value, &tensor)) PyErr_Clear();
         else if (tensor.code != DL_COMPLEX) made = tensor_over((void *)(uintptr_t)it.address, &tensor);
     }
-    if (made) return made;
-    python.keep(python.none);
-    return python.none;
+    return made ? made : new_reference(Py_None);
 }
 
 /* Puts the host's values, the second argument, where a tensor of the device lies: whether there is room; None: the two are
  * not alike, and Python does it. */
-GM_API object gpumem_put(object module, const object *arguments, intptr_t count) {
-    object answer = python.none;
+static object put_values(object module, const object *arguments, intptr_t count) {
+    object answer = Py_None;
     extent it, from;
-    if (count == 2 && python.export && are_alike(arguments[0], arguments[1], &it, &from))
-        answer = put(&it, &from) ? python.yes : python.no;
-    python.keep(answer);
-    return answer;
+    if (count == 2 && dlpack.export && are_alike(arguments[0], arguments[1], &it, &from))
+        answer = put(&it, &from) ? Py_True : Py_False;
+    return new_reference(answer);
+}
+
+static PyMethodDef KERNEL = {"operator", run_operator, METH_VARARGS | METH_KEYWORDS, NULL};
+
+/* A kernel that hands all calls to a function. */
+static object kernel(object module, object slow) {
+    if (note_count == note_room) {
+        size_t room = note_room ? note_room * 2 : 8192;
+        operator_note *more = realloc(notes, room * sizeof *more);
+        if (!more) return PyErr_NoMemory();
+        notes = more;
+        note_room = room;
+    }
+    notes[note_count] = (operator_note){.slow = new_reference(slow)};
+    object number = PyLong_FromUnsignedLongLong(note_count++);
+    object made = number ? PyCFunction_NewEx(&KERNEL, number, NULL) : NULL;
+    if (number) Py_DecRef(number);
+    return made;
+}
+
+/* Says of a kernel what its short way needs: the fields of operator_note. Objects are kept as long as the process lives. */
+static object know(object module, const object *given, intptr_t count) {
+    object number = PyObject_GetAttrString(given[0], "__self__");
+    if (!number) return NULL;
+    operator_note *note = &notes[PyLong_AsUnsignedLongLong(number)];
+    Py_DecRef(number);
+    object objects[5];
+    uint64_t words[4];
+    for (int i = 0; i < 5; i++) objects[i] = new_reference(given[1 + i]);
+    for (int i = 0; i < 4; i++) words[i] = PyLong_AsUnsignedLongLong(given[6 + i]);
+    memcpy(note, objects, sizeof objects);
+    memcpy(&note->flags, words, sizeof words);
+    return new_reference(Py_None);
+}
+
+static PyMethodDef FUNCTIONS[] = {
+    {"kernel", kernel, METH_O, NULL},
+    {"know", know, METH_FASTCALL, NULL},
+    {"running", running, METH_NOARGS, NULL},
+    {"known_bytes", known_bytes, METH_FASTCALL, NULL},
+    {"forget_ranges", forget_ranges, METH_FASTCALL, NULL},
+    {"over", over, METH_O, NULL},
+    {"put", put_values, METH_FASTCALL, NULL},
+};
+
+/* The functions above, by their names. Takes what Python gives by name, and functions of PyTorch's. */
+GM_API object gpumem_operator_functions(object given, uint64_t excluded_key, void *exclude_key, void *export, void *import) {
+    static const char *const NAMES[] = {"tensor", "parameter", "buffer", "device", "generator", "describe", "finish", "large",
+                                        "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes"};
+    static_assert(sizeof NAMES / sizeof *NAMES == sizeof torch / sizeof(object), "a name for each");
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
+        ((object *)&torch)[i] = new_reference(PyDict_GetItemString(given, NAMES[i]));
+    key = (uint16_t)excluded_key;
+    *(void **)&exclude = exclude_key;
+    *(void **)&dlpack.export = export;
+    *(void **)&dlpack.import = import;
+    object functions = PyDict_New();
+    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++)
+        PyDict_SetItemString(functions, FUNCTIONS[i].name, PyCFunction_NewEx(&FUNCTIONS[i], NULL, NULL));
+    return functions;
 }
