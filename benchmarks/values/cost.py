@@ -44,7 +44,7 @@ def empty_kernels() -> tuple[list[torch.library.Library], Callable[..., None]]:
     """
     import torch
 
-    from pytest_gpumem.devices.virtual.values.interception import KEY
+    from pytest_gpumem.devices.virtual.values.dispatch_keys import KEY
     from pytest_gpumem.devices.virtual.values.operators import register
 
     key = torch._C._dispatch_key_parse(KEY)

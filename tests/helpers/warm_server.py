@@ -96,9 +96,10 @@ def prepare_virtual_gpu():
     """
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.devices.virtual.values.interception import Interception
+    from pytest_gpumem.devices.virtual.values.mode import prepared_functions
 
     if VirtualDevice.loaded() is not None:
-        Interception.prepared(VirtualDevice.loaded().library)
+        prepared_functions(VirtualDevice.loaded().library)
         Interception.register()
     for finalizer, info in weakref.finalize._registry.items():
         if info.func.__module__ == "torch.library":

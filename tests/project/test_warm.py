@@ -89,7 +89,7 @@ def test_a_fork_has_inductor_and_the_registered_operators():
     code = (
         "import sys; print('torch._inductor.compile_fx' in sys.modules)\n"
         "from pytest_gpumem.devices.virtual.values.interception import Interception\n"
-        "print(bool(Interception._registered), Interception.mode)"
+        "print(bool(Interception._registered), Interception.run)"
     )
     assert run("-c", code).stdout == "True\nTrue None\n"
 

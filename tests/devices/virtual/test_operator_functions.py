@@ -112,7 +112,8 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
     import torch
 
     from pytest_gpumem.devices.virtual.operator_functions import Ways
-    from pytest_gpumem.devices.virtual.values.interception import KEY, Interception
+    from pytest_gpumem.devices.virtual.values.dispatch_keys import KEY
+    from pytest_gpumem.devices.virtual.values.interception import Interception
 
     key = torch._C._dispatch_key_parse(KEY)
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded

@@ -35,14 +35,14 @@ CALLS: Final = Patch(
     "CompiledFxGraph.__call__",
     reason="the values of compiled code are computed as it is called",
 )
-INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
+MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
 """our module that knows whether values are computed; imported once any are"""
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
     """Return the mode that computes values; None: there is none."""
-    interception = sys.modules.get(INTERCEPTION)
-    return interception.Interception.mode if interception is not None else None
+    module = sys.modules.get(MODE)
+    return module.ValueMode.current if module is not None else None
 
 
 def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's

@@ -26,6 +26,7 @@ from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
     restored,
 )
 from pytest_gpumem.devices.virtual.library import LIMITS
+from pytest_gpumem.devices.virtual.values.dispatch_keys import KEYS, operator_named
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     PLAIN,
@@ -33,7 +34,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     over_device_memory,
     tensors_in,
 )
-from pytest_gpumem.devices.virtual.values.interception import KEYS, Interception, operator_named
+from pytest_gpumem.devices.virtual.values.interception import Interception
 from pytest_gpumem.devices.virtual.values.mode import OneThread, Plan
 from pytest_gpumem.devices.virtual.values.operators import (
     COLLECTIVES,
@@ -320,7 +321,7 @@ class CodeThatRuns:
         """Let kernels write: what they write is said afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
-        self._mode.running_here.compiled = self
+        self._mode.running_here.compiled = self._wants
 
     def __exit__(self, *error: object) -> None:
         """End this; after an error what the code may have written is unknown."""
@@ -330,7 +331,7 @@ class CodeThatRuns:
         if error[0] is not None:
             self._forget_written()
 
-    def wants(self, call: OperatorCall) -> bool:
+    def _wants(self, call: OperatorCall) -> bool:
         """Write what an operator inside of the code reads, if that decides; False: it does not."""
         traits = call.traits
         if not (

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from pytest_gpumem.devices.virtual.values.operator_table import equivalent_of_arguments
 from pytest_gpumem.devices.virtual.values.torch_release import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from pytest_gpumem.devices.virtual.values.operator_table import Arguments
 
 FROM_TOP_LEFT, FROM_BOTTOM_RIGHT = 1, 2
 """PyTorch's numbers of causal masks for memory-efficient attention: CustomMaskType"""
@@ -41,32 +44,38 @@ class Options(NamedTuple):
     """keys before and after a query that it sees; -1: all"""
 
 
-def _options(
-    query: Tensor,
-    scale: float | None,
-    causal: str | None,
-    dropout: float,
-    seed: Tensor | None = None,
-    window: Sequence[int | None] = (None, None),
-) -> Options:
-    """Return the options of a call, as operators take them.
+def _options(given: Arguments, causal: str | None, seed: Tensor | None = None) -> Options:
+    """Return the options of a call.
 
     Args:
-        query: its last size gives the scale, where there is none.
-        scale: of the scores.
-        causal: where the causal mask's diagonal ends.
-        dropout: the share that is dropped.
+        given: the operator's arguments.
+        causal: where the causal mask's diagonal ends, if there is one.
         seed: of a backward pass, as the forward one returned it; else one is drawn.
-        window: keys before and after a query that it sees; None: all.
     """
     number = 0
-    if dropout and seed is None:
+    if given.dropout_p and seed is None:
         number = int(torch.randint(1 << 62, ()))
-    elif dropout and seed is not None and seed.numel():
+    elif given.dropout_p and seed is not None and seed.numel():
         number = int(seed.flatten()[0].to(torch.int64))
+    window = given.get("window_size_left"), given.get("window_size_right")
     before, after = (-1 if side is None else side for side in window)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Options(scale, causal, dropout, number, (before, after))
+    scale = 1 / math.sqrt(given.query.shape[-1]) if given.scale is None else given.scale
+    return Options(scale, causal, given.dropout_p, number, (before, after))
+
+
+def _lower_right(given: Arguments) -> str | None:
+    return LOWER_RIGHT if given.is_causal else None
+
+
+def _upper_left(given: Arguments) -> str | None:
+    return UPPER_LEFT if given.is_causal else None
+
+
+def _refuse(given: Arguments, *names: str) -> None:
+    """Refuse arguments that have no equivalent."""
+    if any(given.get(name) is not None for name in names):
+        message = f"{', '.join(names)}: there is no equivalent"
+        raise NotImplementedError(message)
 
 
 def _as_many_heads(keys: Tensor, query: Tensor) -> Tensor:
@@ -164,158 +173,91 @@ def _reduced(gradient: Tensor, bias: Tensor) -> Tensor:
 # -- torch.nn.functional.scaled_dot_product_attention: heads before rows --
 
 
-def sdpa_flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float = 0.0,
-    causal: bool = False,
-    _debug: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[object, ...]:
-    """Return the results of ``_scaled_dot_product_flash_attention``; no mask for debugging."""
-    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout)
-    output, logarithm = attention(query, key, value, None, options)
-    rows = (query.shape[-2], key.shape[-2])
-    state = _random_state(options)
-    return output, logarithm, None, None, *rows, *state, output.new_empty(0)
+def _heads(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    return given.query, given.key, given.value
 
 
-def _random_state(options: Options) -> tuple[Tensor, Tensor]:
+def _rows(given: Arguments) -> tuple[int, int]:
+    return given.query.shape[-2], given.key.shape[-2]
+
+
+def _seeds(options: Options) -> tuple[Tensor, Tensor]:
+    return torch.tensor(options.seed), torch.tensor(0)
+
+
+def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
     """Return the seed and its offset as flash attention returns them."""
     if TORCH < (2, 7):
-        return torch.tensor(options.seed), torch.tensor(0)
+        return _seeds(options)
     state = torch.tensor([options.seed, 0]).to(torch.uint64)
     return state, state.new_zeros(())
 
 
-def sdpa_flash_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _output: Tensor,
-    _logarithm: Tensor,
-    _cum_seq_q: Tensor | None,
-    _cum_seq_k: Tensor | None,
-    _max_q: int,
-    _max_k: int,
-    dropout: float,
-    causal: bool,
-    seed: Tensor,
-    _offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value."""
-    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, seed)
-    return attention_backward(gradient, query, key, value, None, options)[:3]
-
-
-def sdpa_efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[object, ...]:
-    """Return the results of ``_scaled_dot_product_efficient_attention``."""
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
-    output, logarithm = attention(query, key, value, bias, options)
-    return (
-        output,
-        _padded(logarithm) if compute_log_sumexp else logarithm[..., :0],
-        torch.tensor(options.seed),
-        torch.tensor(0),
-    )
-
-
-def _padded(logarithm: Tensor) -> Tensor:
+def _kept(given: Arguments, logarithm: Tensor) -> Tensor:
+    """Return the logarithms as memory-efficient attention keeps them."""
+    if not given.compute_log_sumexp:
+        return logarithm[..., :0]
     rows = -logarithm.shape[-1] % EFFICIENT_ROWS
     return torch.nn.functional.pad(logarithm, (0, rows), value=math.inf)
 
 
-def sdpa_efficient_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    _output: Tensor,
-    _logarithm: Tensor,
-    seed: Tensor,
-    _offset: Tensor,
-    dropout: float,
-    mask: list[bool],
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::_scaled_dot_product_flash_attention")
+def sdpa_flash(given: Arguments) -> tuple[object, ...]:
+    """Return the results but for debugging's mask."""
+    options = _options(given, _lower_right(given))
+    output, logarithm = attention(*_heads(given), None, options)
+    state = _flash_state(options)
+    return output, logarithm, None, None, *_rows(given), *state, output.new_empty(0)
+
+
+@equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")
+def sdpa_flash_backward(given: Arguments) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    options = _options(given, _lower_right(given), given.philox_seed)
+    return attention_backward(given.grad_out, *_heads(given), None, options)[:3]
+
+
+@equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention")
+def sdpa_efficient(given: Arguments) -> tuple[object, ...]:
+    """Return the output, the logarithms and the seed."""
+    options = _options(given, _upper_left(given))
+    output, logarithm = attention(*_heads(given), given.attn_bias, options)
+    return output, _kept(given, logarithm), *_seeds(options)
+
+
+@equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention_backward")
+def sdpa_efficient_backward(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
-    *gradients, by_bias = attention_backward(gradient, query, key, value, bias, options)
-    return *gradients, _reduced(by_bias, bias) if bias is not None and mask[3] else None
+    options, bias = _options(given, _upper_left(given), given.philox_seed), given.attn_bias
+    *gradients, by_bias = attention_backward(given.grad_out_, *_heads(given), bias, options)
+    is_wanted = bias is not None and given.grad_input_mask[3]
+    return *gradients, _reduced(by_bias, bias) if is_wanted else None
 
 
-def sdpa_cudnn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    _compute_log_sumexp: bool,
-    dropout: float = 0.0,
-    causal: bool = False,
-    _debug: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[object, ...]:
-    """Return the results of ``_scaled_dot_product_cudnn_attention``."""
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
-    output, logarithm = attention(query, key, value, bias, options)
-    rows = (query.shape[-2], key.shape[-2])
-    seeds = torch.tensor(options.seed), torch.tensor(0)
+@equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention")
+def sdpa_cudnn(given: Arguments) -> tuple[object, ...]:
+    """Return the output, the logarithms, the rows and the seed."""
+    options = _options(given, _upper_left(given))
+    output, logarithm = attention(*_heads(given), given.attn_bias, options)
     if TORCH >= (2, 9):
         logarithm = logarithm[..., None]
-    return output, logarithm, None, None, *rows, *seeds, None
+    return output, logarithm, None, None, *_rows(given), *_seeds(options), None
 
 
-def sdpa_cudnn_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _output: Tensor,
-    _logarithm: Tensor,
-    seed: Tensor,
-    _offset: Tensor,
-    bias: Tensor | None,
-    _cum_seq_q: Tensor | None,
-    _cum_seq_k: Tensor | None,
-    _max_q: int,
-    _max_k: int,
-    dropout: float,
-    causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
+@equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention_backward")
+def sdpa_cudnn_backward(given: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
-    has_bias = bias is not None and bias.numel() > 0
-    return attention_backward(gradient, query, key, value, bias if has_bias else None, options)[:3]
+    options = _options(given, _upper_left(given), given.philox_seed)
+    has_bias = given.attn_bias is not None and given.attn_bias.numel() > 0
+    bias = given.attn_bias if has_bias else None
+    return attention_backward(given.grad_out, *_heads(given), bias, options)[:3]
 
 
 # -- the operators below: rows before heads, and sequences of many lengths in a row --
 
 
-def _rows_and_heads_exchanged(
-    query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors with the one order from tensors with the other, of a batch or without."""
+def _exchanged(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors with heads and rows exchanged, of a batch or without."""
     return query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
 
 
@@ -340,7 +282,7 @@ def _piecewise(
     """Return the output, and each sequence's logarithms, of rows before heads."""
     output, logarithms = torch.empty_like(query), []
     for queries, keys in pieces:
-        heads = _rows_and_heads_exchanged(query[queries], key[keys], value[keys])
+        heads = _exchanged(query[queries], key[keys], value[keys])
         result, logarithm = attention(*heads, None, options)
         output[queries] = result.transpose(0, 1)
         logarithms.append(logarithm)
@@ -367,191 +309,98 @@ def _piecewise_backward(
     by_query, by_key, by_value = map(torch.empty_like, (query, key, value))
     for queries, keys in pieces:
         incoming = gradient[queries].transpose(0, 1)
-        heads = _rows_and_heads_exchanged(query[queries], key[keys], value[keys])
+        heads = _exchanged(query[queries], key[keys], value[keys])
         parts = attention_backward(incoming, *heads, None, options)[:3]
-        by_query[queries], by_key[keys], by_value[keys] = _rows_and_heads_exchanged(*parts)
+        by_query[queries], by_key[keys], by_value[keys] = _exchanged(*parts)
     return by_query, by_key, by_value
 
 
-def flash_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    _max_q: int,
-    _max_k: int,
-    dropout: float,
-    causal: bool,
-    _debug: bool,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-    **unknown: object,
-) -> tuple[object, ...]:
-    """Return the results of ``_flash_attention_forward``, but for ALiBi and paged keys."""
-    if any(unknown.get(name) is not None for name in ("seqused_k", "alibi_slopes", "block_table")):
-        message = "alibi_slopes, seqused_k and block_table have no equivalent"
-        raise NotImplementedError(message)
-    window = (window_size_left, window_size_right)
-    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, None, window)
-    rest = (*_random_state(options), query.new_empty(0))
-    pieces = _pieces(starts_q, starts_k)
+@equivalent_of_arguments("aten::_flash_attention_forward")
+def flash_forward(given: Arguments) -> tuple[object, ...]:
+    """Return the results but for ALiBi and paged keys."""
+    _refuse(given, "seqused_k", "alibi_slopes", "block_table")
+    options = _options(given, _lower_right(given))
+    rest = (*_flash_state(options), given.query.new_empty(0))
+    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
     if not pieces:
-        output, logarithm = attention(*_rows_and_heads_exchanged(query, key, value), None, options)
+        output, logarithm = attention(*_exchanged(*_heads(given)), None, options)
         return output.transpose(1, 2), logarithm, *rest
-    output, several = _piecewise(pieces, query, key, value, options)
-    return output, _by_rows(pieces, several, query), *rest
+    output, several = _piecewise(pieces, *_heads(given), options)
+    return output, _by_rows(pieces, several, given.query), *rest
 
 
-def flash_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _output: Tensor,
-    _logarithm: Tensor,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    _max_q: int,
-    _max_k: int,
-    dropout: float,
-    causal: bool,
-    seed: Tensor,
-    _unused: Tensor,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-) -> tuple[Tensor, ...]:
+@equivalent_of_arguments("aten::_flash_attention_backward")
+def flash_backward(given: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    window = (window_size_left, window_size_right)
-    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, seed, window)
-    pieces = _pieces(starts_q, starts_k)
+    seed = given.philox_seed if TORCH < (2, 7) else given.rng_state
+    options = _options(given, _lower_right(given), seed)
+    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
     if pieces:
-        return _piecewise_backward(pieces, gradient, query, key, value, options)
-    heads = _rows_and_heads_exchanged(query, key, value)
-    grads = attention_backward(gradient.transpose(1, 2), *heads, None, options)
-    return _rows_and_heads_exchanged(*grads[:3])
+        return _piecewise_backward(pieces, given.grad_out, *_heads(given), options)
+    heads = _exchanged(*_heads(given))
+    gradients = attention_backward(given.grad_out.transpose(1, 2), *heads, None, options)
+    return _exchanged(*gradients[:3])
 
 
-def efficient_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    dropout: float,
-    mask_type: int,
-    compute_log_sumexp: bool = False,
-    *,
-    scale: float | None = None,
-    seqlen_k: Tensor | None = None,
-    window_size: int | None = None,
-) -> tuple[object, ...]:
-    """Return the results of ``_efficient_attention_forward``.
+@equivalent_of_arguments("aten::_efficient_attention_forward")
+def efficient_forward(given: Arguments) -> tuple[object, ...]:
+    """Return the output, the logarithms, the seed and the rows.
 
     Several sequences, which have no bias, are one batch: the first size is 1 then.
     """
-    if seqlen_k is not None or window_size is not None:
-        message = "seqlen_k and windows have no equivalent"
-        raise NotImplementedError(message)
-    options = _options(query, scale, ALIGNED[mask_type], dropout)
-    pieces = _pieces(starts_q, starts_k)
+    _refuse(given, "seqlen_k", "window_size")
+    options = _options(given, ALIGNED[given.custom_mask_type])
+    pieces = _pieces(given.cu_seqlens_q, given.cu_seqlens_k)
+    rows = given.max_seqlen_q, given.max_seqlen_k
     if pieces:
-        output, several = _piecewise(pieces, query[0], key[0], value[0], options)
+        query, key, value = (heads[0] for heads in _heads(given))
+        output, several = _piecewise(pieces, query, key, value, options)
         output = output[None]
-        logarithm = torch.full((len(several), query.shape[2], max_q or 0), math.inf)
+        shape = len(several), given.query.shape[2], rows[0] or 0
+        logarithm = torch.full(shape, math.inf)
         for place, part in enumerate(several):
             logarithm[place, :, : part.shape[-1]] = part
     else:
-        output, logarithm = attention(*_rows_and_heads_exchanged(query, key, value), bias, options)
+        output, logarithm = attention(*_exchanged(*_heads(given)), given.bias, options)
         output = output.transpose(1, 2)
-    seeds = torch.tensor(options.seed), torch.tensor(0)
-    kept = _padded(logarithm) if compute_log_sumexp else logarithm[..., :0]
-    return output, kept, *seeds, max_q, max_k
+    return output, _kept(given, logarithm), *_seeds(options), *rows
 
 
-def efficient_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    _output: Tensor,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    _max_q: int,
-    _max_k: int,
-    _logarithm: Tensor,
-    dropout: float,
-    seed: Tensor,
-    _offset: Tensor,
-    mask_type: int,
-    bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    window_size: int | None = None,
-    **_unread: object,
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::_efficient_attention_backward")
+def efficient_backward(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    if window_size is not None:
-        message = "windows have no equivalent"
-        raise NotImplementedError(message)
-    options = _options(query, scale, ALIGNED[mask_type], dropout, seed)
-    pieces = _pieces(starts_q, starts_k)
+    _refuse(given, "window_size")
+    options = _options(given, ALIGNED[given.custom_mask_type], given.philox_seed)
+    pieces, gradient = _pieces(given.cu_seqlens_q, given.cu_seqlens_k), given.grad_out_
     if pieces:
-        parts = gradient[0], query[0], key[0], value[0]
-        results = _piecewise_backward(pieces, *parts, options)
+        query, key, value = (heads[0] for heads in _heads(given))
+        results = _piecewise_backward(pieces, gradient[0], query, key, value, options)
         return *(result[None] for result in results), None
-    *grads, by_scores = attention_backward(
-        gradient.transpose(1, 2), *_rows_and_heads_exchanged(query, key, value), bias, options
-    )
-    by_bias = _reduced(by_scores, bias) if bias is not None and bias_requires_grad else None
-    return *_rows_and_heads_exchanged(*grads), by_bias
+    heads, bias = _exchanged(*_heads(given)), given.bias
+    *grads, by_scores = attention_backward(gradient.transpose(1, 2), *heads, bias, options)
+    is_wanted = bias is not None and given.bias_requires_grad
+    return *_exchanged(*grads), _reduced(by_scores, bias) if is_wanted else None
 
 
-def cudnn_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    compute_log_sumexp: bool,
-    dropout: float = 0.0,
-    causal: bool = False,
-    _debug: bool = False,
-    *,
-    scale: float | None = None,
-    **unknown: object,
-) -> tuple[object, ...]:
-    """Return the results of ``_cudnn_attention_forward``, but for paged keys."""
-    if any(unknown.get(name) is not None for name in ("seqused_k", "block_table")):
-        message = "seqused_k and block_table have no equivalent"
-        raise NotImplementedError(message)
-    pieces = _pieces(starts_q, starts_k)
+@equivalent_of_arguments("aten::_cudnn_attention_forward")
+def cudnn_forward(given: Arguments) -> tuple[object, ...]:
+    """Return the results but for paged keys."""
+    _refuse(given, "seqused_k", "block_table")
+    starts = given.cum_seq_q, given.cum_seq_k
+    pieces = _pieces(*starts)
     if not pieces:
-        heads = query, key, value
-        return sdpa_cudnn(*heads, bias, compute_log_sumexp, dropout, causal, scale=scale)
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
-    output, several = _piecewise(pieces, query, key, value, options)
-    seeds = torch.tensor(options.seed), torch.tensor(0)
-    logarithms = _by_rows(pieces, several, query)
-    return output, logarithms, starts_q, starts_k, max_q, max_k, *seeds, None
+        return sdpa_cudnn(given)
+    options = _options(given, _upper_left(given))
+    output, several = _piecewise(pieces, *_heads(given), options)
+    logarithms = _by_rows(pieces, several, given.query)
+    return output, logarithms, *starts, given.max_q, given.max_k, *_seeds(options), None
 
 
-def cudnn_backward(*args: Any, scale: float | None = None) -> tuple[Tensor, ...]:  # noqa: ANN401 - as sdpa_cudnn_backward's
-    """Return the gradients of query, key and value; the arguments are sdpa_cudnn_backward's."""
-    gradient, query, key, value, _, _, seed, _, _, starts_q, starts_k, _, _, dropout, causal = args
-    pieces = _pieces(starts_q, starts_k)
+@equivalent_of_arguments("aten::_cudnn_attention_backward")
+def cudnn_backward(given: Arguments) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
     if not pieces:
-        return sdpa_cudnn_backward(*args, scale=scale)
-    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
-    return _piecewise_backward(pieces, gradient, query, key, value, options)
+        return sdpa_cudnn_backward(given)
+    options = _options(given, _upper_left(given), given.philox_seed)
+    return _piecewise_backward(pieces, given.grad_out, *_heads(given), options)

@@ -14,7 +14,6 @@ it. tests/tables/operators-that-read-back.md lists all.
 
 from __future__ import annotations
 
-import functools
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,17 +21,13 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
+from pytest_gpumem.devices.virtual.values.operator_table import bound, copies
 from pytest_gpumem.devices.virtual.values.torch_release import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from torch._ops import OpOverload
-
-    Answer = bytes | tuple[bytes, ...]
-    """what a copy brings; a tuple: its forms, of which the copy takes the one of its size"""
-    Copies = Callable[[Any, Sequence[Any], Mapping[str, Any]], Sequence[Answer]]
-    """takes the host's result, and the CUDA call's arguments"""
+    from pytest_gpumem.devices.virtual.values.operator_table import Answer
 
 MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
 """elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
@@ -79,6 +74,7 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
 # -- nonzero, and what contains it --
 
 
+@copies("aten::nonzero")
 def nonzero_copies(
     result: Tensor | None, values: Tensor, *, share: float | None = None, **_options: object
 ) -> list[bytes]:
@@ -87,11 +83,13 @@ def nonzero_copies(
     return _count_of_true(values, count)
 
 
+@bound("aten::nonzero")
 def nonzero_bound(values: Tensor, **_options: object) -> list[bytes]:
     """Return that no value is zero."""
     return _count_of_true(values, values.numel())
 
 
+@copies("aten::masked_select")
 def masked_select_copies(
     _result: object, values: Tensor, mask: Tensor, *, share: float | None = None, **_options: object
 ) -> list[bytes]:
@@ -101,6 +99,7 @@ def masked_select_copies(
     return _count_of_true(expanded, _number_of_true(mask, share) * repeated)
 
 
+@copies("torchvision::nms")
 def nms_copies(
     result: Tensor, boxes: Tensor, scores: Tensor, *_options: object
 ) -> Sequence[Answer]:
@@ -120,6 +119,7 @@ def nms_copies(
     return [bits.to_bytes(row, "little") + bytes(row * (len(order) - 1))]
 
 
+@bound("torchvision::nms")
 def nms_bound(boxes: Tensor, *_options: object) -> list[bytes]:
     """Return that all boxes stay; before torchvision 0.22, zeros say so."""
     has_count = boxes.numel() and TORCH >= (2, 7)
@@ -141,6 +141,7 @@ def _number_of_true(mask: Tensor, share: float | None) -> int:
     return int(_on_host(mask).count_nonzero() if share is None else mask.numel() * share)
 
 
+@copies("aten::index")
 def index_copies(
     _result: object,
     _values: Tensor,
@@ -153,6 +154,7 @@ def index_copies(
     return _masks(indices, share)
 
 
+@copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def index_put_copies(
     _result: object,
     target: Tensor,
@@ -175,6 +177,7 @@ def index_put_copies(
 # -- unique --
 
 
+@copies("aten::_unique", "aten::_unique2")
 def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -> list[bytes]:
     """Return the number of unique values; of a mask, how many of its values are true."""
     if not values.numel():
@@ -186,6 +189,7 @@ def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -
     return [_int32(values.numel() if bool(result[0][0]) else 0)]
 
 
+@copies("aten::unique_dim", "aten::unique_dim_consecutive")
 def unique_dim_copies(
     result: Sequence[Tensor], values: Tensor, dim: int, *_options: object, **_more: object
 ) -> Sequence[Answer]:
@@ -196,6 +200,7 @@ def unique_dim_copies(
     return [_count(result[0].shape[dim])] if values.numel() else []
 
 
+@copies("aten::unique_consecutive")
 def unique_consecutive_copies(
     result: Sequence[Tensor],
     values: Tensor,
@@ -209,6 +214,7 @@ def unique_consecutive_copies(
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
+@bound("aten::_unique", "aten::_unique2")
 def unique_bound(values: Tensor, *_options: object, **_more: object) -> Sequence[Answer]:
     """Return that all values differ; of a mask, that both truth values are there."""
     if values.dtype == torch.bool:
@@ -216,6 +222,7 @@ def unique_bound(values: Tensor, *_options: object, **_more: object) -> Sequence
     return unique_consecutive_bound(values)
 
 
+@bound("aten::unique_dim", "aten::unique_dim_consecutive")
 def unique_dim_bound(
     values: Tensor, dim: int, *_options: object, **_more: object
 ) -> Sequence[Answer]:
@@ -223,6 +230,7 @@ def unique_dim_bound(
     return unique_dim_copies([values], values, dim)
 
 
+@bound("aten::unique_consecutive")
 def unique_consecutive_bound(
     values: Tensor,
     _return_inverse: bool = False,
@@ -235,12 +243,14 @@ def unique_consecutive_bound(
     return [_int64(values.numel())] if values.numel() else []
 
 
+@copies("aten::isin")
 def isin_copies(_result: object, *arguments: object, **options: bool) -> list[bytes]:
     """Return unique's counts of both tensors, where PyTorch sorts."""
     hosts = map(_on_host, _sorted_by_isin(*arguments, **options))
     return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
 
 
+@bound("aten::isin")
 def isin_bound(*arguments: object, **options: bool) -> list[bytes]:
     """Return the largest counts that unique can have."""
     return [_int64(tensor.numel()) for tensor in _sorted_by_isin(*arguments, **options)]
@@ -258,6 +268,7 @@ def _sorted_by_isin(
     return [elements, test_elements]
 
 
+@copies("aten::masked_scatter_backward")
 def masked_scatter_backward_copies(
     result: object,
     gradient: Tensor,
@@ -269,6 +280,7 @@ def masked_scatter_backward_copies(
     return masked_select_copies(result, gradient, mask, share=share)
 
 
+@copies("aten::_coalesce")
 def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
     """Return the number of unique indices, which thrust's unique_by_key gives."""
     if sparse._nnz() <= 1:
@@ -277,6 +289,7 @@ def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
 
 
+@bound("aten::_coalesce")
 def coalesce_bound(sparse: Tensor) -> list[bytes]:
     """Return that all indices differ."""
     return [_int32(sparse._nnz())] if sparse._nnz() > 1 else []
@@ -285,6 +298,7 @@ def coalesce_bound(sparse: Tensor) -> list[bytes]:
 # -- counts --
 
 
+@copies("aten::bincount")
 def bincount_copies(
     _result: object, values: Tensor, *_options: object, **_more: object
 ) -> list[bytes]:
@@ -292,10 +306,11 @@ def bincount_copies(
     if not values.numel():
         return []
     host = _on_host(values)
-    copies = [_content(host.max())]
-    return copies if values.dtype == torch.uint8 else [_content(host.min()), *copies]
+    greatest = [_content(host.max())]
+    return greatest if values.dtype == torch.uint8 else [_content(host.min()), *greatest]
 
 
+@copies("aten::histc")
 def histc_copies(
     _result: object,
     values: Tensor,
@@ -311,6 +326,7 @@ def histc_copies(
     return [_content(host.min()), _content(host.max())]
 
 
+@copies("aten::repeat_interleave")
 def repeat_interleave_copies(
     result: Tensor, repeats: Tensor, *, output_size: int | None = None
 ) -> Sequence[Answer]:
@@ -323,6 +339,7 @@ def repeat_interleave_copies(
     return [_int64(result.shape[0]), (bytes([True]), _content(_on_host(repeats).min()))]
 
 
+@bound("aten::repeat_interleave")
 def repeat_interleave_bound(repeats: Tensor, *, output_size: int | None = None) -> Sequence[Answer]:
     """Return that each is taken once: repeats have no bound."""
     if output_size is not None or not repeats.shape[0]:
@@ -330,23 +347,25 @@ def repeat_interleave_bound(repeats: Tensor, *, output_size: int | None = None) 
     return [_int64(repeats.shape[0]), (bytes([True]), bytes(repeats.itemsize))]
 
 
+@copies("aten::mode")
 def mode_copies(
     _result: object, values: Tensor, /, dim: int = -1, *_options: object, **_more: object
 ) -> list[bytes]:
     """Return thrust's results for each slice that is too large for one kernel."""
-    copies = []
+    answers = []
     for line in _mode_slices(_on_host(values), dim):
         mode, place = line.mode()
         if line.dtype == torch.bool:
-            copies += _mode_of_truths(int(line.sum()), int(place))
+            answers += _mode_of_truths(int(line.sum()), int(place))
             continue
         unique, counts = line.unique(return_counts=True)
         highest = int(counts.argmax())
         frequency = int(counts[highest])
-        copies += _mode_of_numbers(len(unique), frequency, highest, _content(mode), int(place))
-    return copies
+        answers += _mode_of_numbers(len(unique), frequency, highest, _content(mode), int(place))
+    return answers
 
 
+@bound("aten::mode")
 def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
     """Return thrust's results for slices of different values."""
     lines = _mode_slices(values, dim)
@@ -384,6 +403,7 @@ def _mode_of_numbers(
 # -- comparisons, checks --
 
 
+@copies("aten::equal")
 def equal_copies(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
     """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
     if left.shape != right.shape or not left.numel():
@@ -396,11 +416,13 @@ def equal_copies(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
     return [] if is_same else [bytes([result])]
 
 
+@copies("aten::allclose")
 def allclose_copies(result: bool, *_arguments: object, **_options: object) -> list[bytes]:
     """Return the answer."""
     return [bytes([result])]
 
 
+@copies("aten::linalg_lstsq")
 def least_squares_copies(
     result: Sequence[Tensor], *_arguments: object, **_options: object
 ) -> list[bytes]:
@@ -408,6 +430,7 @@ def least_squares_copies(
     return [bytes([False])] if result[0].numel() else []
 
 
+@copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(
     _result: object, matrices: Tensor, *_options: object, **_more: object
 ) -> list[bytes]:
@@ -415,16 +438,18 @@ def no_error_copies(
     return [bytes([False])] if matrices.numel() else []
 
 
+@copies("aten::_linalg_svd", "aten::linalg_polar")
 def svd_copies(
     _result: object, matrices: Tensor, *_options: object, driver: str | None = None, **_more: object
 ) -> list[bytes]:
     """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
     if not matrices.numel():
         return []
-    copies = [bytes(4 * matrices.shape[:-2].numel()), bytes([False])]
-    return copies[1:] if driver == "gesvd" else copies
+    of_all = [bytes([False])]
+    return of_all if driver == "gesvd" else [bytes(4 * matrices.shape[:-2].numel()), *of_all]
 
 
+@copies("aten::linalg_pinv")
 def pinv_copies(
     _result: object, matrices: Tensor, *, hermitian: bool = False, **_options: object
 ) -> list[bytes]:
@@ -432,6 +457,7 @@ def pinv_copies(
     return no_error_copies(None, matrices) if hermitian else svd_copies(None, matrices)
 
 
+@copies("aten::_linalg_check_errors")
 def check_errors_copies(
     _result: object, status: Tensor, *_options: object, **_more: object
 ) -> list[bytes]:
@@ -439,6 +465,7 @@ def check_errors_copies(
     return [bytes([bool(_on_host(status).any())])]
 
 
+@copies("aten::linalg_eig")
 def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
     """Return whether all elements are finite, and that there is no error, of real ones twice.
 
@@ -459,6 +486,7 @@ MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 
 """the 1-norm from which it takes this degree for one matrix; for several it always does"""
 
 
+@copies("aten::linalg_matrix_exp")
 def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     """Return the norm of one matrix, and how often which matrices of several are squared.
 
@@ -477,6 +505,7 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
 
 
+@bound("aten::linalg_matrix_exp")
 def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
     """Return the copies for matrices that are all squared twice, which takes the most memory."""
     if not matrices.numel() or matrices.shape[-1] == 1:
@@ -486,11 +515,13 @@ def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
     return [*alone * (number == 1), _int64(1), _content(torch.tensor([number, 2]))]
 
 
+@copies("aten::_ctc_loss")
 def nothing_copies(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
     """Return no copy: PyTorch tags the operator, and it asks for nothing."""
     return []
 
 
+@copies("aten::segment_reduce")
 def segment_reduce_copies(
     _result: object,
     data: Tensor,
@@ -506,60 +537,6 @@ def segment_reduce_copies(
     return [_content(_on_host(lengths).min()), bytes([True])]
 
 
-COPIES: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
-    "aten::nonzero": nonzero_copies,
-    "aten::masked_select": masked_select_copies,
-    "torchvision::nms": nms_copies,
-    "aten::index": index_copies,
-    "aten::index_put": index_put_copies,
-    "aten::index_put_": index_put_copies,
-    "aten::_index_put_impl_": index_put_copies,
-    "aten::_unique": unique_copies,
-    "aten::_unique2": unique_copies,
-    "aten::unique_dim": unique_dim_copies,
-    "aten::unique_dim_consecutive": unique_dim_copies,
-    "aten::unique_consecutive": unique_consecutive_copies,
-    "aten::isin": isin_copies,
-    "aten::_coalesce": coalesce_copies,
-    "aten::masked_scatter_backward": masked_scatter_backward_copies,
-    "aten::_ctc_loss": nothing_copies,
-    "aten::bincount": bincount_copies,
-    "aten::histc": histc_copies,
-    "aten::repeat_interleave": repeat_interleave_copies,
-    "aten::mode": mode_copies,
-    "aten::equal": equal_copies,
-    "aten::allclose": allclose_copies,
-    "aten::segment_reduce": segment_reduce_copies,
-    "aten::_linalg_eigh": no_error_copies,
-    "aten::linalg_lstsq": least_squares_copies,
-    "aten::linalg_matrix_sqrth": no_error_copies,
-    "aten::linalg_pinv": pinv_copies,
-    "aten::_linalg_svd": svd_copies,
-    "aten::linalg_polar": svd_copies,
-    "aten::_linalg_check_errors": check_errors_copies,
-    "aten::linalg_eig": eig_copies,
-    "aten::linalg_matrix_exp": matrix_exp_copies,
-}
-"""by the operator's name: a function of the host's result and the CUDA call's arguments"""
-
-
-BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
-    "aten::nonzero": nonzero_bound,
-    "torchvision::nms": nms_bound,
-    "aten::_unique": unique_bound,
-    "aten::_unique2": unique_bound,
-    "aten::unique_dim": unique_dim_bound,
-    "aten::unique_dim_consecutive": unique_dim_bound,
-    "aten::unique_consecutive": unique_consecutive_bound,
-    "aten::isin": isin_bound,
-    "aten::_coalesce": coalesce_bound,
-    "aten::mode": mode_bound,
-    "aten::repeat_interleave": repeat_interleave_bound,
-    "aten::linalg_matrix_exp": matrix_exp_bound,
-}
-"""by the operator's name, where values are unknown: a function of the arguments, which gives the
-most that the operator can take. A size of zero would hold every limit. Matrices have exponentials
-that are squared. Those with masks take the share of a mask that is true: see ``masks_of``"""
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """operators that take masks or whole numbers, and ask for the size of masks alone"""
 
@@ -602,19 +579,3 @@ def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | N
         return None
     place = next(place for place, index in enumerate(args[1]) if index is not None)
     return result.shape[place], masks[0].numel()
-
-
-CHECKS: Final = {"aten::_linalg_check_errors"}
-"""operators that raise the host's error, and need no result for that"""
-
-
-@functools.cache
-def copies_of(op: OpOverload) -> Copies | None:
-    """Return the function that gives the bytes of an operator's copies to the host, if any.
-
-    It takes the host's result and the CUDA call's arguments, positional ones and those by name.
-    """
-    function = COPIES.get(op._schema.name)
-    if function is None:
-        return None
-    return lambda result, args, kwargs: function(result, *args, **kwargs)

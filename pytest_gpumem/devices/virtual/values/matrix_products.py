@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_gpumem.devices.virtual.values.operator_table import equivalent, equivalent_of_arguments
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pytest_gpumem.devices.virtual.values.operator_table import Arguments
 
 ZERO_OF_INT4 = 8
 """the number of four bits that stands for zero"""
 
 
+@equivalent("aten::mm.dtype", "aten::mm.dtype_out", "aten::bmm.dtype", "aten::bmm.dtype_out")
 def product(
     left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> Tensor:
@@ -22,6 +27,9 @@ def product(
     return result if out is None else out.resize_(result.shape).copy_(result)
 
 
+@equivalent(
+    "aten::addmm.dtype", "aten::addmm.dtype_out", "aten::baddbmm.dtype", "aten::baddbmm.dtype_out"
+)
 def added_product(
     added: Tensor,
     left: Tensor,
@@ -59,28 +67,20 @@ def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
     raise NotImplementedError(message)
 
 
-def scaled_mm(
-    left: Tensor,
-    right: Tensor,
-    left_scale: Tensor,
-    right_scale: Tensor,
-    bias: Tensor | None = None,
-    _result_scale: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    _fast: bool = False,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+@equivalent_of_arguments("aten::_scaled_mm", "aten::_scaled_mm.out")
+def scaled_mm(given: Arguments) -> Tensor:
     """Return the product of two scaled matrices of 8 bits, with a bias."""
-    result = (left.float() * _factors(left_scale, left)) @ (
-        right.float() * _factors(right_scale, right)
-    )
-    if bias is not None:
-        result = result + bias.float()
-    result = result.to(out_dtype or left.dtype)
+    left = given.self.float() * _factors(given.scale_a, given.self)
+    right = given.mat2.float() * _factors(given.scale_b, given.mat2)
+    result: Tensor = left @ right
+    if given.bias is not None:
+        result = result + given.bias.float()
+    result = result.to(given.out_dtype or given.self.dtype)
+    out: Tensor | None = given.get("out")
     return result if out is None else out.resize_(result.shape).copy_(result)
 
 
+@equivalent("aten::_grouped_mm")
 def grouped_mm(
     left: Tensor,
     right: Tensor,
@@ -112,6 +112,7 @@ def grouped_mm(
     return result.to(dtype)
 
 
+@equivalent("aten::_scaled_grouped_mm")
 def scaled_grouped_mm(
     left: Tensor,
     right: Tensor,
@@ -136,6 +137,7 @@ def scaled_grouped_mm(
     )
 
 
+@equivalent("aten::_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
     """Return weights of four bits, eight a number, in the shape of CUDA's layout.
 
@@ -146,6 +148,7 @@ def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
     return words.reshape(rows // 8, half * 2 // (inner_tiles * 16), 32, inner_tiles // 2)
 
 
+@equivalent("aten::_weight_int4pack_mm")
 def weight_int4pack_mm(values: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
     """Return the product of values and weights of four bits, scaled by groups of the inner size."""
     rows = packed.shape[0] * 8

@@ -5,27 +5,32 @@ interception.py hands it each operator, and runs the CUDA operator in between.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
+from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
-from pytest_gpumem.devices.virtual.values.data_dependent import (
-    BOUNDS,
-    BYTE_MASKS,
-    CHECKS,
-    copies_of,
-    masks_of,
-)
+from pytest_gpumem.devices.virtual.values.data_dependent import BYTE_MASKS, masks_of, taken_of
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
+from pytest_gpumem.devices.virtual.values.dispatch_keys import (
+    INCLUDED,
+    KEYS,
+    KEYS_BELOW,
+    Without,
+    keys_of,
+    numbers_as_tensors,
+)
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
+    describe,
     is_plain,
     is_sparse,
     map_arguments,
@@ -37,31 +42,37 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
     without_function_modes,
 )
-from pytest_gpumem.devices.virtual.values.interception import (
-    Interception,
-    RunningHere,
-    is_of_an_operators_own,
-)
+from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
 from pytest_gpumem.devices.virtual.values.known import KnownValues
+from pytest_gpumem.devices.virtual.values.open_operators import OpenOperator, RunningHere
+from pytest_gpumem.devices.virtual.values.operator_table import BOUNDS, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     FALSE_FOR,
+    RAISES,
     RETURNS_ARGUMENTS,
     TRUE_FOR,
     UNSCALES,
+    OperatorCall,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.sparse_operators import PRODUCTS, SELECTS, SparseOperators
+from pytest_gpumem.devices.virtual.values.sparse_operators import (
+    COUNTED,
+    SELECTS,
+    SparseOperators,
+    opens,
+)
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.devices.virtual.values.data_dependent import Answer, Copies
-    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
+    from pytest_gpumem.devices.virtual.values.operator_table import Answer
+    from pytest_gpumem.devices.virtual.values.operators import Traits
     from pytest_gpumem.devices.virtual.values.sparse_operators import HostCall
 
 SHARE_OF_HOST: Final = 0.5
@@ -115,6 +126,9 @@ class OneThread:
 class ValueMode:
     """Computes operators' values while it is entered, on the threads that inherit it."""
 
+    current: ClassVar[ValueMode | None] = None
+    """the one that is entered"""
+
     def __init__(
         self,
         library: NativeLibrary,
@@ -131,14 +145,13 @@ class ValueMode:
         self._library = library
         self.full = scope == "full"
         self.budget = Budget(library, full=self.full)
-        functions = Interception.prepared(library)
+        functions = prepared_functions(library)
         self._forget_ranges, self._known_bytes = functions.forget_ranges, functions.known_bytes
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
         self.sizes_told = False
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()
-        self.thread_writes = library.thread_writes
         self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
         self.sparse = SparseOperators(self.values, self.are_readable, self._compute_opened)
@@ -167,7 +180,8 @@ class ValueMode:
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
         self.decisions.computes = True
-        Interception.begin(self)
+        ValueMode.current = self
+        Interception.begin(self.run)
         self._library.short_ways(on=not self.full)
         return self
 
@@ -175,6 +189,7 @@ class ValueMode:
         """Compute no more."""
         self._library.short_ways(on=False)
         Interception.end()
+        ValueMode.current = None
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
         self.decisions.computes = False
@@ -283,12 +298,98 @@ class ValueMode:
         result = self._computed(call, args, kwargs)
         return result[0] if result is not None else None
 
+    # -- running a CUDA operator --
+
+    def run(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+        """Run an operator that may read values, or write some that are computed."""
+        __tracebackhide__ = True
+        traits, wants = call.traits, self.running_here.compiled
+        try:
+            if wants is not None and not wants(call):  # nobody looks at its values
+                return call.op._op(*call.args, **call.kwargs)
+            is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
+            is_opened = is_opened and traits.op._schema.name not in COPIES
+            run = self._run_opened if is_opened else self._run_closed
+            if traits.copies and call.copies_floats_to_host():
+                with self.decisions.purpose("kept"):
+                    return run(call)
+            return run(call)
+        except BaseException:
+            del call  # this frame is in the error's traceback
+            raise
+
+    def _run_closed(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+        """Run an operator of which nothing inside is seen."""
+        __tracebackhide__ = True
+        traits, here, plan = call.traits, self.running_here, None
+        if here.opened is not None:
+            here.opened.begin_inner(call.inputs())
+        counts = self.decisions.counts if traits.data_dependent else (0, 0)
+        if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
+            plan = self.before(call)
+        is_told = self.sizes_told or (plan is not None and plan.result is not None)
+        # It reads memory of its own back, which may lie where something else was known.
+        reads_unknown = traits.data_dependent and not is_told
+        if reads_unknown:
+            self._library.compute_values(on=False)
+        self.count(1)
+        try:
+            result = call.op._op(*call.args, **call.kwargs)
+        except BaseException:
+            call, plan = call.without_arguments(), None
+            raise
+        finally:
+            self.count(-1)
+            self.decisions.answered = False
+            if reads_unknown:
+                self._library.compute_values(on=True)
+            if traits.data_dependent:
+                self.after(call)  # last: it may fail
+        if traits.data_dependent and self.decisions.counts != counts:
+            taken = taken_of(call.op._schema.name, call.args, result)
+            if taken is not None:
+                self.decisions.seen_taken(*taken, counts)
+        self.finish(call, result, plan)
+        if here.opened is not None:
+            here.opened.end_inner(call, result)
+        return result
+
+    def _run_opened(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+        """Run an operator of which those inside are handed to this mode as well."""
+        __tracebackhide__ = True
+        here = self.running_here
+        outer = here.opened
+        if outer is not None:
+            outer.begin_inner(call.inputs())
+        plan = self.before_opened(call)
+        args = numbers_as_tensors(call.op, call.args)
+        keys = KEYS_BELOW & keys_of(call.inputs())
+        opened = here.opened = OpenOperator(self._library, call, outer)
+        self.count(1)
+        Interception.functions.count_opened(1)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(INCLUDED[0], False)  # noqa: FBT003
+        try:
+            result = call.op._handle.redispatch_boxed(keys, *args, **call.kwargs)
+        except BaseException:
+            del args, plan, call
+            raise
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(INCLUDED[0], True)  # noqa: FBT003
+            Interception.functions.count_opened(-1)
+            here.opened, here.count = outer, -1
+            self.count(-1)
+        opened.begin_inner()
+        self.finish_opened(call, result, plan, opened.told())
+        if outer is not None:
+            outer.end_inner(call, result)
+        return result
+
     # -- operators inside of others --
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that is run with the operators inside of it seen."""
-        if call.name in PRODUCTS:
+        if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
             self.running_here.count = self.sparse.nonzeros(call)
@@ -322,7 +423,7 @@ class ValueMode:
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
-        copies = copies_of(call.op) if traits.data_dependent and not self.sizes_told else None
+        copies = None if self.sizes_told else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self._writes_computed(call.written()):
             return None
@@ -341,18 +442,18 @@ class ValueMode:
             self.decisions.seen_assumed()
             plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
             if copies is not None:
-                self._queue(copies(True, call.args, call.kwargs))  # noqa: FBT003 - its result
+                self._queue(copies(True, *call.args, **call.kwargs))  # noqa: FBT003 - its result
             copies = None
         self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             with OneThread(self.full):
                 result = self.compute(call, plan, device)
-            if result is None and call.op._schema.name in CHECKS:
+            if result is None and call.name in RAISES:
                 result = (None,)
             if result is not None:
                 plan = plan._replace(result=result)
-                self._queue(copies(result[0], call.args, call.kwargs))
+                self._queue(copies(result[0], *call.args, **call.kwargs))
         return plan
 
     def _before_read(self, call: OperatorCall) -> Plan | None:
@@ -397,7 +498,7 @@ class ValueMode:
         self,
         call: OperatorCall,
         plan: Plan | None,
-        copies: Copies | None,
+        copies: Callable[..., Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
         """Queue the answers for an operator on unknown values, by its masks or as a bound."""
@@ -408,12 +509,12 @@ class ValueMode:
                 self.sparse.spread(call.args[0])
             self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
-                self._queue(copies(None, call.args, call.kwargs))
+                self._queue(copies(None, *call.args, **call.kwargs))
                 return
         bound = BOUNDS.get(call.op._schema.name)
         if masks and masks[0].dtype in BYTE_MASKS:
             share = self.assumptions.most_of_masks
-            answers = copies(None, call.args, {**call.kwargs, "share": share})
+            answers = copies(None, *call.args, **call.kwargs, share=share)
         elif bound is not None:
             answers = bound(*call.args, **call.kwargs)
         else:
@@ -573,10 +674,6 @@ class ValueMode:
         made = tensors_in(result)
         return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
 
-    def write_computed(self, call: OperatorCall, result: object, host: object) -> None:
-        """Write an operator's values, which the native library has computed on the host."""
-        self.finish(call, result, Plan((), {}, (), assumed=False, result=(host,)))
-
     def _plan_after(
         self, call: OperatorCall, fresh: Sequence[Tensor], result: object
     ) -> Plan | None:
@@ -695,14 +792,6 @@ class ValueMode:
         else:
             self.values.write(tensor, values, assumed=True)
 
-    def look_away(self) -> None:
-        """Let every kernel make all values unknown."""
-        self._library.compute_values(on=False)
-
-    def look_again(self) -> None:
-        """End :meth:`look_away`."""
-        self._library.compute_values(on=True)
-
     # -- random numbers --
 
     def _host_generator(self, generator: torch.Generator) -> torch.Generator:
@@ -738,3 +827,73 @@ def _seed(generator: torch.Generator) -> int:
     """Return a seed that depends on a generator's seed and on how many numbers it has given."""
     mixed = generator.initial_seed() * 0x9E3779B97F4A7C15
     return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
+
+
+# -- functions that the native library calls --
+
+
+def prepared_functions(library: NativeLibrary) -> OperatorFunctions:
+    """Return the native library's functions of operators, which are the same for all modes."""
+    called = CalledFunctions(describe, _finish, _end_budget, _affords, _refund)
+    return Interception.prepared(library, called)
+
+
+def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: object) -> None:  # noqa: ANN401 - as the operator
+    """Write the values of an operator that has run.
+
+    Where the library has computed them, ``host`` is the host's result.
+    """
+    __tracebackhide__ = True
+    mode = ValueMode.current
+    if mode is None:
+        return
+    try:
+        with Without(KEYS):
+            plan = Plan((), {}, (), assumed=False, result=(host[0],)) if host else None
+            mode.finish(OperatorCall(traits, args, kwargs or {}), result, plan)
+    except BaseException as error:
+        del args, kwargs, result, host, plan
+        raise_unwrapped(error)
+        raise
+
+
+def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes: int) -> bool:  # noqa: ANN401 - as the operator
+    """Take an operator's cost off a test's budget: the library would compute it."""
+    mode = ValueMode.current
+    call = OperatorCall(traits, args, kwargs or {})
+    return mode is not None and mode.affords_native(call, result, known_bytes)
+
+
+def _refund() -> None:
+    """Give the cost back that was taken last."""
+    if ValueMode.current is not None:
+        ValueMode.current.budget.refund()
+
+
+def _end_budget() -> None:
+    """End a test's budget: so much is unknown."""
+    if ValueMode.current is not None:
+        ValueMode.current.budget.end()
+
+
+def is_of_an_operators_own(address: int) -> bool:
+    """Return whether the operator that runs reads memory of its own, and none of its arguments.
+
+    Its kernels would have written that: values known at that address are of an earlier tensor, of
+    which PyTorch uses the block again. The native library asks, on any thread.
+    """
+    running = Interception.functions.running()
+    if running is None:
+        frame = sys._getframe(1)
+        if frame.f_code not in {ValueMode._run_closed.__code__, ValueMode._run_opened.__code__}:
+            return False
+        variables = frame.f_locals
+        running = variables["call"].args, variables["call"].kwargs
+        if type(variables) is dict:  # before Python 3.13 a copy, which would keep the call alive
+            variables.clear()
+    args, kwargs = running
+    return not any(
+        0 <= address - part.untyped_storage().data_ptr() < part.untyped_storage().nbytes()
+        for tensor in tensors_in([*args, *(kwargs or {}).values()])
+        for part in parts_of(tensor)
+    )

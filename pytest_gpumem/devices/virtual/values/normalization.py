@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+
+from pytest_gpumem.devices.virtual.values.operator_table import (
+    EQUIVALENTS,
+    equivalent,
+    equivalent_of_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+    from pytest_gpumem.devices.virtual.values.operator_table import Arguments
 
 aten: Final = torch.ops.aten
 
@@ -25,90 +33,88 @@ def _stored(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or like is None else tensor.to(like.dtype)
 
 
-def batch_norm(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+def _batch_norm(
+    given: Arguments, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, and the mean and inverse deviation that CUDA keeps, of evaluation too."""
-    mean, var = _wide(running_mean), _wide(running_var)
-    parts = (_wide(values), _wide(weight), _wide(bias), mean, var)
+    values, running = given.input, (given.get("running_mean"), given.get("running_var"))
+    mean, var = map(_wide, running)
+    parts = (_wide(values), _wide(given.weight), _wide(given.bias), mean, var)
     output, kept_mean, kept_scale = aten.native_batch_norm(*parts, training, momentum, eps)
-    for running, updated in ((running_mean, mean), (running_var, var)):
-        if running is not None and updated is not None and updated is not running:
-            running.copy_(updated)
+    for statistic, updated in zip(running, (mean, var), strict=True):
+        if statistic is not None and updated is not None and updated is not statistic:
+            statistic.copy_(updated)
     if not training and mean is not None and var is not None:
         kept_mean, kept_scale = mean.clone(), (var + eps).rsqrt()
     return output.to(values.dtype), kept_mean, kept_scale
 
 
-def cudnn_batch_norm(*arguments: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - the operator's
-    """Return batch_norm's results; of cuDNN's reserve space nothing is needed."""
-    return *batch_norm(*arguments), None
+@equivalent_of_arguments(
+    "aten::native_batch_norm",
+    "aten::native_batch_norm.out",
+    *(
+        f"aten::_native_batch_norm_legit{kind}"
+        for kind in ("", ".out", ".no_stats", ".no_stats_out")
+    ),
+)
+def batch_norm(given: Arguments) -> tuple[Tensor, ...]:
+    """Return the results; with ``out=``, in these tensors."""
+    results = _batch_norm(given, given.training, given.momentum, given.eps)
+    if given.get("out") is None:
+        return results
+    targets = given.out, given.save_mean, given.save_invstd
+    for target, result in zip(targets, results, strict=True):
+        target.resize_(result.shape).copy_(result)
+    return targets
 
 
-def batch_norm_backward(
-    gradient: Tensor,
-    values: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_scale: Tensor | None,
-    training: bool,
-    eps: float,
-    mask: Sequence[bool] = (True, True, True),
-    _reserve: Tensor | None = None,
+@equivalent_of_arguments("aten::cudnn_batch_norm")
+def cudnn_batch_norm(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the results; of cuDNN's reserve space nothing is needed."""
+    momentum = given.exponential_average_factor
+    return *_batch_norm(given, given.training, momentum, given.epsilon), None
+
+
+@equivalent_of_arguments("aten::_batch_norm_with_update")
+def batch_norm_with_update(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the results of training, with a reserve space."""
+    return *_batch_norm(given, True, given.momentum, given.eps), None
+
+
+@equivalent_of_arguments("aten::_batch_norm_no_update")
+def batch_norm_no_update(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the results of evaluation, with a reserve space."""
+    return *_batch_norm(given, False, given.momentum, given.eps), None
+
+
+def _batch_norm_backward(
+    given: Arguments, gradient: Tensor, scale: Tensor, training: bool, eps: float
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of batch_norm's input, weight and bias."""
-    tensors = (gradient, values, weight, running_mean, running_var, save_mean, save_scale)
-    results = aten.native_batch_norm_backward(*map(_wide, tensors), training, eps, list(mask))
-    by_values, by_weight, by_bias = results
-    return (_stored(by_values, values), _stored(by_weight, weight), _stored(by_bias, weight))
+    values, weight = given.input, given.weight
+    running = given.running_mean, given.running_var
+    tensors = map(_wide, (gradient, values, weight, *running, given.save_mean, scale))
+    mask = [*(given.get("output_mask") or (True, True, True))]
+    results = aten.native_batch_norm_backward(*tensors, training, eps, mask)
+    return tuple(map(_stored, results, (values, weight, weight)))
 
 
-def cudnn_batch_norm_backward(
-    values: Tensor,
-    gradient: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_scale: Tensor | None,
-    eps: float,
-    _reserve: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of batch_norm's input, weight and bias, of training."""
-    return batch_norm_backward(
-        gradient, values, weight, running_mean, running_var, save_mean, save_scale, True, eps
-    )
+@equivalent_of_arguments("aten::native_batch_norm_backward")
+def native_batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias."""
+    return _batch_norm_backward(given, given.grad_out, given.save_invstd, given.train, given.eps)
 
 
-def batch_norm_of(*, training: bool) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the operator of training or of evaluation alone: its results have a reserve space."""
-
-    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - the operator's
-        completed = (*arguments[:5], training, *arguments[5:])
-        return *batch_norm(*completed), None
-
-    return forward
+@equivalent_of_arguments("aten::batch_norm_backward")
+def batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias."""
+    return _batch_norm_backward(given, given.grad_out, given.save_var, given.update, given.eps)
 
 
-def batch_norm_no_stats(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return batch_norm's results where no running statistics are kept."""
-    return batch_norm(values, weight, bias, None, None, training, momentum, eps)
+@equivalent_of_arguments("aten::cudnn_batch_norm_backward")
+def cudnn_batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, of training."""
+    return _batch_norm_backward(given, given.grad_output, given.save_var, True, given.epsilon)
 
 
 # -- synchronised batch normalisation: statistics, their union, the element-wise parts --
@@ -122,104 +128,79 @@ def _shaped(statistic: Tensor, values: Tensor) -> Tensor:
     return statistic.reshape(1, -1, *[1] * (values.ndim - 2))
 
 
+@equivalent("aten::batch_norm_stats")
 def batch_norm_stats(values: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the mean and the inverse deviation of each channel."""
     var, mean = torch.var_mean(values.float(), _over_channels(values), correction=0)
     return mean, (var + eps).rsqrt()
 
 
-def batch_norm_elemt(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
-    _eps: float,
-) -> Tensor:
+@equivalent_of_arguments("aten::batch_norm_elemt")
+def batch_norm_elemt(given: Arguments) -> Tensor:
     """Return the normalised values."""
-    result = (values.float() - _shaped(mean, values)) * _shaped(scale, values)
-    if weight is not None:
-        result = result * _shaped(weight.float(), values)
-    if bias is not None:
-        result = result + _shaped(bias.float(), values)
+    values: Tensor = given.input
+    result = (values.float() - _shaped(given.mean, values)) * _shaped(given.invstd, values)
+    if given.weight is not None:
+        result = result * _shaped(given.weight.float(), values)
+    if given.bias is not None:
+        result = result + _shaped(given.bias.float(), values)
     return result.to(values.dtype)
 
 
-def batch_norm_gather_stats_with_counts(
-    _values: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, Tensor]:
+@equivalent_of_arguments(
+    "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"
+)
+def batch_norm_gather_stats(given: Arguments) -> tuple[Tensor, Tensor]:
     """Return the mean and inverse deviation of all ranks; update the running ones."""
-    share = counts.float().reshape(-1, 1) / counts.sum()
-    whole = (mean * share).sum(0)
-    square = ((scale.pow(-2) - eps + mean.square()) * share).sum(0)
-    var = square - whole.square()
+    means: Tensor = given.mean
+    counts = given.get("counts")
+    if counts is None:  # each rank has as many values
+        counts = torch.full((means.shape[0],), float(given.count))
     total = counts.sum()
-    if running_mean is not None:
-        running_mean.lerp_(whole.to(running_mean.dtype), momentum)
-    if running_var is not None:
-        running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
-    return whole, (var + eps).rsqrt()
+    share = counts.float().reshape(-1, 1) / total
+    whole = (means * share).sum(0)
+    square = ((given.invstd.pow(-2) - given.eps + means.square()) * share).sum(0)
+    var = square - whole.square()
+    for running, update in (
+        (given.running_mean, whole),
+        (given.running_var, var * total / (total - 1)),
+    ):
+        if running is not None:
+            running.lerp_(update.to(running.dtype), given.momentum)
+    return whole, (var + given.eps).rsqrt()
 
 
-def batch_norm_gather_stats(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - the operator's
-    """Return the mean and inverse deviation of ranks with as many values each."""
-    means, count = arguments[1], arguments[-1]
-    counted = (*arguments[:-1], torch.full((means.shape[0],), float(count)))
-    return batch_norm_gather_stats_with_counts(*counted)
-
-
-def batch_norm_backward_reduce(
-    gradient: Tensor,
-    values: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::batch_norm_backward_reduce")
+def batch_norm_backward_reduce(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the sums that each rank gives to all: of gradients, and with the values."""
+    gradient, values, weight = given.grad_out.float(), given.input, given.weight
     dims = _over_channels(values)
-    sums = gradient.float().sum(dims)
-    centred = (gradient.float() * (values.float() - _shaped(mean, values))).sum(dims)
+    sums = gradient.sum(dims)
+    centred = (gradient * (values.float() - _shaped(given.mean, values))).sum(dims)
     return (
-        sums if input_g else None,
-        centred if input_g else None,
-        _stored(centred * scale, weight) if weight_g else None,
-        _stored(sums, weight) if bias_g else None,
+        sums if given.input_g else None,
+        centred if given.input_g else None,
+        _stored(centred * given.invstd, weight) if given.weight_g else None,
+        _stored(sums, weight) if given.bias_g else None,
     )
 
 
-def batch_norm_backward_elemt(
-    gradient: Tensor,
-    values: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor | None,
-    sums: Tensor,
-    centred: Tensor,
-    count: Tensor,
-) -> Tensor:
+@equivalent_of_arguments("aten::batch_norm_backward_elemt")
+def batch_norm_backward_elemt(given: Arguments) -> Tensor:
     """Return the gradient of the values, from the sums of all ranks."""
-    total = count.sum()
-    factor = scale if weight is None else scale * weight.float()
-    inner = (values.float() - _shaped(mean, values)) * _shaped(
-        centred * scale.square() / total, values
-    )
-    result = gradient.float() - _shaped(sums / total, values) - inner
-    return (result * _shaped(factor, values)).to(values.dtype)
+    values, scale, total = given.input, given.invstd, given.count.sum()
+    factor = scale if given.weight is None else scale * given.weight.float()
+    slope = given.sum_dy_xmu * scale.square() / total
+    inner = (values.float() - _shaped(given.mean, values)) * _shaped(slope, values)
+    result = given.grad_out.float() - _shaped(given.sum_dy / total, values) - inner
+    gradient: Tensor = result * _shaped(factor, values)
+    return gradient.to(values.dtype)
 
 
 # -- layer, group and root-mean-square normalisation --
 
 
+@equivalent("aten::native_layer_norm")
 def layer_norm(
     values: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,23 +211,17 @@ def layer_norm(
     return output.to(values.dtype), mean, scale
 
 
-def layer_norm_backward(
-    gradient: Tensor,
-    values: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::native_layer_norm_backward")
+def layer_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of layer_norm's input, weight and bias."""
-    results = aten.native_layer_norm_backward(
-        _wide(gradient), _wide(values), shape, mean, scale, _wide(weight), _wide(bias), list(mask)
-    )
-    return tuple(map(_stored, results, (values, weight, bias)))
+    stored = given.input, given.weight, given.bias
+    gradient, values, weight, bias = map(_wide, (given.grad_out, *stored))
+    parts = gradient, values, given.normalized_shape, given.mean, given.rstd, weight, bias
+    results = aten.native_layer_norm_backward(*parts, [*given.output_mask])
+    return tuple(map(_stored, results, stored))
 
 
+@equivalent("aten::_fused_rms_norm")
 def rms_norm(
     values: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -261,24 +236,19 @@ def rms_norm(
     return output.to(values.dtype), scale
 
 
-def rms_norm_backward(
-    gradient: Tensor,
-    values: Tensor,
-    shape: Sequence[int],
-    scale: Tensor,
-    weight: Tensor | None,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::_fused_rms_norm_backward")
+def rms_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of rms_norm's input and weight."""
+    values, shape, weight, scale = given.input, given.normalized_shape, given.weight, given.rstd
     dims = tuple(range(-len(shape), 0))
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    normal, incoming = values.to(wide) * scale, gradient.to(wide)
+    normal, incoming = values.to(wide) * scale, given.grad_out.to(wide)
     through = incoming if weight is None else incoming * weight.to(wide)
     by_values = scale * (through - normal * (through * normal).mean(dims, keepdim=True))
     by_weight = (incoming * normal).reshape(-1, *shape).sum(0)
     return (
-        by_values.to(values.dtype) if mask[0] else None,
-        by_weight.to(weight.dtype) if mask[1] and weight is not None else None,
+        by_values.to(values.dtype) if given.output_mask[0] else None,
+        by_weight.to(weight.dtype) if given.output_mask[1] and weight is not None else None,
     )
 
 
@@ -298,3 +268,13 @@ def softmax_backward(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return operator(gradient, output, dim, gradient.dtype).to(input_dtype)
 
     return backward
+
+
+EQUIVALENTS.update(
+    {
+        "aten::_softmax": softmax(aten._softmax),
+        "aten::_log_softmax": softmax(aten._log_softmax),
+        "aten::_softmax_backward_data": softmax_backward(aten._softmax_backward_data),
+        "aten::_log_softmax_backward_data": softmax_backward(aten._log_softmax_backward_data),
+    }
+)

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
-from pytest_gpumem.devices.virtual.values.data_dependent import COPIES, INDEXING
-from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
+from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register equivalents
+    attention,
+    equivalents,
+    matrix_products,
+    normalization,
+    recurrent,
+)
+from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,6 +127,8 @@ UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
 """operators with results that are assumed at once, where nothing is known; all other results
 are unknown until they decide"""
+RAISES: Final = {"_linalg_check_errors"}
+"""operators that raise the host's error, and need no result for that"""
 COMPOSED: Final = {"aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned"}
 """operators with a CUDA kernel that consists of other operators, and decides by their values"""
 READS: Final = "_local_scalar_dense"
@@ -323,7 +332,7 @@ def traits_of(op: OpOverload) -> Traits:
         in_python=in_python,
         may_open=not name.startswith(UNOPENED),
         carried=name in CARRIED,
-        host=EQUIVALENTS.get(op, op._op),
+        host=EQUIVALENTS.get(op._name, op._op),
         formula=FORMULAS.get(op._overloadpacket),
         ways=Ways(0),
     )

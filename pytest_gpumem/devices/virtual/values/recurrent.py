@@ -4,170 +4,110 @@ from __future__ import annotations
 
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.autograd_threads import unawaited
+from pytest_gpumem.devices.virtual.values.operator_table import equivalent, equivalent_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pytest_gpumem.devices.virtual.values.operator_table import Arguments
+
 RELU, TANH, LSTM, GRU = range(4)
 """cuDNN's modes of a recurrent network"""
-NETWORKS: Final[dict[int, Callable[..., Any]]] = {
+RUN: Final[dict[int, Callable[..., Any]]] = {
     RELU: torch.ops.aten.rnn_relu,
     TANH: torch.ops.aten.rnn_tanh,
     LSTM: torch.ops.aten.lstm,
     GRU: torch.ops.aten.gru,
 }
-
-
-class Network(NamedTuple):
-    """A network's options, as the operator takes them."""
-
-    mode: int
-    stride: int
-    """weights of a layer and direction: four have biases, a fifth projects"""
-    layers: int
-    batch_first: bool
-    dropout: float
-    train: bool
-    bidirectional: bool
-    batch_sizes: Sequence[int]
-
-
+"""PyTorch's networks of the CPU"""
 GATES: Final = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 """the gates of a cell"""
 
 
-def _in_shape(
-    network: Network, weights: Sequence[Tensor], inputs: int, hidden: int, projected: int
-) -> list[Tensor]:
+def _has_biases(given: Arguments) -> bool:
+    """Return whether a layer and direction has two biases beside its two weights."""
+    return bool(given.weight_stride0 >= 4)  # noqa: PLR2004 - a fifth weight projects
+
+
+def _weights_in_shape(given: Arguments) -> list[Tensor]:
     """Return weights as the CPU's network takes them: autocast passes flat ones."""
-    rows, outputs = GATES[network.mode] * hidden, projected or hidden
-    directions = 2 if network.bidirectional else 1
+    hidden, inputs = given.hidden_size, given.input.shape[-1]
+    rows, outputs = GATES[given.mode] * hidden, given.proj_size or hidden
+    directions = 2 if given.bidirectional else 1
     shaped = []
-    for place, weight in enumerate(weights):
-        group, kind = divmod(place, network.stride)
+    for place, weight in enumerate(given.weight):
+        group, kind = divmod(place, given.weight_stride0)
         columns = inputs if group < directions else outputs * directions
-        has_biases = network.stride >= 4  # noqa: PLR2004 - two weights and two biases
         shape: list[tuple[int, ...]] = [(rows, columns), (rows, outputs)]
-        shape += [(rows,), (rows,)] if has_biases else []
-        shape += [(outputs, hidden)] if projected else []
+        shape += [(rows,), (rows,)] if _has_biases(given) else []
+        shape += [(outputs, hidden)] if given.proj_size else []
         shaped.append(weight.reshape(shape[kind]))
     return shaped
 
 
 def _forward(
-    network: Network, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
+    given: Arguments, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the output and the last states, by PyTorch's own network of the CPU."""
-    state = [hidden, cell] if network.mode == LSTM else hidden
-    has_biases = network.stride >= 4  # noqa: PLR2004 - two weights and two biases
+    state = [hidden, cell] if given.mode == LSTM else hidden
     options = (
-        *(list(weights), has_biases, network.layers, network.dropout),
-        *(network.train, network.bidirectional),
+        *(list(weights), _has_biases(given), given.num_layers, given.dropout),
+        *(given.train, given.bidirectional),
     )
-    run = NETWORKS[network.mode]
-    if not network.dropout or not network.train:
-        return _call(run, network, values, state, options)
-    # The backward pass draws the same mask: it has the same values.
-    seed = zlib.crc32(bytes(values.detach().float().contiguous().flatten()[:64].numpy().tobytes()))
-    generator_state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed)
+    generator_state = None
+    if given.dropout and given.train:
+        # The backward pass draws the same mask: it has the same values.
+        first = values.detach().float().contiguous().flatten()[:64]
+        generator_state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(zlib.crc32(bytes(first.numpy().tobytes())))
     try:
-        return _call(run, network, values, state, options)
+        if given.batch_sizes:
+            sizes = torch.tensor(given.batch_sizes)
+            result: tuple[Tensor, ...] = RUN[given.mode](values, sizes, state, *options)
+        else:
+            result = RUN[given.mode](values, state, *options, given.batch_first)
     finally:
-        torch.default_generator.set_state(generator_state)
-
-
-def _call(
-    run: Callable[..., Any], network: Network, values: Tensor, state: object, options: Sequence[Any]
-) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = (
-        run(values, torch.tensor(network.batch_sizes), state, *options)
-        if network.batch_sizes
-        else run(values, state, *options, network.batch_first)
-    )
+        if generator_state is not None:
+            torch.default_generator.set_state(generator_state)
     return result
 
 
-def cudnn_rnn(
-    values: Tensor,
-    weights: Sequence[Tensor],
-    stride: int,
-    buffer: Tensor | None,
-    hidden: Tensor,
-    cell: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    _dropout_state: Tensor | None,
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::_cudnn_rnn")
+def cudnn_rnn(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the output and the last states; of the reserve space nothing is needed."""
-    network = Network(mode, stride, layers, batch_first, dropout, train, bidirectional, batch_sizes)
-    shaped = _in_shape(network, weights, values.shape[-1], hidden_size, proj_size)
-    result = _forward(network, values, shaped, hidden, cell)
-    last_cell = result[2] if mode == LSTM else values.new_empty(0)
-    return result[0], result[1], last_cell, None, buffer  # in which the weights lie
+    weights = _weights_in_shape(given)
+    result = _forward(given, given.input, weights, given.hx, given.cx)
+    last_cell = result[2] if given.mode == LSTM else given.input.new_empty(0)
+    return result[0], result[1], last_cell, None, given.weight_buf  # in which the weights lie
 
 
-def cudnn_rnn_backward(
-    values: Tensor,
-    weights: Sequence[Tensor],
-    stride: int,
-    _buffer: Tensor,
-    hidden: Tensor,
-    cell: Tensor | None,
-    _output: Tensor,
-    by_output: Tensor | None,
-    by_hidden: Tensor | None,
-    by_cell: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    _dropout_state: Tensor | None,
-    _reserve: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Any, ...]:
+@equivalent_of_arguments("aten::_cudnn_rnn_backward")
+def cudnn_rnn_backward(given: Arguments) -> tuple[Any, ...]:
     """Return the gradients of values, states and weights, by autograd over the CPU's network."""
-    network = Network(mode, stride, layers, batch_first, dropout, train, bidirectional, batch_sizes)
-    shaped = _in_shape(network, weights, values.shape[-1], hidden_size, proj_size)
-    leaves = [values, hidden, *([] if cell is None else [cell]), *shaped]
-    gradients = differentiated(
-        lambda *inputs: _forward(
-            network,
-            inputs[0],
-            inputs[-len(weights) :],
-            inputs[1],
-            None if cell is None else inputs[2],
-        ),
-        leaves,
-        [by_output, by_hidden, by_cell],
-    )
-    by_state = gradients[2] if cell is not None else None
+    weights = _weights_in_shape(given)
+    states = [given.hx] if given.cx is None else [given.hx, given.cx]
+
+    def forward(values: Tensor, hidden: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        cell = None if given.cx is None else others[0]
+        return _forward(given, values, others[-len(weights) :], hidden, cell)
+
+    incoming = [given.grad_output, given.grad_hy, given.grad_cy]
+    gradients = differentiated(forward, [given.input, *states, *weights], incoming)
     by_weights = [
         gradient.reshape(weight.shape)
-        for gradient, weight in zip(gradients[-len(weights) :], weights, strict=True)
+        for gradient, weight in zip(gradients[-len(weights) :], given.weight, strict=True)
     ]
+    mask = given.output_mask
     return (
         gradients[0] if mask[0] else None,
         gradients[1] if mask[1] else None,
-        by_state if mask[2] else None,
+        gradients[2] if mask[2] and given.cx is not None else None,
         by_weights if mask[3] else [None] * len(weights),
     )
 
@@ -210,6 +150,7 @@ def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates.float() if bias is None else gates.float() + bias.float()
 
 
+@equivalent("aten::_thnn_fused_lstm_cell")
 def lstm_cell(
     by_input: Tensor,
     by_hidden: Tensor,
@@ -228,6 +169,7 @@ def lstm_cell(
     return (leave * state.tanh()).to(kind), state.to(kind), workspace.to(kind)
 
 
+@equivalent("aten::_thnn_fused_lstm_cell_backward_impl")
 def lstm_cell_backward(
     by_hidden: Tensor | None,
     by_cell: Tensor | None,
@@ -255,6 +197,7 @@ def lstm_cell_backward(
     return gates, (inner * forget).to(cell.dtype), gates.sum(0) if has_bias else None
 
 
+@equivalent("aten::_thnn_fused_gru_cell")
 def gru_cell(
     by_input: Tensor,
     by_hidden: Tensor,
@@ -272,6 +215,7 @@ def gru_cell(
     return result.to(by_input.dtype), workspace.to(by_input.dtype)
 
 
+@equivalent("aten::_thnn_fused_gru_cell_backward")
 def gru_cell_backward(
     gradient: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, ...]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
     """takes a call and its arguments on the host; returns the result in a tuple, or None"""
 
-PRODUCTS: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
+COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
 """operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
 SELECTS: Final = {"index_select"}
 """operators that count their selection by kernels of their own, and read the count"""

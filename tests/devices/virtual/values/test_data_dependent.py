@@ -9,9 +9,8 @@ from helpers.torch_features import require, require_release
 from helpers.virtual_gpu import virtual_card
 from torchvision import ops
 
-from pytest_gpumem.devices.virtual.values.data_dependent import COPIES
-from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
+from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS
 
 aten = torch.ops.aten
 BLOCK = 512
@@ -168,7 +167,7 @@ def run(op, args, kwargs):
     before = outside_of_workspaces()
     result = op(*given, **named)
     taken = outside_of_workspaces() - before
-    return EQUIVALENTS.get(op, op)(*args, **kwargs), result, taken
+    return EQUIVALENTS.get(op._name, op)(*args, **kwargs), result, taken
 
 
 @pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=[str(op) for op, *_ in CASES])

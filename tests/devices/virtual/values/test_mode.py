@@ -222,7 +222,7 @@ def test_a_users_own_mode_gets_operators_without_one_of_their_tensors():
     from torch.nn.functional import scaled_dot_product_attention
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from pytest_gpumem.devices.virtual.values.interception import _numbers_as_tensors
+    from pytest_gpumem.devices.virtual.values.dispatch_keys import numbers_as_tensors
 
     class Passes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -232,7 +232,7 @@ def test_a_users_own_mode_gets_operators_without_one_of_their_tensors():
     with Passes():
         scaled_dot_product_attention(x, x, x).sum().backward()
     assert x.grad.shape == x.shape
-    none, one = _numbers_as_tensors(torch.ops.aten.mul.Tensor, [None, 1])  # with any torch
+    none, one = numbers_as_tensors(torch.ops.aten.mul.Tensor, [None, 1])  # with any torch
     assert none is None
     assert one == 1
 

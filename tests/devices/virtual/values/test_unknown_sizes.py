@@ -9,7 +9,8 @@ import torch
 from helpers.marked_sessions import one_test
 from helpers.virtual_gpu import virtual_card
 
-from pytest_gpumem.devices.virtual.values.data_dependent import BOUNDS, COPIES, INDEXING
+from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
+from pytest_gpumem.devices.virtual.values.operator_table import BOUNDS, COPIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

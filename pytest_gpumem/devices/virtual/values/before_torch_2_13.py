@@ -1,0 +1,162 @@
+"""Operators under modes and of subclasses before torch 2.13, where our key is above that of Python.
+
+There our kernel comes first, and hands the operator to the mode or the subclass. Python's key
+leaves out all keys above it, so the operators inside are seen by another key, below Python's.
+Newer versions need nothing of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from pytest_gpumem.devices.virtual.values.dispatch_keys import (
+    INCLUDED,
+    IS_ABOVE_PYTHON,
+    KEY,
+    KEYS,
+    LOWER_KEY,
+    NAMES,
+    PYTHON,
+    Without,
+    keys_of,
+    numbers_as_tensors,
+    operator_named,
+    present_operator,
+)
+from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+from pytest_gpumem.devices.virtual.values.operators import register
+from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+MODES: Final = Patch(
+    "torch.utils._python_dispatch",
+    "TorchDispatchMode.__enter__",
+    reason="operators that were registered late get kernels before a mode is entered",
+    versions="before torch 2.13",
+)
+_PYTHONS: Final = torch._C.DispatchKeySet(PYTHON)
+_LOWER: Final = INCLUDED[-1]
+
+
+def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Have a mode or a subclass handle an operator first."""
+    __tracebackhide__ = True
+    tensors = tensors_in([*args, *kwargs.values()])
+    is_pythons = torch._ops.key_extractor(tensors, _PYTHONS).has(PYTHON)
+    del tensors
+    try:
+        if is_pythons:
+            op = present_operator(name) if name in LATE.names else operator_named(name)
+            return op.redispatch(_PYTHONS, *numbers_as_tensors(op, args), **kwargs)
+        with Without(torch._C.DispatchKeySet(_LOWER)):
+            return kernel(*args, **kwargs)
+    except BaseException:
+        del args, kwargs  # as in interception.py
+        raise
+
+
+def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator inside of a mode or of a subclass."""
+    __tracebackhide__ = True
+    try:
+        with Without(KEYS):
+            return kernel(*args, **kwargs)
+    except BaseException:
+        del args, kwargs
+        raise
+
+
+_AROUND: Final = {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTHON else {}
+"""what calls an operator's kernel, by the dispatch keys"""
+
+
+def around(name: str, key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator's kernel for a dispatch key; with newer versions it is the given one."""
+    return functools.partial(_AROUND[key], name, kernel) if key in _AROUND else kernel
+
+
+def fallback(key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of operators that are registered later, which is given the operator."""
+    if key not in _AROUND:
+        return kernel
+
+    def later(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+        __tracebackhide__ = True
+        try:
+            return _AROUND[key](op.name(), functools.partial(kernel, op), *args, **kwargs)
+        except BaseException:
+            del args, kwargs
+            raise
+
+    return later
+
+
+def passed(name: str, key: str) -> Callable[..., Any]:
+    """Return the kernel of an operator that a key is passed by for."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if key != KEY and has_kernel(name, "BackendSelect"):  # whose kernel would not do so
+
+        def pass_lower_key(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+            __tracebackhide__ = True
+            below = torch._C._dispatch_keyset_full_after(_LOWER)
+            keys = keys_of(tensors_in([*args, *kwargs.values()])) & below
+            return operator_named(name).redispatch(keys, *args, **kwargs)
+
+        return pass_lower_key
+    fallthrough: Callable[..., Any] = torch.library.fallthrough_kernel
+    return fallthrough
+
+
+class LateOperators:
+    """Operators that were registered after ours, and need kernels: no fallback is called for them.
+
+    PyTorch calls none of Python's while a mode is active, and fails ("func != nullptr"). So they
+    get kernels as a run begins, and as a mode is entered.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self.names: set[str] = set()
+        self._seen: tuple[int, ...] = ()
+        self._libraries: list[torch.library.Library] = []
+        self._kernel_of: Callable[..., Callable[..., Any]]
+
+    def begin(self, known: list[str], kernel_of: Callable[..., Callable[..., Any]]) -> None:
+        """Look for operators that are not among the known ones whenever a mode is entered."""
+        self._known.update(known)
+        self._kernel_of = kernel_of
+        if not IS_ABOVE_PYTHON:
+            return
+
+        def registering(enter: Callable[[object], Any]) -> Callable[[object], Any]:
+            def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
+                self.register()
+                return enter(mode)
+
+            return entered
+
+        MODES.wrap(torch.utils._python_dispatch, registering)
+
+    def register(self) -> None:
+        """Give all operators a kernel that have come since."""
+        # Python's definitions, libraries of C++ that it loaded, and modules that may be such.
+        sources = torch.library._defs, torch.ops.loaded_libraries, sys.modules
+        seen = tuple(map(len, sources))
+        if not IS_ABOVE_PYTHON or seen == self._seen:
+            return
+        self._seen = seen
+        names = set(torch._C._dispatch_get_all_op_names()) - self._known
+        self._known |= names
+        self.names |= names
+        self._libraries += register(sorted(names), NAMES, self._kernel_of)
+
+
+LATE: Final = LateOperators()

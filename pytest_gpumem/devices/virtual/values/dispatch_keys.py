@@ -1,0 +1,62 @@
+"""The dispatch key at which operators are seen: unused by PyTorch, and below autograd."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
+KEY: Final = "Fake"
+"""its name"""
+NUMBER: Final = int(torch._C._dispatch_key_parse(KEY))  # type: ignore[call-overload] # an enum of C++'s
+PYTHON: Final = torch._C.DispatchKey.Python
+"""the key of modes and of subclasses: above ours, or below it with older versions of torch"""
+IS_ABOVE_PYTHON: Final = int(PYTHON) < NUMBER  # type: ignore[call-overload] # likewise
+LOWER_KEY: Final = "FPGA"
+"""another unused key, below that of Python: operators inside of a mode or of a subclass are seen by
+it where ours is above, as Python's key leaves out all keys above it"""
+NAMES: Final = (KEY, LOWER_KEY) if IS_ABOVE_PYTHON else (KEY,)
+INCLUDED: Final = (*map(torch._C._dispatch_key_parse, NAMES),)
+KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, INCLUDED))
+KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(INCLUDED[0])
+Without: Final = torch._C._ExcludeDispatchKeyGuard
+
+
+def present_operator(name: str) -> OpOverload:
+    """Return the operator that has a full name now."""
+    namespace, _, operator = name.partition("::")
+    packet, _, overload = operator.partition(".")
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return op
+
+
+operator_named: Final = functools.cache(present_operator)
+"""returns the operator of a full name: its object is made there, and most operators have none"""
+
+
+def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
+    """Return the dispatch keys of all tensors."""
+    return functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
+
+
+def numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
+    """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place.
+
+    None stays: it stands for a tensor that is not there, such as attention's seed before torch 2.7.
+    """
+    with torch._C._DisableTorchDispatch(), Without(KEYS):
+        return [
+            argument
+            if argument is None
+            or isinstance(argument, torch.Tensor)
+            or str(declared.type) != "Tensor"
+            else torch.tensor(argument, device="cpu")
+            for argument, declared in zip(args, op._schema.arguments, strict=False)
+        ]
