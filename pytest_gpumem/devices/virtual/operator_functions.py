@@ -87,8 +87,6 @@ class OperatorFunctions:
     known_bytes: Callable[[Sequence[Any], Mapping[str, Any]], int | None]
     """takes an operator's arguments, and returns the bytes of all tensors among these; None: not
     all are plain, known, and as small as what is computed"""
-    forget_ranges: Callable[..., None]
-    """takes addresses and sizes: their bytes are unknown from now on"""
     over: Callable[[torch.Tensor], torch.Tensor | None]
     """returns the CPU's tensor over the bytes of a tensor of the device, which keeps nothing alive;
     None: it is one that DLPack has not"""

@@ -142,21 +142,6 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
         assert seen[2:] == [(False, False)]
 
 
-def test_ranges_are_forgotten():
-    import torch
-
-    from pytest_gpumem.devices.virtual.values.interception import Interception
-
-    with virtual_card() as device:
-        device.values.compute("auto")
-        library = device.library
-        address = torch.empty(64, dtype=torch.uint8, device="cuda").data_ptr()
-        assert library.open_for_writing(address, 64)
-        Interception.functions.forget_ranges(address, 16, address + 32, 1)
-        known = [at for at in range(0, 64, 16) if library.is_known(address + at, 16)]
-        assert known == [16, 48]
-
-
 def test_where_tensors_lie_is_the_same_by_dlpack_and_by_attributes():
     import torch
 

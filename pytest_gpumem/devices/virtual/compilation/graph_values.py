@@ -31,15 +31,17 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     PLAIN,
     is_plain,
+    mapped,
     over_device_memory,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception
-from pytest_gpumem.devices.virtual.values.mode import OneThread, Plan
+from pytest_gpumem.devices.virtual.values.mode import OneThread
 from pytest_gpumem.devices.virtual.values.operators import (
     COLLECTIVES,
     DATA_DEPENDENT,
     READS,
+    HostCall,
     OperatorCall,
     traits_of,
     writes_nothing,
@@ -186,13 +188,6 @@ class Read(NamedTuple):
         return [(value.dtype, value.numel()) for value in self.arguments]
 
 
-class GraphResult(NamedTuple):
-    """The value of a node that the compiled code returns, or writes into an input."""
-
-    value: Any
-    assumed: bool
-
-
 def call_with_values(
     mode: ValueMode,
     compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
@@ -262,8 +257,10 @@ class CodeThatRuns:
         """Compute the graph; the inputs are kept alive no longer than this takes."""
         self._mode, self._program = mode, program
         self._reads: list[Read] = []
-        self._results: dict[int, GraphResult] = {}
-        """by the places of the nodes"""
+        self._results: dict[int, Any] = {}
+        """the values that the code returns or writes into inputs, by the places of the nodes"""
+        self._assumed = False
+        """whether any input was assumed"""
         self._extents = [
             (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
             for tensor in inputs
@@ -311,6 +308,7 @@ class CodeThatRuns:
             computation = _Computation(mode, program, places, known_inputs, device)
             computation.run(self._results, self._reads)
             mode.budget.lose(computation.lost)
+            self._assumed = computation.assumed
         mode.unknown_code |= program.unknown
         if not self._results and not self._reads:
             program.fruitless.add(pattern)
@@ -385,21 +383,22 @@ class CodeThatRuns:
 
     def _write(self, place: int, tensor: Tensor) -> None:
         values = self._mode.values
-        result = self._results.get(place) or self._copied_input(place)
+        value = self._results.get(place)
+        if value is None:
+            value = self._copied_input(place)
         is_device = tensor.is_cuda
         if not is_device and (place < 0 or not self._program.nodes[place].node.on_device):
             return  # the host's own code has computed it
         if (
-            result is not None
-            and isinstance(result.value, Tensor)
+            isinstance(value, Tensor)
             and is_plain(tensor)
-            and (result.value.shape, result.value.dtype) == (tensor.shape, tensor.dtype)
+            and (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
         ):
-            values.write(tensor, result.value, assumed=result.assumed)
+            values.write(tensor, value, assumed=self._assumed)
         elif is_device:
             values.forget(tensor)
 
-    def _copied_input(self, place: int) -> GraphResult | None:
+    def _copied_input(self, place: int) -> Tensor | None:
         """Return the value of an input, of which the code has returned a copy."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
@@ -408,7 +407,8 @@ class CodeThatRuns:
             return None
         if not mode.are_readable([tensor]) or not mode.make_known(tensor):
             return None
-        return GraphResult(over_device_memory(tensor), mode.values.are_assumed([tensor]))
+        self._assumed = self._assumed or mode.values.are_assumed([tensor])
+        return over_device_memory(tensor)
 
     def _shows_input(self, place: int, real: Tensor) -> bool:
         """Return whether a result is a view of an input that the code does not change."""
@@ -440,13 +440,14 @@ class _Computation:
         self._mode, self._program, self._inputs, self._device = mode, program, inputs, device
         self._known = dict(zip(program.inputs, known_inputs, strict=True))
         self._values: dict[int, Any] = {}
-        self._assumed: set[int] = set()
+        self.assumed = False
+        """whether any input is"""
         self.lost = 0
         """bytes of results that are unknown"""
         self._borrowed: set[int] = set()
         """addresses of the inputs' storages"""
 
-    def run(self, results: dict[int, GraphResult], reads: list[Read]) -> None:
+    def run(self, results: dict[int, Any], reads: list[Read]) -> None:
         """Compute all nodes.
 
         Args:
@@ -459,7 +460,7 @@ class _Computation:
             if recorded.kind == "output":
                 break
             self._note_read(node, reads)
-            values[place] = self._value_of(place, node)
+            values[place] = self._value_of(node)
             if values[place] is UNKNOWN and not node.is_view:
                 self.lost += node.large
             for unused in node.unused_after:
@@ -467,11 +468,11 @@ class _Computation:
         for place in {*program.outputs, *program.changed.values()}:
             value = values.get(place, UNKNOWN)
             if place >= 0 and value is not UNKNOWN and place not in program.inputs:
-                results[place] = GraphResult(self._lasting(value), place in self._assumed)
+                results[place] = self._lasting(value)
             elif place in program.inputs and place in program.changed.values():
                 value = self._input_value(place)
                 if value is not UNKNOWN:
-                    results[place] = GraphResult(self._lasting(value), place in self._assumed)
+                    results[place] = self._lasting(value)
 
     def _lasting(self, value: Any) -> Any:  # noqa: ANN401 - of a node
         """Return a value that does not lie in an input, which the code may free."""
@@ -501,7 +502,7 @@ class _Computation:
             order = self._program.order.get(recorded.symbol, -1)
             reads.append(Read(operator, [*map(self._lasting, values)], order))
 
-    def _value_of(self, place: int, node: Node) -> Any:  # noqa: ANN401 - any
+    def _value_of(self, node: Node) -> Any:  # noqa: ANN401 - any
         recorded, traits = node.node, node.traits
         if recorded.kind not in {"operator", "function"}:
             if recorded.kind == "unknown" and recorded.target:
@@ -509,14 +510,10 @@ class _Computation:
             return {"unknown": UNKNOWN, "constant": recorded.target}.get(recorded.kind)
         refs = _refs_in((recorded.args, recorded.kwargs))
         if traits is not None and traits.op._schema.name == COPY and refs[0] in self._inputs:
-            self._note_assumed(place, refs[1:])
             return _copied(self._inputs[refs[0]], self._resolved(recorded.args[1]))
         if traits is not None and traits.name.startswith(CHECKS):
             return None
-        self._note_assumed(place, refs)
-        args, kwargs = (
-            _mapped_arguments(part, self._resolved) for part in (recorded.args, recorded.kwargs)
-        )
+        args, kwargs = (mapped(part, self._resolved) for part in (recorded.args, recorded.kwargs))
         result: Any = UNKNOWN
         if any(self._resolved(Ref(ref)) is UNKNOWN for ref in refs):
             pass
@@ -526,10 +523,6 @@ class _Computation:
             with suppress(Exception):  # of a size that is not known
                 result = node.function(*args, **kwargs)
         return result
-
-    def _note_assumed(self, place: int, refs: Sequence[int]) -> None:
-        if not self._assumed.isdisjoint(refs):
-            self._assumed.add(place)
 
     def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - any
         """Return an operator's result, if it is within the budget."""
@@ -544,7 +537,7 @@ class _Computation:
             return UNKNOWN
         result = None
         if traits.op._schema.name != AS_STRIDED or self._lies_as_on_a_gpu(node):
-            result = mode.compute(call, Plan(args, kwargs, (), assumed=False), self._device)
+            result = mode.compute(call, HostCall(args, kwargs), self._device)
         if result is None:
             self._program.unknown.add(traits.name)
             return UNKNOWN
@@ -571,19 +564,16 @@ class _Computation:
     def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
         """Return tensors without values, of the shapes of an operator's results."""
         if node.forms is not None:
-            return _mapped_arguments(node.forms, _of_form)
-        key = repr(_mapped_arguments((call.args, call.kwargs), _shape_of))
+            return mapped(node.forms, _of_form)
+        key = repr(mapped((call.args, call.kwargs), _shape_of))
         if key not in node.known_forms:
             if len(node.known_forms) >= MAX_FORMS:
                 node.known_forms.clear()
             like = None
             with suppress(Exception):  # its size depends on values
                 like = call.op._op(
-                    *_mapped_arguments(call.args, _on_meta),
-                    **{
-                        name: _mapped_arguments(value, _on_meta)
-                        for name, value in call.kwargs.items()
-                    },
+                    *mapped(call.args, _on_meta),
+                    **{name: mapped(value, _on_meta) for name, value in call.kwargs.items()},
                 )
             node.known_forms[key] = like
         return node.known_forms[key]
@@ -615,8 +605,7 @@ class _Computation:
         mode = self._mode
         if not mode.are_readable([tensor]) or not mode.make_known(tensor):
             return UNKNOWN
-        if mode.values.are_assumed([tensor]):
-            self._assumed.add(place)
+        self.assumed = self.assumed or mode.values.are_assumed([tensor])
         host = over_device_memory(tensor)
         self._borrowed.add(host.untyped_storage().data_ptr())
         return host
@@ -669,21 +658,6 @@ def _refs_in(arguments: object) -> list[int]:
     if isinstance(arguments, slice):
         return _refs_in([arguments.start, arguments.stop, arguments.step])
     return []
-
-
-def _mapped_arguments(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
-    """Return arguments with a function's results in the place of all that is no list."""
-    if isinstance(arguments, (Ref, Form)):
-        return function(arguments)
-    if isinstance(arguments, (list, tuple)):
-        items = [_mapped_arguments(argument, function) for argument in arguments]
-        return items if isinstance(arguments, list) else tuple(items)
-    if isinstance(arguments, dict):
-        return {name: _mapped_arguments(argument, function) for name, argument in arguments.items()}
-    if isinstance(arguments, slice):
-        parts = (arguments.start, arguments.stop, arguments.step)
-        return slice(*(_mapped_arguments(part, function) for part in parts))
-    return function(arguments)
 
 
 def _of_form(form: Any) -> Any:  # noqa: ANN401 - any

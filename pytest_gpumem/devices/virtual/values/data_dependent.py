@@ -58,10 +58,6 @@ def _content(tensor: Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    return over_device_memory(tensor) if tensor.is_cuda else tensor
-
-
 def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
     """Return the copy in which nonzero learns that ``mask`` has ``count`` true values."""
     if mask.numel() < MAX_CUB_ELEMENTS:
@@ -111,7 +107,7 @@ def nms_copies(
         return []
     if TORCH >= (2, 7):  # and so torchvision 0.22
         return _count_of_true(boxes[:, 0], result.shape[0])
-    order = _on_host(scores).argsort(stable=True, descending=True)
+    order = over_device_memory(scores).argsort(stable=True, descending=True)
     bits = 0  # the first one stays: let it suppress all that do not
     for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
         bits |= 1 << place
@@ -138,7 +134,7 @@ def _masks(indices: Sequence[Tensor | None], share: float | None) -> list[bytes]
 
 def _number_of_true(mask: Tensor, share: float | None) -> int:
     """Return how many values of a mask are true: this share; None: the mask tells."""
-    return int(_on_host(mask).count_nonzero() if share is None else mask.numel() * share)
+    return int(over_device_memory(mask).count_nonzero() if share is None else mask.numel() * share)
 
 
 @copies("aten::index")
@@ -246,7 +242,7 @@ def unique_consecutive_bound(
 @copies("aten::isin")
 def isin_copies(_result: object, *arguments: object, **options: bool) -> list[bytes]:
     """Return unique's counts of both tensors, where PyTorch sorts."""
-    hosts = map(_on_host, _sorted_by_isin(*arguments, **options))
+    hosts = map(over_device_memory, _sorted_by_isin(*arguments, **options))
     return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
 
 
@@ -285,7 +281,7 @@ def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
     """Return the number of unique indices, which thrust's unique_by_key gives."""
     if sparse._nnz() <= 1:
         return []
-    indices = _on_host(sparse._indices())
+    indices = over_device_memory(sparse._indices())
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
 
 
@@ -305,7 +301,7 @@ def bincount_copies(
     """Return the least and the greatest value; bytes are not asked for the least."""
     if not values.numel():
         return []
-    host = _on_host(values)
+    host = over_device_memory(values)
     greatest = [_content(host.max())]
     return greatest if values.dtype == torch.uint8 else [_content(host.min()), *greatest]
 
@@ -322,7 +318,7 @@ def histc_copies(
     """Return the least and the greatest value, which are asked for where no range is given."""
     if low != high or not values.numel():
         return []
-    host = _on_host(values)
+    host = over_device_memory(values)
     return [_content(host.min()), _content(host.max())]
 
 
@@ -336,7 +332,7 @@ def repeat_interleave_copies(
     """
     if output_size is not None or not repeats.shape[0]:
         return []
-    return [_int64(result.shape[0]), (bytes([True]), _content(_on_host(repeats).min()))]
+    return [_int64(result.shape[0]), (bytes([True]), _content(over_device_memory(repeats).min()))]
 
 
 @bound("aten::repeat_interleave")
@@ -353,7 +349,7 @@ def mode_copies(
 ) -> list[bytes]:
     """Return thrust's results for each slice that is too large for one kernel."""
     answers = []
-    for line in _mode_slices(_on_host(values), dim):
+    for line in _mode_slices(over_device_memory(values), dim):
         mode, place = line.mode()
         if line.dtype == torch.bool:
             answers += _mode_of_truths(int(line.sum()), int(place))
@@ -462,7 +458,7 @@ def check_errors_copies(
     _result: object, status: Tensor, *_options: object, **_more: object
 ) -> list[bytes]:
     """Return whether any status is an error."""
-    return [bytes([bool(_on_host(status).any())])]
+    return [bytes([bool(over_device_memory(status).any())])]
 
 
 @copies("aten::linalg_eig")
@@ -471,7 +467,7 @@ def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[by
 
     Before torch 2.10 the rest is MAGMA's, which takes the matrices from the host.
     """
-    host = _on_host(matrices)
+    host = over_device_memory(matrices)
     finite = bytes([bool(host.isfinite().all())])
     if TORCH < (2, 10):
         return [finite, _content(host)]
@@ -495,7 +491,7 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     """
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
-    norms = _on_host(matrices).abs().sum(-2).amax(-1).flatten()
+    norms = over_device_memory(matrices).abs().sum(-2).amax(-1).flatten()
     alone = [] if len(norms) > 1 else [_content(norms)]
     if alone and not float(norms) >= MIN_FULL_DEGREE_NORM[norms.dtype]:
         return alone
@@ -534,7 +530,7 @@ def segment_reduce_copies(
     """Return the least length, and whether all add up: checks unless the call is unsafe."""
     if lengths is None or unsafe or not data.numel():
         return []
-    return [_content(_on_host(lengths).min()), bytes([True])]
+    return [_content(over_device_memory(lengths).min()), bytes([True])]
 
 
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}

@@ -17,6 +17,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     is_plain,
     map_arguments,
+    mapped,
     over_device_memory,
     span,
 )
@@ -170,7 +171,7 @@ class DeferredValues:
         def lasting(tensor: Tensor) -> object:
             if id(tensor) in sources:
                 return sources[id(tensor)]
-            return (over_device_memory(tensor) if tensor.is_cuda else tensor).clone()
+            return over_device_memory(tensor).clone()
 
         args, kwargs = (
             map_arguments(arguments, lasting, lambda generator: generator)
@@ -263,7 +264,7 @@ class DeferredValues:
             storage = storages[id(source)]
             return None if storage is None else argument.over(storage)
 
-        args, kwargs = (_mapped(part, filled) for part in (recipe.args, recipe.kwargs))
+        args, kwargs = (mapped(part, filled) for part in (recipe.args, recipe.kwargs))
         if any(storage is None for key, storage in storages.items() if key != id(None)):
             return None
         result = self._compute(recipe.call, args, kwargs)
@@ -276,13 +277,3 @@ class DeferredValues:
 
 def _device_storage(recipe: Recipe) -> Any:  # noqa: ANN401 - a storage
     return torch._C._construct_storage_from_data_pointer(recipe.address, HOST, recipe.nbytes)
-
-
-def _mapped(arguments: object, function: Callable[[object], object]) -> Any:  # noqa: ANN401 - as the arguments
-    """Return arguments with a function's results in the place of all that is no list."""
-    if isinstance(arguments, (list, tuple)):
-        items = [_mapped(argument, function) for argument in arguments]
-        return items if isinstance(arguments, list) else tuple(items)
-    if isinstance(arguments, dict):
-        return {name: _mapped(argument, function) for name, argument in arguments.items()}
-    return function(arguments)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
@@ -134,8 +133,10 @@ NATIVE: Final = _Native()
 def over_device_memory(tensor: Tensor) -> Tensor:
     """Return the CPU tensor over the addresses of a CUDA tensor: of its type, sizes and strides.
 
-    It keeps nothing alive: it must not be used longer than the CUDA tensor.
+    It keeps nothing alive: it must not be used longer than the CUDA tensor. A CPU tensor is itself.
     """
+    if not tensor.is_cuda:
+        return tensor
     if NATIVE.over is not None and not tensor.is_neg():
         host = NATIVE.over(tensor)
         if host is not None:
@@ -177,24 +178,6 @@ def describe(tensor: Tensor) -> tuple[int, ...]:
     return kind, tensor.data_ptr(), tensor.nbytes, span(tensor), is_real, id(tensor.dtype)
 
 
-def ranges_of(results: Sequence[Any], largest: int = LIMITS.small) -> list[int]:
-    """Return the addresses and sizes of an operator's results, if one of them is too large.
-
-    All are unknown then. Else the list is empty.
-    """
-    ranges: list[int] = []
-    is_large = False
-    for result in results:
-        if type(result) in PLAIN and result.layout is torch.strided:
-            if result.is_cuda:
-                nbytes = result.nbytes
-                is_large = is_large or nbytes > largest
-                ranges += result.data_ptr(), nbytes if result.is_contiguous() else span(result)
-        elif result is not None and type(result) not in NUMBERS:
-            return []
-    return ranges if is_large else []
-
-
 def tensors_in(arguments: object) -> list[Tensor]:
     """Return the tensors among an operator's arguments or results, those in lists too."""
     if isinstance(arguments, Tensor):
@@ -219,6 +202,19 @@ def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
         for tensor, values in zip(result, host, strict=False):
             pairs += paired(tensor, values)
     return pairs
+
+
+def mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
+    """Return arguments with a function's results in the place of all that is no list."""
+    if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
+        items = [mapped(argument, function) for argument in arguments]
+        return items if isinstance(arguments, list) else tuple(items)
+    if isinstance(arguments, dict):
+        return {name: mapped(argument, function) for name, argument in arguments.items()}
+    if isinstance(arguments, slice):
+        parts = (arguments.start, arguments.stop, arguments.step)
+        return slice(*(mapped(part, function) for part in parts))
+    return function(arguments)
 
 
 def map_arguments(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
@@ -33,11 +33,9 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     describe,
     is_plain,
     is_sparse,
-    map_arguments,
     over_device_memory,
     paired,
     parts_of,
-    ranges_of,
     span,
     tensors_in,
     without_function_modes,
@@ -53,7 +51,9 @@ from pytest_gpumem.devices.virtual.values.operators import (
     RETURNS_ARGUMENTS,
     TRUE_FOR,
     UNSCALES,
+    HostCall,
     OperatorCall,
+    on_host,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sparse_operators import (
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
     from pytest_gpumem.devices.virtual.values.operator_table import Answer
     from pytest_gpumem.devices.virtual.values.operators import Traits
-    from pytest_gpumem.devices.virtual.values.sparse_operators import HostCall
 
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
@@ -84,20 +83,6 @@ MAX_FLOATS: Final = 1 << 16
 router of a layer are no larger; weights and activations are"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
 """errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
-
-
-class Plan(NamedTuple):
-    """A call of an operator that is computed on the host."""
-
-    args: Any
-    """the operator's arguments as CPU tensors"""
-    kwargs: Any
-    copies: Sequence[tuple[Tensor, Tensor]]
-    """arguments that the operator writes, and the CPU tensors that are written in their place"""
-    assumed: bool
-    """whether any of its inputs was assumed"""
-    result: tuple[Any] | None = None
-    """where it had to be computed before the CUDA operator ran"""
 
 
 class OneThread:
@@ -146,7 +131,7 @@ class ValueMode:
         self.full = scope == "full"
         self.budget = Budget(library, full=self.full)
         functions = prepared_functions(library)
-        self._forget_ranges, self._known_bytes = functions.forget_ranges, functions.known_bytes
+        self._known_bytes = functions.known_bytes
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
         self.sizes_told = False
@@ -285,7 +270,7 @@ class ValueMode:
 
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         with OneThread(self.full):
-            return self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+            return self.compute(call, HostCall(args, kwargs), 0)
 
     def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         if call.traits.in_python and not self.budget.affords(
@@ -410,7 +395,7 @@ class ValueMode:
     # -- before and after a CUDA operator --
 
     @without_function_modes
-    def before(self, call: OperatorCall) -> Plan | None:
+    def before(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that reads values or writes its arguments.
 
         Returns:
@@ -418,7 +403,7 @@ class ValueMode:
         """
         return self._before_read(call) if call.traits.reads_back else self._before_other(call)
 
-    def _before_other(self, call: OperatorCall) -> Plan | None:
+    def _before_other(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that writes its arguments, or reads values in their place."""
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
@@ -440,7 +425,7 @@ class ValueMode:
         if plan is None and call.name in {"equal", "allclose"}:
             # Large tensors are taken to be equal: that they are is what a test asks, mostly.
             self.decisions.seen_assumed()
-            plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
+            plan = HostCall(call.args, call.kwargs, assumed=True, result=(True,))
             if copies is not None:
                 self._queue(copies(True, *call.args, **call.kwargs))  # noqa: FBT003 - its result
             copies = None
@@ -456,7 +441,7 @@ class ValueMode:
                 self._queue(copies(result[0], *call.args, **call.kwargs))
         return plan
 
-    def _before_read(self, call: OperatorCall) -> Plan | None:
+    def _before_read(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that returns a tensor's number; None: it is unknown."""
         tensor, self.sizes_told = call.args[0], False
         if not tensor.is_cuda:
@@ -468,7 +453,7 @@ class ValueMode:
         if is_plain(tensor) and self.values.are_assumed([tensor]):
             self.decisions.seen_assumed()
         self.decisions.answered = is_answered
-        return Plan(call.args, call.kwargs, (), assumed=False) if is_answered else None
+        return HostCall(call.args, call.kwargs) if is_answered else None
 
     def _makes_known(self, tensor: Tensor) -> bool:
         """Return whether a number that is read is known, or could be computed or assumed."""
@@ -497,7 +482,7 @@ class ValueMode:
     def _tell_sizes(
         self,
         call: OperatorCall,
-        plan: Plan | None,
+        plan: HostCall | None,
         copies: Callable[..., Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
@@ -544,7 +529,7 @@ class ValueMode:
         decides: bool,
         fresh: Sequence[Tensor] = (),
         result: object = None,
-    ) -> Plan | None:
+    ) -> HostCall | None:
         """Return how an operator is computed on the host; None: it is not.
 
         Args:
@@ -566,24 +551,8 @@ class ValueMode:
             return None
         if not all(self.make_known(tensor) or self.assume(tensor) for tensor in read):
             return None
-        are_written = set(map(id, written))
-        copies: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def on_host(tensor: Tensor) -> Tensor:
-            if not tensor.is_cuda:
-                return tensor
-            host = over_device_memory(tensor)
-            if id(tensor) not in are_written:
-                return host
-            # The CUDA operator may yet copy unknown bytes there.
-            return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
-
-        host_args = map_arguments(call.args, on_host, self._host_generator)
-        host_kwargs = {}
-        if call.kwargs:
-            host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
         assumed = self.values.are_assumed(inputs)
-        return Plan(host_args, host_kwargs, list(copies.values()), assumed)
+        return on_host(call, over_device_memory, _host_generator, assumed=assumed)
 
     def _read_by(
         self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
@@ -603,7 +572,7 @@ class ValueMode:
         return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
     @without_function_modes
-    def compute(self, call: OperatorCall, plan: Plan, device: int) -> tuple[Any] | None:
+    def compute(self, call: OperatorCall, plan: HostCall, device: int) -> tuple[Any] | None:
         """Return an operator's result, computed on the host; None where the host cannot."""
         function, full_name = call.traits.host, call.op._name
         if full_name in self._impossible:
@@ -624,7 +593,7 @@ class ValueMode:
             return None
 
     @without_function_modes
-    def finish(self, call: OperatorCall, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
+    def finish(self, call: OperatorCall, result: object, plan: HostCall | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         traits = call.traits
         if traits.carried or traits.reads_back:
@@ -632,7 +601,7 @@ class ValueMode:
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
             self.finish_opened(call, result, self.sparse.prepared(call), ())
             return
-        if plan is None and (self._forgets(call, result) or self._forgets_several(call, result)):
+        if plan is None and self._forgets(call, result):
             return
         written = [*filter(is_plain, call.written())]
         outputs = [*filter(is_plain, tensors_in(result))]
@@ -676,7 +645,7 @@ class ValueMode:
 
     def _plan_after(
         self, call: OperatorCall, fresh: Sequence[Tensor], result: object
-    ) -> Plan | None:
+    ) -> HostCall | None:
         """Return how the new tensors of an operator that has run are computed; None: they are not.
 
         Masks and whole numbers are wanted even of unknown values.
@@ -724,29 +693,13 @@ class ValueMode:
             self._library.fill_zeros(tensor.data_ptr(), tensor.nbytes)
         return True
 
-    def _forgets_several(self, call: OperatorCall, result: object) -> bool:
-        """Make all unknown that an operator with several results, or none, has written.
-
-        That is so where one of them is large. False: none is, or it returns one tensor.
-        """
-        if result is not None and not isinstance(result, (tuple, list)):
-            return False
-        traits = call.traits
-        if self.full or call.name in ASSUMED or traits.allocates or traits.copies:
-            return False
-        tensors = [*(result or ()), *(call.written() if traits.written else ())]
-        returned = _returned_arguments(call)
-        if returned:
-            tensors = [
-                tensor for tensor in tensors_in(tensors) if tensor.data_ptr() not in returned
-            ]
-        ranges = ranges_of(tensors, self.budget.largest)
-        if ranges:
-            self._forget_ranges(*ranges)
-        return bool(ranges)
-
     def _write(
-        self, call: OperatorCall, fresh: Sequence[Tensor], result: object, host: object, plan: Plan
+        self,
+        call: OperatorCall,
+        fresh: Sequence[Tensor],
+        result: object,
+        host: object,
+        plan: HostCall,
     ) -> bool:
         """Write the host's results; False: they are not of the CUDA operator's form.
 
@@ -794,9 +747,6 @@ class ValueMode:
 
     # -- random numbers --
 
-    def _host_generator(self, generator: torch.Generator) -> torch.Generator:
-        return torch.Generator().manual_seed(_seed(generator))
-
     @contextmanager
     def _seeded(self, call: OperatorCall, device: int) -> Iterator[None]:
         """Let the host's own generator give what depends on the GPU's, and go on as before."""
@@ -821,6 +771,10 @@ def _names(all_names: set[str]) -> str:
     names = sorted(all_names)
     also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{', '.join(names[:MAX_NAMED])}{also}"
+
+
+def _host_generator(generator: torch.Generator) -> torch.Generator:
+    return torch.Generator().manual_seed(_seed(generator))
 
 
 def _seed(generator: torch.Generator) -> int:
@@ -849,7 +803,7 @@ def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: objec
         return
     try:
         with Without(KEYS):
-            plan = Plan((), {}, (), assumed=False, result=(host[0],)) if host else None
+            plan = HostCall((), {}, result=(host[0],)) if host else None
             mode.finish(OperatorCall(traits, args, kwargs or {}), result, plan)
     except BaseException as error:
         del args, kwargs, result, host, plan

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register
     recurrent,
 )
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
-from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+from pytest_gpumem.devices.virtual.values.host_tensors import map_arguments, tensors_in
 from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS
 
 if TYPE_CHECKING:
@@ -276,6 +276,42 @@ class OperatorCall:
             and source.stride() == tensor.stride()
             and torch.ops.aten.is_non_overlapping_and_dense.default(source)
         )
+
+
+class HostCall(NamedTuple):
+    """A call of an operator that is computed on the host."""
+
+    args: Any
+    """the operator's arguments as CPU tensors"""
+    kwargs: Any
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+    """arguments that the operator writes, and the CPU tensors that are written in their place: the
+    CUDA operator may yet copy unknown bytes there"""
+    assumed: bool = False
+    """whether any of its inputs was assumed"""
+    result: tuple[Any] | None = None
+    """where it had to be computed before the CUDA operator ran"""
+
+
+def on_host(
+    call: OperatorCall,
+    host_of: Callable[[Tensor], Tensor],
+    generator: Callable[[torch.Generator], torch.Generator],
+    *,
+    assumed: bool,
+) -> HostCall:
+    """Return a call with the CPU's tensors that a function gives, and generators of another."""
+    written = set(map(id, call.written()))
+    copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if id(tensor) not in written:
+            return host_of(tensor)
+        return copies.setdefault(id(tensor), (tensor, host_of(tensor).clone()))[1]
+
+    args = map_arguments(call.args, copied, generator)
+    kwargs = map_arguments(call.kwargs, copied, generator) if call.kwargs else {}
+    return HostCall(args, kwargs, [*copies.values()], assumed)
 
 
 def is_in_python(op: OpOverload) -> bool:

@@ -7,7 +7,7 @@ where that returns a tensor of the same form, and is unknown otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -18,19 +18,19 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     indices_of,
     is_plain,
     is_sparse,
-    map_arguments,
     of_parts,
     over_device_memory,
     paired,
     parts_of,
     tensors_in,
 )
+from pytest_gpumem.devices.virtual.values.operators import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.virtual.values.known import KnownValues
-    from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
+    from pytest_gpumem.devices.virtual.values.operators import HostCall, OperatorCall, Traits
 
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
     """takes a call and its arguments on the host; returns the result in a tuple, or None"""
@@ -51,16 +51,6 @@ def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
         if (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN:
             has_layout = True  # operators inside of a wrapper, as of a jagged one, are seen anyway
     return has_layout and on_device
-
-
-class HostCall(NamedTuple):
-    """A call's arguments on the host."""
-
-    args: Any
-    kwargs: Any
-    written: Sequence[tuple[Tensor, Tensor]]
-    """arguments that the operator writes, and those of the host in their place"""
-    assumed: bool
 
 
 class SparseOperators:
@@ -86,7 +76,7 @@ class SparseOperators:
             return None
         if torch.cuda.is_current_stream_capturing():
             return None
-        return self._on_host(call, _over_device_memory)
+        return self._host_call(call, _over_device_memory)
 
     def nonzeros(self, call: OperatorCall) -> int:
         """Return how many nonzeros the result of such an operator has; -1: it is unknown."""
@@ -122,7 +112,7 @@ class SparseOperators:
             return
         if host_call is not None:
             computed = self._compute(call, host_call.args, host_call.kwargs)
-            pairs = [*paired(result, computed[0]), *host_call.written] if computed else []
+            pairs = [*paired(result, computed[0]), *host_call.copies] if computed else []
             for tensor, values in pairs:
                 self._fill(tensor, values, assumed=host_call.assumed)
         elif not written and isinstance(result, Tensor) and is_sparse(result):
@@ -174,25 +164,14 @@ class SparseOperators:
         elements = [part.numel() for tensor in call.inputs() for part in parts_of(tensor)]
         if sum(elements) > MAX_STOOD_FOR:
             return None
-        host_call = self._on_host(call, _of_ones)
+        host_call = self._host_call(call, _of_ones)
         computed = self._compute(call, host_call.args, host_call.kwargs)
         return computed[0] if computed else None
 
-    def _on_host(self, call: OperatorCall, on_host: Callable[[Tensor], Tensor]) -> HostCall:
-        written = {id(tensor) for tensor in call.written()}
-        copies: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def copied(tensor: Tensor) -> Tensor:
-            if id(tensor) not in written:
-                return on_host(tensor)
-            return copies.setdefault(id(tensor), (tensor, on_host(tensor).clone()))[1]
-
-        args, kwargs = (
-            map_arguments(arguments, copied, lambda generator: generator)
-            for arguments in (call.args, call.kwargs)
-        )
+    def _host_call(self, call: OperatorCall, host_of: Callable[[Tensor], Tensor]) -> HostCall:
         parts = [part for tensor in call.inputs() for part in parts_of(tensor)]
-        return HostCall(args, kwargs, [*copies.values()], self._values.are_assumed(parts))
+        assumed = self._values.are_assumed(parts)
+        return on_host(call, host_of, lambda generator: generator, assumed=assumed)
 
     def _fill(
         self, tensor: Tensor, host: Tensor | None, *, assumed: bool, only_indices: bool = False
@@ -206,24 +185,22 @@ class SparseOperators:
         known = [(part, values) for part, values in parts if self._is_computed(part)]
         unknown = [(part, values) for part, values in parts if not self._is_computed(part)]
         is_same_form = all(part.shape == values.shape for part, values in parts)
-        if is_same_form and all(torch.equal(_plain_host(part), values) for part, values in known):
+        if is_same_form and all(
+            torch.equal(over_device_memory(part), values) for part, values in known
+        ):
             for part, values in unknown:
                 if 0 not in part.stride():  # of an expanded tensor, which repeats one number
                     self._values.write(part, values, assumed=assumed, whole=True)
 
 
-def _plain_host(tensor: Tensor) -> Tensor:
-    return over_device_memory(tensor) if tensor.is_cuda else tensor
-
-
 def _over_device_memory(tensor: Tensor) -> Tensor:
-    return of_parts(tensor, [_plain_host(part) for part in parts_of(tensor)])
+    return of_parts(tensor, [over_device_memory(part) for part in parts_of(tensor)])
 
 
 def _of_ones(tensor: Tensor) -> Tensor:
     """Return a tensor of the host with the same indices, and ones for values."""
     parts = parts_of(tensor)
     if not is_sparse(tensor) and not tensor.is_floating_point():
-        return _plain_host(tensor)
+        return over_device_memory(tensor)
     ones = torch.ones(parts[-1].shape, dtype=tensor.dtype)
-    return of_parts(tensor, [*map(_plain_host, parts[:-1]), ones])
+    return of_parts(tensor, [*map(over_device_memory, parts[:-1]), ones])

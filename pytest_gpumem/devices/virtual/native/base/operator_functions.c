@@ -790,13 +790,6 @@ static object known_bytes(object module, const object *arguments, intptr_t count
     return seen.no ? new_reference(Py_None) : PyLong_FromUnsignedLongLong(seen.bytes);
 }
 
-/* Addresses and their sizes: unknown bytes are written there. */
-static object forget_ranges(object module, const object *ranges, intptr_t count) {
-    for (intptr_t i = 0; i + 1 < count; i += 2)
-        gm_forget((const void *)(uintptr_t)PyLong_AsUnsignedLongLong(ranges[i]), PyLong_AsUnsignedLongLong(ranges[i + 1]));
-    return new_reference(Py_None);
-}
-
 /* The CPU's tensor over the bytes of a tensor of the device; None: Python makes it. */
 static object over(object module, object value) {
     extent it;
@@ -857,7 +850,6 @@ static PyMethodDef FUNCTIONS[] = {
     {"know", know, METH_FASTCALL, NULL},
     {"running", running, METH_NOARGS, NULL},
     {"known_bytes", known_bytes, METH_FASTCALL, NULL},
-    {"forget_ranges", forget_ranges, METH_FASTCALL, NULL},
     {"over", over, METH_O, NULL},
     {"put", put_values, METH_FASTCALL, NULL},
 };
