@@ -238,6 +238,7 @@ class _Watch:
         from pytest_gpumem.devices.virtual.decisions import Decisions
         from pytest_gpumem.devices.virtual.device import VirtualDevice
         from pytest_gpumem.devices.virtual.library import NativeLibrary
+        from pytest_gpumem.devices.virtual.uncertain_numbers import watching
 
         if VirtualDevice.loaded() is not None:
             return  # a session of pytest, or use_virtual_gpu(), which have values of their own
@@ -245,7 +246,7 @@ class _Watch:
         try:
             library = NativeLibrary()
             self._decisions = decisions = Decisions(library.set_endless)
-            self._stack.enter_context(decisions.watching(library))
+            self._stack.enter_context(watching(decisions, library))
             if scope != "off":
                 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 

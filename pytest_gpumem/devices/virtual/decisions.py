@@ -1,7 +1,7 @@
 """Lines that decide by values of the virtual GPU which no kernel computed.
 
 Operators whose sizes depend on values are known by themselves. A number that a program reads back
-tells what the program does with it (uncertain_numbers.py): tensors' methods return such numbers.
+tells what the program does with it: uncertain_numbers.py.
 """
 
 from __future__ import annotations
@@ -9,50 +9,23 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.virtual.uncertain_numbers import decided_number, uncertain
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import OWN_FOLDER, is_users, package_path, shown_path, users_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from pytest_gpumem.devices.virtual.library import NativeLibrary
-
     Site = tuple[str, int, str]
     """a file and a line of the user's, and the line of PyTorch's that decides, or "\""""
     Row = tuple[str, int, str, int, int, int]
     """a site, the number of values that it decided by; rows or elements taken, and of how many"""
 
-NUMBERS: Final = Patch(
-    "torch",
-    *("Tensor.item", "Tensor.tolist"),
-    reason="a number that was not computed tells when the program decides by it",
-)
-FLOATS: Final = Patch(
-    "torch", "Tensor.__float__", reason="a value that becomes a tensor again decides nothing"
-)
-SAVED: Final = Patch(
-    "torch",
-    "storage._StorageBase.cpu",
-    reason="a storage that is saved, pickled or copied whole decides nothing",
-)
-TEXTS: Final = Patch(
-    "torch",
-    *("Tensor.__repr__", "Tensor.__format__"),
-    reason="no figure depends on a value that is only shown",
-)
-COMPARED: Final = Patch(
-    "torch",
-    "testing._comparison.NumberPair.__init__",
-    reason="torch.testing asks for the exact class of a number",
-)
 MAX_READ: Final = 20_000
 """values that are not computed and by which one line decides: no text that is generated is so long,
 and a loop that waits for them takes seconds"""
@@ -74,7 +47,7 @@ NO_OVERFLOW: Final = (
 
 
 @dataclass
-class _Guesses:
+class Guesses:
     """The values of one kind, unknown or assumed, that a program decided by, by its lines."""
 
     lines: Counter[Site] = field(default_factory=Counter)
@@ -82,12 +55,12 @@ class _Guesses:
     """rows or elements that operators took at each line by such values"""
     offered: Counter[Site] = field(default_factory=Counter)
     """of so many"""
-    unseen: dict[NumberRead, None] = field(default_factory=dict)
+    unseen: dict[object, Site] = field(default_factory=dict)
     """whole numbers that were read and of which no use was seen: they may be sizes"""
 
     def all_lines(self) -> Counter[Site]:
         """Return the values by their lines, and those with them that may have been sizes."""
-        return self.lines + Counter(read.site for read in self.unseen)
+        return self.lines + Counter(self.unseen.values())
 
     def total(self) -> int:
         """Return how many they are."""
@@ -136,34 +109,8 @@ class _Here(threading.local):
 
     purpose = ""
     """"number": a tensor's method returns it; "shown": text is made of it; "kept": as a tensor"""
-    guesses: _Guesses | None = None
+    guesses: Guesses | None = None
     """of the number that is read, where it is not computed"""
-
-
-class NumberRead:
-    """The read of one number that was not computed: see uncertain_numbers.py."""
-
-    __slots__ = ("_decisions", "_guesses", "site")
-
-    def __init__(self, decisions: Decisions, guesses: _Guesses, *, whole: bool) -> None:
-        self._decisions, self._guesses = decisions, guesses
-        self.site = site_of_read(sys._getframe(1))
-        if whole:
-            guesses.unseen[self] = None
-
-    def tell(self) -> None:
-        """Note that the program decides by the number."""
-        self.use()
-        if self._decisions.holds(self._guesses):
-            self._decisions.decide(self._guesses)
-
-    def use(self) -> None:
-        """Note that the program computes with the number, or shows it."""
-        self._guesses.unseen.pop(self, None)
-
-    def derive(self, *, whole: bool) -> NumberRead:
-        """Return the read of a number that was computed from this one."""
-        return NumberRead(self._decisions, self._guesses, whole=whole)
 
 
 class Decisions:
@@ -179,7 +126,7 @@ class Decisions:
             set_endless: is called with the error that a copy is about to fail with.
         """
         self._set_endless = set_endless
-        self._here = _Here()
+        self.here = _Here()
         self.computes = False
         """whether values are computed, so that every operator is seen"""
         self.answered = False
@@ -188,11 +135,11 @@ class Decisions:
 
     def clear(self) -> None:
         """Begin anew."""
-        self._unknown = _Guesses()
-        self._assumed = _Guesses()
+        self._unknown = Guesses()
+        self._assumed = Guesses()
         self.any_read = self._any_overflow = False
 
-    def holds(self, guesses: _Guesses) -> bool:
+    def holds(self, guesses: Guesses) -> bool:
         """Return whether guesses are of the test that runs: a number may outlive its own."""
         return guesses is self._unknown or guesses is self._assumed
 
@@ -224,7 +171,7 @@ class Decisions:
     @contextmanager
     def purpose(self, purpose: str) -> Iterator[None]:
         """Say what this thread reads values for, within a block."""
-        here, outer = self._here, self._here.purpose
+        here, outer = self.here, self.here.purpose
         here.purpose = outer or purpose
         try:
             yield
@@ -242,7 +189,7 @@ class Decisions:
         """
         if self.answered:
             return False
-        if not self.computes and size > MAX_SIZE and not self._here.purpose:
+        if not self.computes and size > MAX_SIZE and not self.here.purpose:
             self.any_read = True  # a tensor, as it seems
             return False
         try:
@@ -261,8 +208,8 @@ class Decisions:
         """
         self._read(self._assumed)
 
-    def _read(self, guesses: _Guesses) -> None:
-        here = self._here
+    def _read(self, guesses: Guesses) -> None:
+        here = self.here
         if here.purpose == "shown":
             return
         self.any_read = True
@@ -271,7 +218,7 @@ class Decisions:
         elif here.purpose != "kept":
             self.decide(guesses)
 
-    def decide(self, guesses: _Guesses) -> None:
+    def decide(self, guesses: Guesses) -> None:
         """Count a decision by a value.
 
         Raises:
@@ -293,60 +240,6 @@ class Decisions:
                 'compute all values (values="full"), guard the loop with '
                 "`if gpu_memory.computes:`, or limit its iterations",
             )
-
-    # -- methods of tensors --
-
-    @contextmanager
-    def watching(self, library: NativeLibrary) -> Iterator[None]:
-        """See the program's reads, and have tensors' methods return numbers that tell."""
-        import torch
-
-        with ExitStack() as stack:
-            NUMBERS.wrap(torch, self._returning, stack)
-            FLOATS.wrap(torch, self._keeping, stack)
-            SAVED.wrap(torch, self._keeping, stack)
-            TEXTS.wrap(torch, self._showing, stack)
-            COMPARED.wrap(torch, _comparing, stack)
-            library.on_readback(self.seen)
-            stack.callback(library.on_readback, None)
-            yield
-
-    def _returning(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        here = self._here
-
-        def read(tensor: object) -> Any:  # noqa: ANN401 - a number
-            outer, here.guesses = (here.purpose, here.guesses), None
-            here.purpose = outer[0] or "number"
-            try:
-                number = method(tensor)
-                guesses = here.guesses
-            finally:
-                here.purpose, here.guesses = outer
-            if guesses is None:
-                return number
-            first = number
-            while isinstance(first, list) and first:
-                first = first[0]
-            if isinstance(first, bool):  # a class of which there are no others
-                self.decide(guesses)
-                return number
-            return uncertain(number, NumberRead(self, guesses, whole=type(first) is int))
-
-        return read
-
-    def _keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: object) -> Any:  # noqa: ANN401 - a number
-            with self.purpose("kept"):
-                return method(tensor)
-
-        return read
-
-    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def show(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a text
-            with self.purpose("shown"):
-                return method(*args, **kwargs)
-
-        return show
 
     def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
         """Note how many of so many rows or elements an operator took by values not computed.
@@ -378,27 +271,6 @@ class Decisions:
                 values = f"{total} values were" if total > 1 else "1 value was"
                 sentences.append(f"{values} {event}{guesses.where(root)}: {consequence}")
         return sentences + [NO_OVERFLOW] * self._any_overflow
-
-
-def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a pair of numbers that ``torch.testing`` makes decide by plain ones.
-
-    PyTorch asks for the exact class of each, and its own tests read numbers within.
-    """
-
-    def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's
-        process = self._process_inputs
-
-        def decided(*inputs: Any, **names: Any) -> list[Any]:  # noqa: ANN401 - PyTorch's
-            return [decided_number(number) for number in process(*inputs, **names)]
-
-        self._process_inputs = decided
-        try:
-            method(self, *numbers, **options)
-        finally:
-            del self._process_inputs
-
-    return __init__
 
 
 def site_of_read(frame: FrameType | None) -> Site:

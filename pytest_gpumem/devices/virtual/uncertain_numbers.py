@@ -5,16 +5,54 @@ them, or makes a size of them. Sums and products of them are such numbers too. T
 format and to log them tells nothing. What Python's code does not see of a whole number, as its use
 for a size, is seen by elimination: one that was never computed with, shown or compared may have
 been a size.
+
+Smaller rules were tried. Were floating-point numbers never to decide, a loop that waits for a loss
+would not end, and the step that keeps its best weights would have other figures without a note.
+Were a whole number to decide as it is read, each test that counts right answers, or prints a
+number, would have a note that its figures depend on values, and be run again for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import sys
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.decisions import site_of_read
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-COMPARED: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+    from pytest_gpumem.devices.virtual.decisions import Decisions, Guesses
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+
+NUMBERS: Final = Patch(
+    "torch",
+    *("Tensor.item", "Tensor.tolist"),
+    reason="a number that was not computed tells when the program decides by it",
+)
+FLOATS: Final = Patch(
+    "torch", "Tensor.__float__", reason="a value that becomes a tensor again decides nothing"
+)
+SAVED: Final = Patch(
+    "torch",
+    "storage._StorageBase.cpu",
+    reason="a storage that is saved, pickled or copied whole decides nothing",
+)
+TEXTS: Final = Patch(
+    "torch",
+    *("Tensor.__repr__", "Tensor.__format__"),
+    reason="no figure depends on a value that is only shown",
+)
+PAIRS: Final = Patch(
+    "torch",
+    "testing._comparison.NumberPair.__init__",
+    reason="torch.testing asks for the exact class of a number",
+)
+DECIDING: Final = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "index")
+"""of an ``int()`` no use is seen: it may become a size"""
 COMPUTED: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
@@ -24,55 +62,56 @@ COMPUTED: Final = (
 SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
-class UncertainRead(Protocol):
-    """The read of a number that was not computed, or a number computed from such ones."""
+class NumberRead:
+    """The read of a number that was not computed, or of those that one was computed from."""
+
+    __slots__ = ("_decisions", "_guesses")
+
+    def __init__(self, decisions: Decisions, guesses: Guesses, *, whole: bool) -> None:
+        self._decisions, self._guesses = decisions, guesses
+        if whole:
+            guesses.unseen[self] = site_of_read(sys._getframe(1))
 
     def tell(self) -> None:
         """Note that the program decides by the number."""
+        self.use()
+        if self._decisions.holds(self._guesses):
+            self._decisions.decide(self._guesses)
 
     def use(self) -> None:
         """Note that the program computes with the number, or shows it."""
+        self._guesses.unseen.pop(self, None)
 
-    def derive(self, *, whole: bool) -> UncertainRead:
+    def derive(self, *, whole: bool) -> NumberRead:
         """Return the read of a number that was computed from this one."""
+        return NumberRead(self._decisions, self._guesses, whole=whole)
+
+
+def _as_plain(number: UncertainFloat | UncertainInt) -> float | int:
+    return float.__pos__(number) if isinstance(number, float) else int.__pos__(number)
+
+
+def _reduce_ex(self: Any, _protocol: object) -> tuple[type, tuple[float | int]]:  # noqa: ANN401 - a number
+    """Be copied and pickled as a plain number."""
+    plain = _as_plain(self)
+    return type(plain), (plain,)
 
 
 class UncertainFloat(float):
     """A floating-point number that no kernel computed."""
 
-    read: UncertainRead
-
-    def __int__(self) -> int:
-        """Return a whole number, of which no use is seen: it may become a size."""
-        self.read.tell()
-        return float.__int__(self)
-
-    def __reduce_ex__(self, _protocol: object) -> tuple[type, tuple[float]]:
-        """Be copied and pickled as a plain number."""
-        return float, (float.__pos__(self),)
+    read: NumberRead
+    __reduce_ex__ = _reduce_ex
 
 
 class UncertainInt(int):
     """A whole number that no kernel computed."""
 
-    read: UncertainRead
-
-    def __int__(self) -> int:
-        """Return a whole number, of which no use is seen: it may become a size."""
-        self.read.tell()
-        return int.__int__(self)
-
-    def __index__(self) -> int:
-        """Return the number for a size or an index."""
-        self.read.tell()
-        return int.__index__(self)
-
-    def __reduce_ex__(self, _protocol: object) -> tuple[type, tuple[int]]:
-        """Be copied and pickled as a plain number."""
-        return int, (int.__pos__(self),)
+    read: NumberRead
+    __reduce_ex__ = _reduce_ex
 
 
-def uncertain(number: Any, read: UncertainRead) -> Any:  # noqa: ANN401 - a number of any type
+def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number of any type
     """Return a number that tells when the program decides by it; other objects as they are.
 
     Args:
@@ -98,11 +137,11 @@ def plain_number(number: object) -> float | int | None:
     """
     if isinstance(number, UncertainFloat):
         number.read.use()
-        return float.__pos__(number)
-    if isinstance(number, UncertainInt):
+    elif isinstance(number, UncertainInt):
         number.read.tell()
-        return int.__pos__(number)
-    return None
+    else:
+        return None
+    return _as_plain(number)
 
 
 def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
@@ -110,10 +149,10 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
 
     The number tells. Other objects: as they are.
     """
-    if isinstance(number, (UncertainFloat, UncertainInt)):
-        number.read.tell()
-    plain = plain_number(number)
-    return number if plain is None else plain
+    if not isinstance(number, (UncertainFloat, UncertainInt)):
+        return number
+    number.read.tell()
+    return _as_plain(number)
 
 
 def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,10 +186,82 @@ def _showing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 for _kind, _plain in ((UncertainFloat, float), (UncertainInt, int)):
     for _names, _wrapped in (
-        ((*COMPARED, "bool"), _deciding),
+        (DECIDING, _deciding),
         (COMPUTED, _computing_method),
         (SHOWN, _showing),
     ):
         for _name in _names:
             if hasattr(_plain, f"__{_name}__"):
                 setattr(_kind, f"__{_name}__", _wrapped(getattr(_plain, f"__{_name}__")))
+
+
+# -- methods of tensors that return such numbers --
+
+
+@contextmanager
+def watching(decisions: Decisions, library: NativeLibrary) -> Iterator[None]:
+    """See the program's reads, and have tensors' methods return numbers that tell."""
+    import torch
+
+    with ExitStack() as stack:
+        NUMBERS.wrap(torch, partial(_returning, decisions), stack)
+        FLOATS.wrap(torch, partial(_reading, decisions, "kept"), stack)
+        SAVED.wrap(torch, partial(_reading, decisions, "kept"), stack)
+        TEXTS.wrap(torch, partial(_reading, decisions, "shown"), stack)
+        PAIRS.wrap(torch, _comparing, stack)
+        library.on_readback(decisions.seen)
+        stack.callback(library.on_readback, None)
+        yield
+
+
+def _returning(decisions: Decisions, method: Callable[..., Any]) -> Callable[..., Any]:
+    here = decisions.here
+
+    def read(tensor: object) -> Any:  # noqa: ANN401 - a number
+        outer, here.guesses = (here.purpose, here.guesses), None
+        here.purpose = outer[0] or "number"
+        try:
+            number = method(tensor)
+            guesses = here.guesses
+        finally:
+            here.purpose, here.guesses = outer
+        if guesses is None:
+            return number
+        first = number
+        while isinstance(first, list) and first:
+            first = first[0]
+        if isinstance(first, bool):  # a class of which there are no others
+            decisions.decide(guesses)
+            return number
+        return uncertain(number, NumberRead(decisions, guesses, whole=type(first) is int))
+
+    return read
+
+
+def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def read(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
+        with decisions.purpose(purpose):
+            return method(*args, **kwargs)
+
+    return read
+
+
+def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a pair of numbers that ``torch.testing`` makes decide by plain ones.
+
+    PyTorch asks for the exact class of each, and its own tests read numbers within.
+    """
+
+    def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's
+        process = self._process_inputs
+
+        def decided(*inputs: Any, **names: Any) -> list[Any]:  # noqa: ANN401 - PyTorch's
+            return [decided_number(number) for number in process(*inputs, **names)]
+
+        self._process_inputs = decided
+        try:
+            method(self, *numbers, **options)
+        finally:
+            del self._process_inputs
+
+    return __init__

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.decisions import Decisions
+from pytest_gpumem.devices.virtual.uncertain_numbers import watching
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class VirtualValues:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Watch runs, of which ``restart`` begins each, while the block runs."""
-        with self._decisions.watching(self._library):
+        with watching(self._decisions, self._library):
             try:
                 yield
             finally:
