@@ -16,7 +16,6 @@ from torch import Tensor
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
-from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
 from pytest_gpumem.devices.virtual.values.data_dependent import BYTE_MASKS, masks_of, taken_of
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
@@ -41,7 +40,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     without_function_modes,
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
-from pytest_gpumem.devices.virtual.values.known import KnownValues
+from pytest_gpumem.devices.virtual.values.known import Assumptions, KnownValues
 from pytest_gpumem.devices.virtual.values.open_operators import OpenOperator, RunningHere
 from pytest_gpumem.devices.virtual.values.operator_table import BOUNDS, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
