@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
-from pytest_gpumem.devices.virtual.values.operator_table import bound, copies
+from pytest_gpumem.devices.virtual.values.operator_table import copies
 from pytest_gpumem.devices.virtual.values.torch_release import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.devices.virtual.values.operator_table import Answer
+    from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
 
 MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
 """elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
@@ -67,47 +67,61 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
     return [_int32(*counts)]
 
 
+# Each function takes the host's result and the CUDA call's arguments by name. Where values are
+# unknown, there is no result, and ``share`` says how much of a mask is true: those with ``bounded``
+# return the copies for the most that the operator can take then.
+
+
 # -- nonzero, and what contains it --
 
 
-@copies("aten::nonzero")
-def nonzero_copies(
-    result: Tensor | None, values: Tensor, *, share: float | None = None, **_options: object
-) -> list[bytes]:
+@copies("aten::nonzero", bounded=True)
+def nonzero_copies(result: Tensor | None, given: Arguments) -> list[bytes]:
     """Return the number of values that are not zero."""
-    count = _number_of_true(values, share) if result is None else result.shape[0]
-    return _count_of_true(values, count)
-
-
-@bound("aten::nonzero")
-def nonzero_bound(values: Tensor, **_options: object) -> list[bytes]:
-    """Return that no value is zero."""
-    return _count_of_true(values, values.numel())
+    count = _number_of_true(given.self, given) if result is None else result.shape[0]
+    return _count_of_true(given.self, count)
 
 
 @copies("aten::masked_select")
-def masked_select_copies(
-    _result: object, values: Tensor, mask: Tensor, *, share: float | None = None, **_options: object
-) -> list[bytes]:
+def masked_select_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the number of true values of the mask, as expanded."""
-    expanded = torch.broadcast_tensors(values, mask)[1]
-    repeated = expanded.numel() // mask.numel() if mask.numel() else 0
-    return _count_of_true(expanded, _number_of_true(mask, share) * repeated)
+    return _selected(given.self, given)
 
 
-@copies("torchvision::nms")
-def nms_copies(
-    result: Tensor, boxes: Tensor, scores: Tensor, *_options: object
-) -> Sequence[Answer]:
+@copies("aten::masked_scatter_backward")
+def masked_scatter_backward_copies(_result: object, given: Arguments) -> list[bytes]:
+    """Return how many values of the gradient are selected."""
+    return _selected(given.grad_output, given)
+
+
+def _selected(values: Tensor, given: Arguments) -> list[bytes]:
+    expanded = torch.broadcast_tensors(values, given.mask)[1]
+    repeated = expanded.numel() // given.mask.numel() if given.mask.numel() else 0
+    return _count_of_true(expanded, _number_of_true(given.mask, given) * repeated)
+
+
+def _number_of_true(mask: Tensor, given: Arguments) -> int:
+    """Return how many values of a mask are true."""
+    if given.share is None:
+        return int(over_device_memory(mask).count_nonzero())
+    return int(mask.numel() * given.share)
+
+
+@copies("torchvision::nms", bounded=True)
+def nms_copies(result: Tensor | None, given: Arguments) -> Sequence[Answer]:
     """Return how many boxes stay: torchvision selects them by a mask of all.
 
-    Before 0.22 it copies which boxes each one suppresses, by scores, and selects on the host.
+    Before 0.22 it copies which boxes each one suppresses, by scores, and selects on the host; zeros
+    say that all stay.
     """
+    boxes: Tensor = given.dets
     if not boxes.numel():
         return []
     if TORCH >= (2, 7):  # and so torchvision 0.22
-        return _count_of_true(boxes[:, 0], result.shape[0])
-    order = over_device_memory(scores).argsort(stable=True, descending=True)
+        return _count_of_true(boxes[:, 0], boxes.shape[0] if result is None else result.shape[0])
+    if result is None:
+        return []
+    order = over_device_memory(given.scores).argsort(stable=True, descending=True)
     bits = 0  # the first one stays: let it suppress all that do not
     for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
         bits |= 1 << place
@@ -115,282 +129,168 @@ def nms_copies(
     return [bits.to_bytes(row, "little") + bytes(row * (len(order) - 1))]
 
 
-@bound("torchvision::nms")
-def nms_bound(boxes: Tensor, *_options: object) -> list[bytes]:
-    """Return that all boxes stay; before torchvision 0.22, zeros say so."""
-    has_count = boxes.numel() and TORCH >= (2, 7)
-    return _count_of_true(boxes[:, 0], boxes.shape[0]) if has_count else []
-
-
-def _masks(indices: Sequence[Tensor | None], share: float | None) -> list[bytes]:
-    """Return the copies of an index with masks, one for each: PyTorch's expandTensors."""
+@copies("aten::index")
+def index_copies(_result: object, given: Arguments) -> list[bytes]:
+    """Return the number of true values of each mask: PyTorch's expandTensors."""
     return [
         copy
-        for index in indices
+        for index in given.indices
         if index is not None and index.dtype in BYTE_MASKS and index.is_cuda
-        for copy in _count_of_true(index, _number_of_true(index, share))
+        for copy in _count_of_true(index, _number_of_true(index, given))
     ]
 
 
-def _number_of_true(mask: Tensor, share: float | None) -> int:
-    """Return how many values of a mask are true: this share; None: the mask tells."""
-    return int(over_device_memory(mask).count_nonzero() if share is None else mask.numel() * share)
-
-
-@copies("aten::index")
-def index_copies(
-    _result: object,
-    _values: Tensor,
-    indices: Sequence[Tensor | None],
-    *,
-    share: float | None = None,
-    **_options: object,
-) -> list[bytes]:
-    """Return the number of true values of each mask."""
-    return _masks(indices, share)
-
-
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-def index_put_copies(
-    _result: object,
-    target: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
-    _unsafe: bool = False,
-    *,
-    share: float | None = None,
-) -> list[bytes]:
+def index_put_copies(result: object, given: Arguments) -> list[bytes]:
     """Return none where PyTorch fills by the mask instead: canDispatchToMaskedFill."""
-    defined = [index for index in indices if index is not None]
+    defined = [index for index in given.indices if index is not None]
     is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
-    is_host_value = values.numel() == 1 and values.device.type == "cpu"
-    if is_one_mask and is_host_value and not accumulate and defined[0].device == target.device:
-        return []
-    return _masks(indices, share)
+    is_host_value = given.values.numel() == 1 and given.values.device.type == "cpu"
+    is_here = is_one_mask and defined[0].device == given.self.device
+    return [] if is_here and is_host_value and not given.accumulate else index_copies(result, given)
 
 
 # -- unique --
 
 
-@copies("aten::_unique", "aten::_unique2")
-def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -> list[bytes]:
+def _number_of_unique(unique: Tensor | None, values: Tensor) -> list[bytes]:
     """Return the number of unique values; of a mask, how many of its values are true."""
     if not values.numel():
         return []
     if values.dtype != torch.bool:
-        return [_int64(result[0].shape[0])]
-    if result[0].shape[0] == 2:  # noqa: PLR2004 - false and true
+        return [_int64(values.numel() if unique is None else unique.shape[0])]
+    if unique is None or unique.shape[0] == 2:  # noqa: PLR2004 - false and true
         return [_int32(1)]  # some are true: the kernels count how many
-    return [_int32(values.numel() if bool(result[0][0]) else 0)]
+    return [_int32(values.numel() if bool(unique[0]) else 0)]
 
 
-@copies("aten::unique_dim", "aten::unique_dim_consecutive")
-def unique_dim_copies(
-    result: Sequence[Tensor], values: Tensor, dim: int, *_options: object, **_more: object
-) -> Sequence[Answer]:
+@copies("aten::_unique", "aten::_unique2", bounded=True)
+def unique_copies(result: Sequence[Tensor] | None, given: Arguments) -> list[bytes]:
+    """Return the number of unique values."""
+    return _number_of_unique(result[0] if result else None, given.self)
+
+
+@copies("aten::unique_dim", "aten::unique_dim_consecutive", bounded=True)
+def unique_dim_copies(result: Sequence[Tensor] | None, given: Arguments) -> Sequence[Answer]:
     """Return the number of unique slices.
 
     It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
     """
-    return [_count(result[0].shape[dim])] if values.numel() else []
+    unique = result[0] if result else given.self
+    return [_count(unique.shape[given.dim])] if given.self.numel() else []
 
 
-@copies("aten::unique_consecutive")
+@copies("aten::unique_consecutive", bounded=True)
 def unique_consecutive_copies(
-    result: Sequence[Tensor],
-    values: Tensor,
-    _return_inverse: bool = False,
-    _return_counts: bool = False,
-    dim: int | None = None,
+    result: Sequence[Tensor] | None, given: Arguments
 ) -> Sequence[Answer]:
     """Return the number of unique values, or of unique slices."""
-    if dim is not None:
-        return unique_dim_copies(result, values, dim)
-    return [_int64(result[0].shape[0])] if values.numel() else []
+    if given.dim is not None:
+        return unique_dim_copies(result, given)
+    values: Tensor = given.self
+    return [_int64((result[0] if result else values).numel())] if values.numel() else []
 
 
-@bound("aten::_unique", "aten::_unique2")
-def unique_bound(values: Tensor, *_options: object, **_more: object) -> Sequence[Answer]:
-    """Return that all values differ; of a mask, that both truth values are there."""
-    if values.dtype == torch.bool:
-        return [_int32(1)] if values.numel() else []
-    return unique_consecutive_bound(values)
-
-
-@bound("aten::unique_dim", "aten::unique_dim_consecutive")
-def unique_dim_bound(
-    values: Tensor, dim: int, *_options: object, **_more: object
-) -> Sequence[Answer]:
-    """Return that all slices differ."""
-    return unique_dim_copies([values], values, dim)
-
-
-@bound("aten::unique_consecutive")
-def unique_consecutive_bound(
-    values: Tensor,
-    _return_inverse: bool = False,
-    _return_counts: bool = False,
-    dim: int | None = None,
-) -> Sequence[Answer]:
-    """Return that all neighbours differ."""
-    if dim is not None:
-        return unique_dim_bound(values, dim)
-    return [_int64(values.numel())] if values.numel() else []
-
-
-@copies("aten::isin")
-def isin_copies(_result: object, *arguments: object, **options: bool) -> list[bytes]:
-    """Return unique's counts of both tensors, where PyTorch sorts."""
-    hosts = map(over_device_memory, _sorted_by_isin(*arguments, **options))
-    return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
-
-
-@bound("aten::isin")
-def isin_bound(*arguments: object, **options: bool) -> list[bytes]:
-    """Return the largest counts that unique can have."""
-    return [_int64(tensor.numel()) for tensor in _sorted_by_isin(*arguments, **options)]
-
-
-def _sorted_by_isin(
-    elements: object, test_elements: object, *, assume_unique: bool = False, **_options: bool
-) -> list[Tensor]:
-    """Return the tensors of which isin_Tensor_Tensor_out takes the unique values."""
-    if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
+@copies("aten::isin", bounded=True)
+def isin_copies(result: object, given: Arguments) -> list[bytes]:
+    """Return unique's counts of both tensors, where isin_Tensor_Tensor_out sorts."""
+    both = given.get("elements"), given.get("test_elements")
+    elements, tests = both
+    if elements is None or tests is None or given.assume_unique or not elements.numel():
         return []
-    max_compared = int(10 * elements.numel() ** 0.145)
-    if assume_unique or not elements.numel() or test_elements.numel() < max_compared:
+    if tests.numel() < int(10 * elements.numel() ** 0.145):
         return []
-    return [elements, test_elements]
+    hosts = both if result is None else map(over_device_memory, both)
+    uniques = ((None if result is None else host.unique(), host) for host in hosts)
+    return [copy for unique, host in uniques for copy in _number_of_unique(unique, host)]
 
 
-@copies("aten::masked_scatter_backward")
-def masked_scatter_backward_copies(
-    result: object,
-    gradient: Tensor,
-    mask: Tensor,
-    *_options: object,
-    share: float | None = None,
-) -> list[bytes]:
-    """Return how many values of the gradient are selected."""
-    return masked_select_copies(result, gradient, mask, share=share)
-
-
-@copies("aten::_coalesce")
-def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
+@copies("aten::_coalesce", bounded=True)
+def coalesce_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the number of unique indices, which thrust's unique_by_key gives."""
+    sparse: Tensor = given.self
     if sparse._nnz() <= 1:
         return []
+    if given.share is not None:
+        return [_int32(sparse._nnz())]
     indices = over_device_memory(sparse._indices())
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
-
-
-@bound("aten::_coalesce")
-def coalesce_bound(sparse: Tensor) -> list[bytes]:
-    """Return that all indices differ."""
-    return [_int32(sparse._nnz())] if sparse._nnz() > 1 else []
 
 
 # -- counts --
 
 
 @copies("aten::bincount")
-def bincount_copies(
-    _result: object, values: Tensor, *_options: object, **_more: object
-) -> list[bytes]:
+def bincount_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the least and the greatest value; bytes are not asked for the least."""
-    if not values.numel():
+    if not given.self.numel():
         return []
-    host = over_device_memory(values)
+    host = over_device_memory(given.self)
     greatest = [_content(host.max())]
-    return greatest if values.dtype == torch.uint8 else [_content(host.min()), *greatest]
+    return greatest if host.dtype == torch.uint8 else [_content(host.min()), *greatest]
 
 
 @copies("aten::histc")
-def histc_copies(
-    _result: object,
-    values: Tensor,
-    _bins: int = 100,
-    low: float = 0,
-    high: float = 0,
-    **_options: object,
-) -> list[bytes]:
+def histc_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the least and the greatest value, which are asked for where no range is given."""
-    if low != high or not values.numel():
+    if given.min != given.max or not given.self.numel():
         return []
-    host = over_device_memory(values)
+    host = over_device_memory(given.self)
     return [_content(host.min()), _content(host.max())]
 
 
-@copies("aten::repeat_interleave")
-def repeat_interleave_copies(
-    result: Tensor, repeats: Tensor, *, output_size: int | None = None
-) -> Sequence[Answer]:
+@copies("aten::repeat_interleave", bounded=True)
+def repeat_interleave_copies(result: Tensor | None, given: Arguments) -> Sequence[Answer]:
     """Return the sum of the repeats, and what shows that none is negative (Repeat.h).
 
     That is the least of them; before torch 2.15, whether they are: the host has raised no error.
+    Repeats have no bound: unknown ones are taken once each.
     """
-    if output_size is not None or not repeats.shape[0]:
+    repeats: Tensor = given.repeats
+    if given.output_size is not None or not repeats.shape[0]:
         return []
-    return [_int64(result.shape[0]), (bytes([True]), _content(over_device_memory(repeats).min()))]
+    if result is None:
+        return [_int64(repeats.shape[0]), (bytes([True]), bytes(repeats.itemsize))]
+    least = _content(over_device_memory(repeats).min())
+    return [_int64(result.shape[0]), (bytes([True]), least)]
 
 
-@bound("aten::repeat_interleave")
-def repeat_interleave_bound(repeats: Tensor, *, output_size: int | None = None) -> Sequence[Answer]:
-    """Return that each is taken once: repeats have no bound."""
-    if output_size is not None or not repeats.shape[0]:
+@copies("aten::mode", bounded=True)
+def mode_copies(result: object, given: Arguments) -> list[bytes]:
+    """Return thrust's results for each slice that is too large for one kernel.
+
+    Unknown slices are of different values.
+    """
+    values, dim = given.self, given.dim
+    if not values.dim() or values.shape[dim] <= MAX_MODE_SORTED:
         return []
-    return [_int64(repeats.shape[0]), (bytes([True]), bytes(repeats.itemsize))]
-
-
-@copies("aten::mode")
-def mode_copies(
-    _result: object, values: Tensor, /, dim: int = -1, *_options: object, **_more: object
-) -> list[bytes]:
-    """Return thrust's results for each slice that is too large for one kernel."""
+    length = values.shape[dim]
+    if result is None:
+        slices: int = values.numel() // length
+        return _mode_of(values.dtype, 0, bytes(values.itemsize), 0, length, 1, 0) * slices
     answers = []
-    for line in _mode_slices(over_device_memory(values), dim):
+    for line in over_device_memory(values).movedim(dim, -1).reshape(-1, length):
         mode, place = line.mode()
-        if line.dtype == torch.bool:
-            answers += _mode_of_truths(int(line.sum()), int(place))
-            continue
         unique, counts = line.unique(return_counts=True)
         highest = int(counts.argmax())
-        frequency = int(counts[highest])
-        answers += _mode_of_numbers(len(unique), frequency, highest, _content(mode), int(place))
+        true = int(line.sum()) if line.dtype == torch.bool else 0
+        numbers = len(unique), int(counts[highest]), highest
+        answers += _mode_of(line.dtype, true, _content(mode), int(place), *numbers)
     return answers
 
 
-@bound("aten::mode")
-def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
-    """Return thrust's results for slices of different values."""
-    lines = _mode_slices(values, dim)
-    if values.dtype == torch.bool:
-        return _mode_of_truths(0, 0) * len(lines)
-    count = values.shape[dim] if len(lines) else 0
-    return _mode_of_numbers(count, 1, 0, bytes(values.itemsize), 0) * len(lines)
-
-
-def _mode_slices(values: Tensor, dim: int) -> Tensor:
-    """Return the slices that one kernel is not enough for, a row each."""
-    if not values.dim() or values.shape[dim] <= MAX_MODE_SORTED:
-        return values.new_empty(0, 0)
-    return values.movedim(dim, -1).reshape(-1, values.shape[dim])
-
-
-def _mode_of_truths(count: int, place: int) -> list[bytes]:
-    """Return how many are true, and where the more frequent truth value stands."""
-    return [_int64(count), struct.pack("=?7xq", True, place)]
-
-
-def _mode_of_numbers(
-    count: int, frequency: int, highest: int, mode: bytes, place: int
+def _mode_of(
+    kind: torch.dtype, true: int, mode: bytes, place: int, count: int, frequency: int, highest: int
 ) -> list[bytes]:
-    """Return how often sorted neighbours differ, the number of values, and the mode's place.
+    """Return thrust's results for a slice.
 
-    The latter is that among the different values, with how frequent it is; then the mode follows,
-    where it stands among all in order, and where in the slice.
+    Of a mask: how many are true, and where the more frequent truth value stands. Of numbers: how
+    often sorted neighbours differ, the number of values, and the mode's place among the different
+    values, with how frequent it is; then the mode, where it stands among all in order, and where in
+    the slice.
     """
+    if kind == torch.bool:
+        return [_int64(true), struct.pack("=?7xq", True, place)]
     largest = _int64(frequency) + _int64(highest)
     first = struct.pack("=?7xq", True, 0)
     return [_int32(count - 1), _int32(count), largest, mode, first, _int64(place)]
@@ -400,8 +300,9 @@ def _mode_of_numbers(
 
 
 @copies("aten::equal")
-def equal_copies(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
+def equal_copies(result: bool, given: Arguments) -> list[bytes]:
     """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
+    left, right = given.self, given.other
     if left.shape != right.shape or not left.numel():
         return []
     is_same = (
@@ -413,65 +314,63 @@ def equal_copies(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
 
 
 @copies("aten::allclose")
-def allclose_copies(result: bool, *_arguments: object, **_options: object) -> list[bytes]:
+def allclose_copies(result: bool, _given: Arguments) -> list[bytes]:
     """Return the answer."""
     return [bytes([result])]
 
 
 @copies("aten::linalg_lstsq")
-def least_squares_copies(
-    result: Sequence[Tensor], *_arguments: object, **_options: object
-) -> list[bytes]:
+def least_squares_copies(result: Sequence[Tensor], _given: Arguments) -> list[bytes]:
     """Return that no status is an error."""
     return [bytes([False])] if result[0].numel() else []
 
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
-def no_error_copies(
-    _result: object, matrices: Tensor, *_options: object, **_more: object
-) -> list[bytes]:
+def no_error_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return that no status is an error: the host has computed the result, without one."""
-    return [bytes([False])] if matrices.numel() else []
+    return [bytes([False])] if _matrices(given).numel() else []
 
 
 @copies("aten::_linalg_svd", "aten::linalg_polar")
-def svd_copies(
-    _result: object, matrices: Tensor, *_options: object, driver: str | None = None, **_more: object
-) -> list[bytes]:
+def svd_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
+    matrices = _matrices(given)
     if not matrices.numel():
         return []
     of_all = [bytes([False])]
-    return of_all if driver == "gesvd" else [bytes(4 * matrices.shape[:-2].numel()), *of_all]
+    if given.get("driver") == "gesvd":
+        return of_all
+    return [bytes(4 * matrices.shape[:-2].numel()), *of_all]
+
+
+def _matrices(given: Arguments) -> Tensor:
+    matrices: Tensor | None = given.get("A")
+    return given.self if matrices is None else matrices
 
 
 @copies("aten::linalg_pinv")
-def pinv_copies(
-    _result: object, matrices: Tensor, *, hermitian: bool = False, **_options: object
-) -> list[bytes]:
+def pinv_copies(result: object, given: Arguments) -> list[bytes]:
     """Return the statuses of the decomposition that it takes: eigh or svd."""
-    return no_error_copies(None, matrices) if hermitian else svd_copies(None, matrices)
+    return no_error_copies(result, given) if given.hermitian else svd_copies(result, given)
 
 
 @copies("aten::_linalg_check_errors")
-def check_errors_copies(
-    _result: object, status: Tensor, *_options: object, **_more: object
-) -> list[bytes]:
+def check_errors_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return whether any status is an error."""
-    return [bytes([bool(over_device_memory(status).any())])]
+    return [bytes([bool(over_device_memory(given.info).any())])]
 
 
 @copies("aten::linalg_eig")
-def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
+def eig_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return whether all elements are finite, and that there is no error, of real ones twice.
 
     Before torch 2.10 the rest is MAGMA's, which takes the matrices from the host.
     """
-    host = over_device_memory(matrices)
+    host = over_device_memory(given.self)
     finite = bytes([bool(host.isfinite().all())])
     if TORCH < (2, 10):
         return [finite, _content(host)]
-    return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
+    return [finite, *[bytes([False])] * (1 if host.is_complex() else 2)]
 
 
 MAX_SCALED_NORM: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
@@ -482,15 +381,21 @@ MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 
 """the 1-norm from which it takes this degree for one matrix; for several it always does"""
 
 
-@copies("aten::linalg_matrix_exp")
-def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
+@copies("aten::linalg_matrix_exp", bounded=True)
+def matrix_exp_copies(result: object, given: Arguments) -> list[bytes]:
     """Return the norm of one matrix, and how often which matrices of several are squared.
 
     That is the number of different counts of squarings; how many matrices each has; and how many
-    squarings it has more than the one before it.
+    squarings it has more than the one before it. Unknown matrices are all squared twice, which
+    takes the most memory.
     """
+    matrices: Tensor = given.self
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
+    if result is None:
+        number = matrices.shape[:-2].numel()
+        norm = [_content(torch.full((1,), 10.0, dtype=matrices.dtype.to_real()))]
+        return [*norm * (number == 1), _int64(1), _content(torch.tensor([number, 2]))]
     norms = over_device_memory(matrices).abs().sum(-2).amax(-1).flatten()
     alone = [] if len(norms) > 1 else [_content(norms)]
     if alone and not float(norms) >= MIN_FULL_DEGREE_NORM[norms.dtype]:
@@ -501,36 +406,18 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
 
 
-@bound("aten::linalg_matrix_exp")
-def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
-    """Return the copies for matrices that are all squared twice, which takes the most memory."""
-    if not matrices.numel() or matrices.shape[-1] == 1:
-        return []
-    number = matrices.shape[:-2].numel()
-    alone = [_content(torch.full((1,), 10.0, dtype=matrices.dtype.to_real()))]
-    return [*alone * (number == 1), _int64(1), _content(torch.tensor([number, 2]))]
-
-
 @copies("aten::_ctc_loss")
-def nothing_copies(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
+def nothing_copies(_result: object, _given: Arguments) -> list[bytes]:
     """Return no copy: PyTorch tags the operator, and it asks for nothing."""
     return []
 
 
 @copies("aten::segment_reduce")
-def segment_reduce_copies(
-    _result: object,
-    data: Tensor,
-    _reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    unsafe: bool = False,
-    **_options: object,
-) -> list[bytes]:
+def segment_reduce_copies(_result: object, given: Arguments) -> list[bytes]:
     """Return the least length, and whether all add up: checks unless the call is unsafe."""
-    if lengths is None or unsafe or not data.numel():
+    if given.lengths is None or given.unsafe or not given.data.numel():
         return []
-    return [_content(over_device_memory(lengths).min()), bytes([True])]
+    return [_content(over_device_memory(given.lengths).min()), bytes([True])]
 
 
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}

@@ -26,73 +26,49 @@ MAX: Final = 2
 # -- unique: CUDA sorts always, and its outputs that nobody asked for are empty --
 
 
-@equivalent("aten::_unique2")
-def unique2(
-    values: Tensor, _sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, Tensor | None, Tensor]:
+@equivalent_of_arguments("aten::_unique2")
+def unique2(given: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the unique values, sorted; counts of a mask even where none are asked for."""
-    is_mask = values.dtype == torch.bool and values.numel() > 0
-    unique, inverse, counts = aten._unique2(values, True, return_inverse, return_counts or is_mask)
+    inverse, is_mask = given.return_inverse, given.self.dtype == torch.bool and given.self.numel()
+    counts = given.return_counts or bool(is_mask)
+    unique, inverses, numbers = aten._unique2(given.self, True, inverse, counts)
     # Of a mask, CUDA counts always, and returns no tensor for an inverse that nobody asked for.
-    return unique, None if is_mask and not return_inverse else inverse, counts
+    return unique, None if is_mask and not inverse else inverses, numbers
 
 
-def _only_asked_for(
-    result: tuple[Tensor, Tensor, Tensor], *, inverse: bool, counts: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    unique, inverse_indices, numbers = result
-    none = inverse_indices.new_empty(0)
-    return unique, inverse_indices if inverse else none, numbers if counts else none
+@equivalent_of_arguments(
+    "aten::unique_dim", "aten::unique_dim_consecutive", "aten::unique_consecutive"
+)
+def unique_slices(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the unique slices; of one without ``sorted`` and dimension, the unique values."""
+    if given.dim is None:
+        result = aten.unique_consecutive(given.self, True, True)
+    elif given.get("sorted") is None:
+        result = aten.unique_dim_consecutive(given.self, given.dim, True, True)
+    else:
+        result = aten.unique_dim(given.self, given.dim, True, True, True)
+    unique, inverse, counts = result
+    none = inverse.new_empty(0)
+    return (
+        unique,
+        inverse if given.return_inverse else none,
+        counts if given.return_counts else none,
+    )
 
 
-@equivalent("aten::unique_dim")
-def unique_dim(
-    values: Tensor,
-    dim: int,
-    _sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of ``unique_dim``."""
-    result = aten.unique_dim(values, dim, True, True, True)
-    return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
-
-
-@equivalent("aten::unique_dim_consecutive")
-def unique_dim_consecutive(
-    values: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of ``unique_dim_consecutive``."""
-    result = aten.unique_dim_consecutive(values, dim, True, True)
-    return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
-
-
-@equivalent("aten::unique_consecutive")
-def unique_consecutive(
-    values: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of ``unique_consecutive``."""
-    if dim is not None:
-        return unique_dim_consecutive(values, dim, return_inverse, return_counts)
-    result = aten.unique_consecutive(values, True, True)
-    return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
-
-
-@equivalent("aten::histc")
-def histc(
-    values: Tensor, bins: int = 100, low: float = 0, high: float = 0, **_options: object
-) -> Tensor:
+@equivalent_of_arguments("aten::histc")
+def histc(given: Arguments) -> Tensor:
     """Count whole numbers too, which the CPU's operator does not take."""
+    values, bins = given.self, given.bins
+    counts: Tensor
     if values.is_floating_point():
-        counts: Tensor = aten.histc(values, bins, low, high)
+        counts = aten.histc(values, bins, given.min, given.max)
         return counts
     numbers = values.to(torch.int64).flatten()
     if not numbers.numel():
-        return values.new_zeros(bins)
-    least, greatest = int(low), int(high)
+        counts = values.new_zeros(bins)
+        return counts
+    least, greatest = int(given.min), int(given.max)
     if least == greatest:
         least, greatest = int(numbers.min()), int(numbers.max())
     if least == greatest:
@@ -102,13 +78,10 @@ def histc(
     return torch.bincount(places, minlength=bins).to(values.dtype)
 
 
-@equivalent("aten::linalg_lstsq")
-def linalg_lstsq(
-    matrices: Tensor, right: Tensor, rcond: float | None = None, *, driver: str | None = None
-) -> tuple[Tensor, ...]:
+@equivalent_of_arguments("aten::linalg_lstsq")
+def linalg_lstsq(given: Arguments) -> tuple[Tensor, ...]:
     """Take the one driver that CUDA has; the CPU's own choice returns ranks as well."""
-    del driver
-    result: tuple[Tensor, ...] = aten.linalg_lstsq(matrices, right, rcond, driver="gels")
+    result: tuple[Tensor, ...] = aten.linalg_lstsq(given.self, given.b, given.rcond, driver="gels")
     return result
 
 

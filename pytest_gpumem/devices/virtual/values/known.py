@@ -191,7 +191,7 @@ class Assumptions:
         return None
 
     def _indices(self, call: OperatorCall, result: Tensor, source: Tensor) -> Tensor:
-        dim = call.argument("dim")
+        dim = call.by_name().get("dim")
         if not source.dim() or (dim is None and call.name in {"argmax", "argmin"}):
             dim, choices = -1, source.numel()
         else:

@@ -42,7 +42,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
 from pytest_gpumem.devices.virtual.values.known import Assumptions, KnownValues
 from pytest_gpumem.devices.virtual.values.open_operators import OpenOperator, RunningHere
-from pytest_gpumem.devices.virtual.values.operator_table import BOUNDS, COPIES
+from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     FALSE_FOR,
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
-    from pytest_gpumem.devices.virtual.values.operator_table import Answer
+    from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
 SHARE_OF_HOST: Final = 0.5
@@ -426,7 +426,7 @@ class ValueMode:
             self.decisions.seen_assumed()
             plan = HostCall(call.args, call.kwargs, assumed=True, result=(True,))
             if copies is not None:
-                self._queue(copies(True, *call.args, **call.kwargs))  # noqa: FBT003 - its result
+                self._queue(copies(True, call.by_name()))  # noqa: FBT003 - its result
             copies = None
         self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
@@ -437,7 +437,7 @@ class ValueMode:
                 result = (None,)
             if result is not None:
                 plan = plan._replace(result=result)
-                self._queue(copies(result[0], *call.args, **call.kwargs))
+                self._queue(copies(result[0], call.by_name()))
         return plan
 
     def _before_read(self, call: OperatorCall) -> HostCall | None:
@@ -482,7 +482,7 @@ class ValueMode:
         self,
         call: OperatorCall,
         plan: HostCall | None,
-        copies: Callable[..., Sequence[Answer]] | None,
+        copies: Callable[[Any, Arguments], Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
         """Queue the answers for an operator on unknown values, by its masks or as a bound."""
@@ -493,18 +493,16 @@ class ValueMode:
                 self.sparse.spread(call.args[0])
             self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
-                self._queue(copies(None, *call.args, **call.kwargs))
+                self._queue(copies(None, call.by_name()))
                 return
-        bound = BOUNDS.get(call.op._schema.name)
         if masks and masks[0].dtype in BYTE_MASKS:
             share = self.assumptions.most_of_masks
-            answers = copies(None, *call.args, **call.kwargs, share=share)
-        elif bound is not None:
-            answers = bound(*call.args, **call.kwargs)
+        elif call.op._schema.name in BOUNDED:
+            share = 1.0
         else:
             return
         self.decisions.seen_assumed()
-        self._queue(answers)
+        self._queue(copies(None, call.by_name(share)))
         self.sizes_told = True
 
     def _queue(self, answers: Sequence[Answer]) -> None:

@@ -18,20 +18,23 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 EQUIVALENTS: Final[dict[str, Callable[..., Any]]] = {}
 """by the operator's name with its overload ("aten::mm.dtype"): a function of the operator's
 arguments as CPU tensors, which returns the CUDA operator's results"""
-COPIES: Final[dict[str, Callable[..., Sequence[Answer]]]] = {}
-"""by the operator's name, if it reads back from the device: a function of the host's result and the
-CUDA call's arguments, which returns what its copies bring"""
-BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {}
-"""likewise where values are unknown: a function of the arguments, which returns the copies for the
-most that the operator can take. A size of zero would hold every limit. Operators with masks have
-none: they take the share of a mask that is true"""
+COPIES: Final[dict[str, Callable[[Any, Arguments], Sequence[Answer]]]] = {}
+"""by the operator's name, if it reads back from the device: see data_dependent.py"""
+BOUNDED: Final[set[str]] = set()
+"""those of them that give the copies for unknown values too. A size of zero would hold every limit.
+Operators with masks need not: they take the share of a mask that is true"""
 
 
 class Arguments:
     """An operator's arguments, and their defaults, by the names that its schema gives them."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
+    share: float | None = None
+    """of the elements of unknown masks, that is true; None: their values tell"""
+
+    def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Name them; ``operator`` is the name of one, with its overload."""
+        names, defaults = _parameters(operator)
+        self.__dict__.update(defaults, **dict(zip(names, args, strict=False)), **kwargs)
 
     if TYPE_CHECKING:
 
@@ -52,19 +55,14 @@ def _parameters(operator: str) -> tuple[Sequence[str], Mapping[str, Any]]:
     return [argument.name for argument in arguments], defaults
 
 
-def _registered(
-    table: dict[str, Callable[..., Any]], operators: Sequence[str]
-) -> Callable[[Function], Function]:
+def equivalent(*operators: str) -> Callable[[Function], Function]:
+    """Register a function as the equivalent of operators, whose arguments it takes."""
+
     def register(function: Function) -> Function:
-        table.update(dict.fromkeys(operators, function))
+        EQUIVALENTS.update(dict.fromkeys(operators, function))
         return function
 
     return register
-
-
-def equivalent(*operators: str) -> Callable[[Function], Function]:
-    """Register a function as the equivalent of operators, whose arguments it takes."""
-    return _registered(EQUIVALENTS, operators)
 
 
 def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
@@ -73,9 +71,7 @@ def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         def host_of(operator: str) -> Callable[..., Any]:
             def host(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the operator's
-                names, defaults = _parameters(operator)
-                given = dict(zip(names, args, strict=False))
-                return function(Arguments({**defaults, **given, **kwargs}))
+                return function(Arguments(operator, args, kwargs))
 
             return host
 
@@ -85,11 +81,12 @@ def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
     return register
 
 
-def copies(*operators: str) -> Callable[[Function], Function]:
+def copies(*operators: str, bounded: bool = False) -> Callable[[Function], Function]:
     """Register a function of COPIES."""
-    return _registered(COPIES, operators)
 
+    def register(function: Function) -> Function:
+        COPIES.update(dict.fromkeys(operators, function))
+        BOUNDED.update(operators if bounded else ())
+        return function
 
-def bound(*operators: str) -> Callable[[Function], Function]:
-    """Register a function of BOUNDS."""
-    return _registered(BOUNDS, operators)
+    return register

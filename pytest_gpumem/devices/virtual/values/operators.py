@@ -21,7 +21,7 @@ from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register
 )
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
 from pytest_gpumem.devices.virtual.values.host_tensors import map_arguments, tensors_in
-from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS
+from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS, Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,14 +241,11 @@ class OperatorCall:
             [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
         )
 
-    def argument(self, name: str) -> Any:  # noqa: ANN401 - of any type
-        """Return the argument of a name, or its default; None where there is no such one."""
-        if name in self.kwargs:
-            return self.kwargs[name]
-        for place, argument in enumerate(self.op._schema.arguments):
-            if argument.name == name:
-                return self.args[place] if place < len(self.args) else argument.default_value
-        return None
+    def by_name(self, share: float | None = None) -> Arguments:
+        """Return the arguments by their names; with them the share of a mask that is true."""
+        given = Arguments(self.op._name, self.args, self.kwargs)
+        given.share = share
+        return given
 
     def copies_to_host(self) -> bool:
         """Return whether it copies a CUDA tensor into a tensor of the host."""

@@ -150,69 +150,52 @@ def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates.float() if bias is None else gates.float() + bias.float()
 
 
-@equivalent("aten::_thnn_fused_lstm_cell")
-def lstm_cell(
-    by_input: Tensor,
-    by_hidden: Tensor,
-    cell: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+@equivalent_of_arguments("aten::_thnn_fused_lstm_cell")
+def lstm_cell(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new states, and the gates as the backward pass takes them."""
-    gates = _added(by_input, input_bias) + _added(by_hidden, hidden_bias)
+    gates = _added(given.input_gates, given.input_bias)
+    gates = gates + _added(given.hidden_gates, given.hidden_bias)
     enter, forget, new, leave = gates.chunk(4, -1)
     enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
     new = new.tanh()
-    state = forget * cell.float() + enter * new
+    state = forget * given.cx.float() + enter * new
     workspace = torch.cat([enter, forget, new, leave], -1)
-    kind = by_input.dtype
+    kind = given.input_gates.dtype
     return (leave * state.tanh()).to(kind), state.to(kind), workspace.to(kind)
 
 
-@equivalent("aten::_thnn_fused_lstm_cell_backward_impl")
-def lstm_cell_backward(
-    by_hidden: Tensor | None,
-    by_cell: Tensor | None,
-    cell: Tensor,
-    state: Tensor,
-    workspace: Tensor,
-    has_bias: bool,
-) -> tuple[Tensor | None, ...]:
+@equivalent_of_arguments("aten::_thnn_fused_lstm_cell_backward_impl")
+def lstm_cell_backward(given: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of the gates, of the cell, and of the bias."""
-    enter, forget, new, leave = workspace.float().chunk(4, -1)
-    hidden = torch.zeros_like(enter) if by_hidden is None else by_hidden.float()
-    shape = state.float().tanh()
+    enter, forget, new, leave = given.workspace.float().chunk(4, -1)
+    hidden = torch.zeros_like(enter) if given.grad_hy is None else given.grad_hy.float()
+    shape = given.cy.float().tanh()
     inner = hidden * leave * (1 - shape.square())
-    if by_cell is not None:
-        inner = inner + by_cell.float()
+    if given.grad_cy is not None:
+        inner = inner + given.grad_cy.float()
     gates = torch.cat(
         [
             inner * new * enter * (1 - enter),
-            inner * cell.float() * forget * (1 - forget),
+            inner * given.cx.float() * forget * (1 - forget),
             inner * enter * (1 - new.square()),
             hidden * shape * leave * (1 - leave),
         ],
         -1,
-    ).to(workspace.dtype)
-    return gates, (inner * forget).to(cell.dtype), gates.sum(0) if has_bias else None
+    ).to(given.workspace.dtype)
+    by_cell = (inner * forget).to(given.cx.dtype)
+    return gates, by_cell, gates.sum(0) if given.has_bias else None
 
 
-@equivalent("aten::_thnn_fused_gru_cell")
-def gru_cell(
-    by_input: Tensor,
-    by_hidden: Tensor,
-    hidden: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@equivalent_of_arguments("aten::_thnn_fused_gru_cell")
+def gru_cell(given: Arguments) -> tuple[Tensor, Tensor]:
     """Return the new state, and the backward pass's tensor: gates, the state, a gate's part."""
-    reset_i, enter_i, new_i = _added(by_input, input_bias).chunk(3, -1)
-    reset_h, enter_h, new_h = _added(by_hidden, hidden_bias).chunk(3, -1)
+    reset_i, enter_i, new_i = _added(given.input_gates, given.input_bias).chunk(3, -1)
+    reset_h, enter_h, new_h = _added(given.hidden_gates, given.hidden_bias).chunk(3, -1)
     reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()
-    new = (new_i + reset * new_h).tanh()
-    result = new + enter * (hidden.float() - new)
-    workspace = torch.cat([reset, enter, new, hidden.float(), new_h], -1)
-    return result.to(by_input.dtype), workspace.to(by_input.dtype)
+    new, hidden = (new_i + reset * new_h).tanh(), given.hx.float()
+    workspace = torch.cat([reset, enter, new, hidden, new_h], -1)
+    kind = given.input_gates.dtype
+    return (new + enter * (hidden - new)).to(kind), workspace.to(kind)
 
 
 @equivalent("aten::_thnn_fused_gru_cell_backward")

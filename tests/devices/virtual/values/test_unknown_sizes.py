@@ -10,7 +10,7 @@ from helpers.marked_sessions import one_test
 from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
-from pytest_gpumem.devices.virtual.values.operator_table import BOUNDS, COPIES
+from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -107,7 +107,7 @@ SIZED_BY_VALUES = {name for name in COPIES if "linalg" not in name} - {
 
 def test_each_operator_that_is_sized_by_values_has_a_bound():
     masked = {"aten::masked_select", "aten::masked_scatter_backward", *INDEXING}
-    assert set(BOUNDS) - {"aten::linalg_matrix_exp"} == SIZED_BY_VALUES - masked
+    assert BOUNDED - {"aten::linalg_matrix_exp"} == SIZED_BY_VALUES - masked
 
 
 def test_a_limit_is_held_to_the_bound_of_a_sparse_product(suite):
