@@ -287,10 +287,16 @@ def site_of_read(frame: FrameType | None) -> Site:
     return (line.filename, line.line, within) if line else ("", 0, within)
 
 
-def is_check_of_an_optimizer(frame: FrameType | None) -> bool:
-    """Return whether an optimizer that is made checks its arguments: nothing depends on that."""
+def _frame_of_caller(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is not this package's."""
     while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
         frame = frame.f_back
+    return frame
+
+
+def is_check_of_an_optimizer(frame: FrameType | None) -> bool:
+    """Return whether an optimizer that is made checks its arguments: nothing depends on that."""
+    frame = _frame_of_caller(frame)
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "__init__" and OPTIMIZERS in code.co_filename
 
@@ -301,8 +307,7 @@ def asks_for_infinities(frame: FrameType | None) -> bool:
     Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on
     it.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
-        frame = frame.f_back
+    frame = _frame_of_caller(frame)
     while frame is not None and frame.f_code.co_filename.endswith(SCALER):
         if frame.f_code.co_name == "_maybe_opt_step":
             return True

@@ -564,17 +564,16 @@ class _Computation:
     def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
         """Return tensors without values, of the shapes of an operator's results."""
         if node.forms is not None:
-            return mapped(node.forms, _of_form)
+            return mapped(
+                node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")
+            )
         key = repr(mapped((call.args, call.kwargs), _shape_of))
         if key not in node.known_forms:
             if len(node.known_forms) >= MAX_FORMS:
                 node.known_forms.clear()
             like = None
             with suppress(Exception):  # its size depends on values
-                like = call.op._op(
-                    *mapped(call.args, _on_meta),
-                    **{name: mapped(value, _on_meta) for name, value in call.kwargs.items()},
-                )
+                like = call.op._op(*mapped(call.args, _on_meta), **mapped(call.kwargs, _on_meta))
             node.known_forms[key] = like
         return node.known_forms[key]
 
@@ -589,10 +588,9 @@ class _Computation:
         return argument
 
     def _input_value(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
-        value = self._values.get(place)
-        if value is None:
-            value = self._values[place] = self._input_read(place)
-        return value
+        if self._values.get(place) is None:
+            self._values[place] = self._input_read(place)
+        return self._values[place]
 
     def _input_read(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
         tensor = self._inputs[place]
@@ -660,10 +658,6 @@ def _refs_in(arguments: object) -> list[int]:
     return []
 
 
-def _of_form(form: Any) -> Any:  # noqa: ANN401 - any
-    return torch.empty(form.shape, dtype=form.dtype, device="meta")
-
-
 def _on_meta(argument: Any) -> Any:  # noqa: ANN401 - any
     if isinstance(argument, Tensor):
         shape, strides = argument.shape, argument.stride()
@@ -685,19 +679,11 @@ def _random(size: Sequence[int], seed: Tensor, kind: str, **_options: object) ->
     return result
 
 
-def _lookup_seed(seeds: Tensor, index: int) -> Tensor:
-    """Return the results of ``inductor_lookup_seed``: torch 2.6's own returns a view."""
-    return seeds[index].clone()
-
-
-def _randint(low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
-    """Return the results of ``inductor_randint``."""
-    return torch.randint(low, high, size, generator=torch.Generator().manual_seed(int(seed)))
-
-
 RANDOM: Final[dict[str, Callable[..., Any]]] = {
     "prims::inductor_random": _random,
-    "prims::inductor_randint": _randint,
-    "prims::inductor_lookup_seed": _lookup_seed,
+    "prims::inductor_randint": lambda low, high, size, seed: torch.randint(
+        low, high, size, generator=torch.Generator().manual_seed(int(seed))
+    ),
+    "prims::inductor_lookup_seed": lambda seeds, index: seeds[index].clone(),  # 2.6's is a view
 }
 """Inductor's own operators with random numbers, as the host computes them"""

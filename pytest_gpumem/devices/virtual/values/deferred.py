@@ -25,14 +25,12 @@ from pytest_gpumem.devices.virtual.values.operators import OF_CONSTANTS
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.known import KnownValues
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
-
-    Compute = Callable[[OperatorCall, Any, Any], Any]
-    """takes a call and its arguments on the host; returns the result, or None"""
+    from pytest_gpumem.devices.virtual.values.sparse_operators import Compute
 
 MAX_WORK: Final = 1 << 29
 """elements of all operators that lead to a tensor: two seconds of one thread of the host, and eight
@@ -267,8 +265,8 @@ class DeferredValues:
         args, kwargs = (mapped(part, filled) for part in (recipe.args, recipe.kwargs))
         if any(storage is None for key, storage in storages.items() if key != id(None)):
             return None
-        result = self._compute(recipe.call, args, kwargs)
-        return result if isinstance(result, Tensor) else None
+        computed = self._compute(recipe.call, args, kwargs)
+        return computed[0] if computed and isinstance(computed[0], Tensor) else None
 
     def _is_computed(self, recipe: Recipe) -> bool:
         is_known = self._library.is_known

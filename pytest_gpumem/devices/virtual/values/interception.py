@@ -44,7 +44,7 @@ from pytest_gpumem.devices.virtual.values.operators import OperatorCall, registe
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch._ops import OpOverload
 
@@ -90,8 +90,8 @@ class Interception:
                 later.fallback(fallback(key, _intercept_later), key)
             cls._registered.extend([later, *register(names, NAMES, _kernel_of)])
         LATE.begin(names, _kernel_of_late)
-        keep_from(KEYS)
-        let_higher_order_operators_pass(INCLUDED)
+        keep_from_tracers()
+        let_higher_order_operators_pass()
         # torch.library takes the fallback back as Python ends, and no operator runs without it.
         atexit.register(cls.end)
 
@@ -288,33 +288,33 @@ HIGHER_ORDER: Final = Patch(
 )
 
 
-def keep_from(keys: torch._C.DispatchKeySet) -> None:
-    """Have the tracers pass some dispatch keys by, from now on.
+def keep_from_tracers() -> None:
+    """Have the tracers pass our dispatch keys by, from now on.
 
     A Python fallback fails beside them (``func != nullptr``, torch/csrc/utils/python_dispatch.cpp,
     as PyTorch looks for a function of the one operator). The keys are left out while a tracer is
     entered, and only then: torch.compile's guards compare a thread's keys, which must be the same
     when it makes them and when its code runs.
     """
-    methods = TRACERS.values(torch)
+    wrappers = {"__enter__": _entering, "__exit__": _leaving, "__torch_dispatch__": _without_keys}
     TRACERS.put(
         torch,
         {
-            name: _WRAPPERS[name.rpartition(".")[2]](keys, method)
-            for name, method in methods.items()
+            name: functools.wraps(method)(wrappers[name.rpartition(".")[2]](method))
+            for name, method in TRACERS.values(torch).items()
         },
     )
 
 
-def let_higher_order_operators_pass(keys: Iterable[torch._C.DispatchKey]) -> None:
+def let_higher_order_operators_pass() -> None:
     """Have higher-order operators pass keys by: they have no kernel for them, and no fallback.
 
     These are cond, flex_attention, DTensor's random operators. The operators inside of them are
     seen by themselves.
     """
-    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *keys])  # of new ones
+    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # of new ones
     for higher_order in torch._ops._higher_order_ops.values():
-        for key in keys:
+        for key in INCLUDED:
             higher_order.fallthrough(key)
 
 
@@ -322,20 +322,17 @@ _guards: Final[list[Any]] = []
 """of the tracers that are entered, the innermost last"""
 
 
-def _entering(keys: torch._C.DispatchKeySet, enter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(enter)
+def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
         result = enter(mode)
-        guard = Without(keys)
-        guard.__enter__()
-        _guards.append(guard)
+        _guards.append(Without(KEYS))
+        _guards[-1].__enter__()
         return result
 
     return entered
 
 
-def _leaving(_keys: torch._C.DispatchKeySet, leave: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(leave)
+def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     def left(*args: Any) -> Any:  # noqa: ANN401 - as the function
         if _guards:
             _guards.pop().__exit__(None, None, None)
@@ -344,13 +341,9 @@ def _leaving(_keys: torch._C.DispatchKeySet, leave: Callable[..., Any]) -> Calla
     return left
 
 
-def _without(keys: torch._C.DispatchKeySet, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
+def _without_keys(function: Callable[..., Any]) -> Callable[..., Any]:
     def traced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-        with Without(keys):
+        with Without(KEYS):
             return function(*args, **kwargs)
 
     return traced
-
-
-_WRAPPERS: Final = {"__enter__": _entering, "__exit__": _leaving, "__torch_dispatch__": _without}

@@ -45,6 +45,7 @@ from pytest_gpumem.devices.virtual.values.open_operators import OpenOperator, Ru
 from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
+    COMPARING,
     FALSE_FOR,
     RAISES,
     RETURNS_ARGUMENTS,
@@ -137,8 +138,8 @@ class ValueMode:
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()
         self.values = KnownValues(library, functions.put)
-        self.deferred = DeferredValues(library, self.values, self._compute_deferred)
-        self.sparse = SparseOperators(self.values, self.are_readable, self._compute_opened)
+        self.deferred = DeferredValues(library, self.values, self._computed)
+        self.sparse = SparseOperators(self.values, self.are_readable, self._computed)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -268,19 +269,11 @@ class ValueMode:
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
+        affords, inputs = self.budget.affords, call.inputs()
+        if call.traits.in_python and not affords(call, inputs, call.written(), None):
+            return None
         with OneThread(self.full):
             return self.compute(call, HostCall(args, kwargs), 0)
-
-    def _compute_opened(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
-        if call.traits.in_python and not self.budget.affords(
-            call, call.inputs(), call.written(), None
-        ):
-            return None
-        return self._computed(call, args, kwargs)
-
-    def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
-        result = self._computed(call, args, kwargs)
-        return result[0] if result is not None else None
 
     # -- running a CUDA operator --
 
@@ -310,7 +303,7 @@ class ValueMode:
             here.opened.begin_inner(call.inputs())
         counts = self.decisions.counts if traits.data_dependent else (0, 0)
         if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
-            plan = self.before(call)
+            plan = (self._before_read if traits.reads_back else self._before_other)(call)
         is_told = self.sizes_told or (plan is not None and plan.result is not None)
         # It reads memory of its own back, which may lie where something else was known.
         reads_unknown = traits.data_dependent and not is_told
@@ -394,16 +387,12 @@ class ValueMode:
     # -- before and after a CUDA operator --
 
     @without_function_modes
-    def before(self, call: OperatorCall) -> HostCall | None:
-        """Prepare for an operator that reads values or writes its arguments.
+    def _before_other(self, call: OperatorCall) -> HostCall | None:
+        """Prepare for an operator that writes its arguments, or reads values in their place.
 
         Returns:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
-        return self._before_read(call) if call.traits.reads_back else self._before_other(call)
-
-    def _before_other(self, call: OperatorCall) -> HostCall | None:
-        """Prepare for an operator that writes its arguments, or reads values in their place."""
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
@@ -421,15 +410,12 @@ class ValueMode:
         parts = [part for tensor in inputs for part in parts_of(tensor) if is_plain(part)]
         if self.values.are_assumed(masks or parts):
             self.decisions.seen_assumed()
-        if plan is None and call.name in {"equal", "allclose"}:
-            # Large tensors are taken to be equal: that they are is what a test asks, mostly.
+        if plan is None and copies is not None and call.name in COMPARING:
             self.decisions.seen_assumed()
             plan = HostCall(call.args, call.kwargs, assumed=True, result=(True,))
-            if copies is not None:
-                self._queue(copies(True, call.by_name()))  # noqa: FBT003 - its result
-            copies = None
+            self._queue(copies(True, call.by_name()))  # noqa: FBT003 - its result
         self.decisions.answered = plan is not None or self.sizes_told
-        if plan is not None and copies is not None:
+        if plan is not None and plan.result is None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             with OneThread(self.full):
                 result = self.compute(call, plan, device)
@@ -440,6 +426,7 @@ class ValueMode:
                 self._queue(copies(result[0], call.by_name()))
         return plan
 
+    @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that returns a tensor's number; None: it is unknown."""
         tensor, self.sizes_told = call.args[0], False
@@ -448,20 +435,14 @@ class ValueMode:
         if self.running_here.count >= 0:  # that an operator of SELECTS reads, if it is known
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
-        is_answered = self._makes_known(tensor)
+        is_answered = self.are_readable([tensor])
+        if is_answered and torch.cuda.is_current_stream_capturing():
+            self.captured, is_answered = True, False  # what is captured does not happen yet
+        is_answered = is_answered and (self.make_known(tensor) or self.assume(tensor))
         if is_plain(tensor) and self.values.are_assumed([tensor]):
             self.decisions.seen_assumed()
         self.decisions.answered = is_answered
         return HostCall(call.args, call.kwargs) if is_answered else None
-
-    def _makes_known(self, tensor: Tensor) -> bool:
-        """Return whether a number that is read is known, or could be computed or assumed."""
-        if not self.are_readable([tensor]):
-            return False
-        if torch.cuda.is_current_stream_capturing():
-            self.captured = True
-            return False  # what is captured does not happen yet
-        return self.make_known(tensor) or self.assume(tensor)
 
     def _writes_computed(self, written: Sequence[Tensor]) -> bool:
         """Return whether tensors are written that are computed: parts of a deferred one are not.
@@ -647,15 +628,11 @@ class ValueMode:
 
         Masks and whole numbers are wanted even of unknown values.
         """
-        decides = are_real = True
-        for tensor in fresh:
-            if not self.fits(tensor):
-                return None
-            decides = decides and self.is_small(tensor)
-            are_real = are_real and (tensor.is_floating_point() or tensor.is_complex())
-        return self.plan(
-            call, call.inputs(), decides=decides and not are_real, fresh=fresh, result=result
-        )
+        if not all(map(self.fits, fresh)):
+            return None
+        are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
+        decides = not are_real and all(map(self.is_small, fresh))
+        return self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more."""
@@ -726,17 +703,18 @@ class ValueMode:
     def _leave_unknown(self, call: OperatorCall, tensor: Tensor) -> None:
         if call.name == UNSCALES and tensor is call.args[1]:
             return  # no infinity is assumed: the zero of before stays
-        if torch.cuda.is_current_stream_capturing() or not (
-            self.fits(tensor) if call.traits.allocates else self.is_small(tensor)
-        ):
-            values = None
-        elif call.traits.allocates:
-            # Of memory inside of another operator, that one's own kernels may write a part.
-            if self.running_here.opened is None and self.values.accept(tensor):
-                return
-            values = None
-        else:
+        values, allocates = None, call.traits.allocates
+        if torch.cuda.is_current_stream_capturing():
+            pass
+        elif not allocates and self.is_small(tensor):
             values = self.assumptions.of_result(call, tensor)
+        elif (
+            allocates
+            and self.fits(tensor)
+            and self.running_here.opened is None  # whose own kernels may write a part of it
+            and self.values.accept(tensor)
+        ):
+            return
         if values is None:
             self.values.forget(tensor)
         else:

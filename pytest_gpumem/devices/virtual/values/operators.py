@@ -129,6 +129,8 @@ ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCA
 are unknown until they decide"""
 RAISES: Final = {"_linalg_check_errors"}
 """operators that raise the host's error, and need no result for that"""
+COMPARING: Final = {"equal", "allclose"}
+"""operators that take large tensors to be equal: that they are is what a test asks, mostly"""
 COMPOSED: Final = {"aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned"}
 """operators with a CUDA kernel that consists of other operators, and decides by their values"""
 READS: Final = "_local_scalar_dense"
