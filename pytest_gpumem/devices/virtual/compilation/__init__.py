@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual.compilation import (
     compiled_code,
-    compiled_numbers,
     compiled_values,
     constant_folding,
     earlier_graphs,
     kernel_timing,
     max_autotune,
+    numbers_before_torch_2_13,
     padded_products,
     triton_launches,
 )
@@ -50,7 +50,9 @@ class Compilation:
     def install(self) -> None:
         """Wait for the imports of PyTorch's compiler."""
         IMPORTS.call_after(max_autotune.COMPILATION.module, self._max_autotune.install)
-        IMPORTS.call_after(compiled_numbers.TRACED.module, compiled_numbers.trace_numbers)
+        IMPORTS.call_after(
+            numbers_before_torch_2_13.TRACED.module, numbers_before_torch_2_13.trace_numbers
+        )
         wrappers: tuple[tuple[Patch, Callable[[Any], Any]], ...] = (
             *self._kernel_timing.wrappers(),
             (earlier_graphs.REPLAYS, self._earlier_graphs.noted),

@@ -22,6 +22,7 @@ R = TypeVar("R")
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """types of tensors whose data pointer is where their values lie; others are wrappers"""
+NUMBERS: Final = {bool, int, float, complex}
 
 
 def available_memory() -> int:
@@ -228,17 +229,24 @@ def map_arguments(
         on_host: gives the CPU tensor for a tensor of the device or of the host.
         generator: gives the CPU's generator for one of the GPU's.
     """
-
-    def on_cpu(argument: Any) -> Any:  # noqa: ANN401 - any
-        if isinstance(argument, Tensor):
-            return on_host(argument)
-        if isinstance(argument, torch.device):
-            return HOST if argument.type == "cuda" else argument
-        if isinstance(argument, torch.Generator) and argument.device.type == "cuda":
-            return generator(argument)
-        return argument
-
-    result = mapped(arguments, on_cpu)
-    if isinstance(result, dict):  # of a factory: there is no pinned memory on a GPU
-        result.pop("pin_memory", None)
-    return result
+    if isinstance(arguments, dict):
+        return {
+            name: map_arguments([argument], on_host, generator)[0]
+            for name, argument in arguments.items()
+            if name != "pin_memory"  # of a factory: there is no pinned memory on a GPU
+        }
+    items: list[Any] = []
+    for argument in arguments:
+        if argument is None or type(argument) in NUMBERS:
+            items.append(argument)
+        elif isinstance(argument, Tensor):
+            items.append(on_host(argument))
+        elif isinstance(argument, (list, tuple)):
+            items.append(map_arguments(argument, on_host, generator))
+        elif isinstance(argument, torch.device):
+            items.append(HOST if argument.type == "cuda" else argument)
+        elif isinstance(argument, torch.Generator) and argument.device.type == "cuda":
+            items.append(generator(argument))
+        else:
+            items.append(argument)
+    return items if isinstance(arguments, list) else tuple(items)

@@ -68,13 +68,13 @@ FORMULAS: Final = _formulas()
 """how many operations an operator is, by PyTorch's own formulas"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
-UNDECLARED: Final = {
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
-    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
-    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
-}
+UNDECLARED: Final = dict.fromkeys(
+    (
+        *("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm_update_stats"),
+        *("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"),
+    ),
+    ("running_mean", "running_var"),
+)
 """arguments that an operator writes though its schema does not say so"""
 DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
@@ -108,18 +108,8 @@ UNREAD: Final = {
 TRUE_FOR: Final = {"all", "isclose", "isfinite"}
 FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
 INDICES: Final = {
-    "argmax",
-    "argmin",
-    "argsort",
-    "kthvalue",
-    "max",
-    "median",
-    "min",
-    "mode",
-    "multinomial",
-    "nanmedian",
-    "sort",
-    "topk",
+    *("argmax", "argmin", "argsort", "kthvalue", "max", "median", "min", "mode", "multinomial"),
+    *("nanmedian", "sort", "topk"),
 }
 """operators with indices into their first argument among their results"""
 UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"

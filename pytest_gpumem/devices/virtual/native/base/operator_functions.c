@@ -34,22 +34,9 @@ static struct {
 static void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
 static uint16_t key;
 
-/* What Python tells of an operator. */
-enum {
-    SHORT = 1,     /* some of its calls take the short way */
-    LIKE = 2,      /* the values of its arguments do not matter */
-    CONSTANT = 4,  /* its large results may be computed later */
-    COPIES = 8,    /* it copies bytes */
-    ASSUMED = 16,  /* several results may be assumed where nothing is known */
-    READS = 32,     /* it returns a number to the host */
-    ALLOCATES = 64, /* its result has no values in it */
-    COMPUTES = 128, /* what it returns, new tensors, or writes, is computed of its arguments alone */
-    CHEAP = 256,    /* what it costs grows with the number of elements */
-    THREADS = 512,  /* the host may use several threads for few elements */
-    INDEXES = 1024, /* its second argument is a list of indices, and it has its short way where none is a mask */
-    CHANGES = 2048, /* it is computed here where what it writes is known, and has no other short way */
-    RETURNS = 4096  /* it returns new tensors beside what it writes */
-};
+/* What Python tells of an operator: operator_functions.py says what each means. */
+enum { SHORT = 1, LIKE = 2, CONSTANT = 4, COPIES = 8, ASSUMED = 16, READS = 32, ALLOCATES = 64, COMPUTES = 128, CHEAP = 256,
+       THREADS = 512, INDEXES = 1024, CHANGES = 2048, RETURNS = 4096 };
 
 typedef struct {
     object slow, op, host;
