@@ -407,8 +407,7 @@ class ValueMode:
         if not reads:
             return plan
         self._tell_sizes(call, plan, copies, masks)
-        parts = [part for tensor in inputs for part in parts_of(tensor) if is_plain(part)]
-        if self.values.are_assumed(masks or parts):
+        if self.values.are_assumed(masks or filter(is_plain, call.parts())):
             self.decisions.seen_assumed()
         if plan is None and copies is not None and call.name in COMPARING:
             self.decisions.seen_assumed()

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register
     recurrent,
 )
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
-from pytest_gpumem.devices.virtual.values.host_tensors import map_arguments, tensors_in
+from pytest_gpumem.devices.virtual.values.host_tensors import map_arguments, parts_of, tensors_in
 from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS, Arguments
 
 if TYPE_CHECKING:
@@ -208,6 +208,10 @@ class OperatorCall:
             if self.kwargs:
                 self._inputs += tensors_in([*self.kwargs.values()])
         return self._inputs
+
+    def parts(self) -> list[Tensor]:
+        """Return the tensors with memory that these consist of."""
+        return [part for tensor in self.inputs() for part in parts_of(tensor)]
 
     def written(self) -> list[Tensor]:
         """Return the tensors among the arguments that the operator writes."""

@@ -24,13 +24,13 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     parts_of,
     tensors_in,
 )
-from pytest_gpumem.devices.virtual.values.operators import on_host
+from pytest_gpumem.devices.virtual.values.operators import HostCall, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.virtual.values.known import KnownValues
-    from pytest_gpumem.devices.virtual.values.operators import HostCall, OperatorCall, Traits
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
 
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
     """takes a call and its arguments on the host; returns the result in a tuple, or None"""
@@ -68,15 +68,16 @@ class SparseOperators:
 
     def prepared(self, call: OperatorCall) -> HostCall | None:
         """Return the call for the host, where all is known; else None."""
-        inputs = call.inputs()
-        parts = [part for tensor in inputs for part in parts_of(tensor)]
-        if not all(is_sparse(tensor) or is_plain(tensor) for tensor in inputs):
-            return None
-        if not self._are_readable(parts) or not all(map(self._values.is_known, parts)):
-            return None
-        if torch.cuda.is_current_stream_capturing():
+        are_seen = all(is_sparse(tensor) or is_plain(tensor) for tensor in call.inputs())
+        if not (are_seen and self._are_known(call.parts())):
             return None
         return self._host_call(call, _over_device_memory)
+
+    def _are_known(self, parts: Sequence[Tensor]) -> bool:
+        """Return whether parts may be read, and are known now: what is captured happens later."""
+        is_captured = torch.cuda.is_current_stream_capturing()
+        are_readable = not is_captured and self._are_readable(parts)
+        return are_readable and all(map(self._values.is_known, parts))
 
     def nonzeros(self, call: OperatorCall) -> int:
         """Return how many nonzeros the result of such an operator has; -1: it is unknown."""
@@ -108,7 +109,8 @@ class SparseOperators:
         for start, end in extents_of((*outputs, *written)):
             if not any(first <= start and end <= last for first, last in told):
                 self._values.forget_range(start, end)
-        if all(self._are_known(tensor) for tensor in (*outputs, *written)):
+        made = [part for tensor in (*outputs, *written) for part in parts_of(tensor)]
+        if all(map(self._is_computed, made)):
             return
         if host_call is not None:
             computed = self._compute(call, host_call.args, host_call.kwargs)
@@ -118,8 +120,7 @@ class SparseOperators:
         elif not written and isinstance(result, Tensor) and is_sparse(result):
             host = self._of_indices(call)
             if isinstance(host, Tensor) and is_sparse(host):
-                parts = [part for tensor in call.inputs() for part in parts_of(tensor)]
-                assumed = self._values.are_assumed(parts)
+                assumed = self._values.are_assumed(call.parts())
                 self._fill(result, host, only_indices=True, assumed=assumed)
 
     def spread(self, sparse: Tensor) -> None:
@@ -131,9 +132,6 @@ class SparseOperators:
         values = torch.stack(torch.unravel_index(flat, shape)) if places else flat.new_zeros(0)
         if values.shape == indices.shape:
             self._values.write(indices, values, assumed=True)
-
-    def _are_known(self, tensor: Tensor) -> bool:
-        return all(map(self._is_computed, parts_of(tensor)))
 
     def _is_computed(self, part: Tensor) -> bool:
         return self._values.is_known(part) and not self._values.are_assumed([part])
@@ -147,30 +145,22 @@ class SparseOperators:
             for tensor in call.inputs()
             if not (is_sparse(tensor) or tensor.is_floating_point() or tensor.is_complex())
         ]
-        if not sparse or not self._are_readable(indices):
-            return None
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        if not all(map(self._values.is_known, indices)):
+        if not sparse or not self._are_known(indices):
             return None
         if call.name == "_coalesce":  # of no use: what values are there, and how large they are
             slim = torch.ones(sparse[0]._nnz())
             shape = sparse[0].shape[: sparse[0].sparse_dim()]
-            host = torch.ops.aten._sparse_coo_tensor_unsafe(
-                over_device_memory(indices[0]), slim, shape
-            )
-            computed = self._compute(call, [host], {})
-            return computed[0] if computed else None
-        elements = [part.numel() for tensor in call.inputs() for part in parts_of(tensor)]
-        if sum(elements) > MAX_STOOD_FOR:
+            host = over_device_memory(indices[0])
+            host_call = HostCall([torch.ops.aten._sparse_coo_tensor_unsafe(host, slim, shape)], {})
+        elif sum(part.numel() for part in call.parts()) > MAX_STOOD_FOR:
             return None
-        host_call = self._host_call(call, _of_ones)
+        else:
+            host_call = self._host_call(call, _of_ones)
         computed = self._compute(call, host_call.args, host_call.kwargs)
         return computed[0] if computed else None
 
     def _host_call(self, call: OperatorCall, host_of: Callable[[Tensor], Tensor]) -> HostCall:
-        parts = [part for tensor in call.inputs() for part in parts_of(tensor)]
-        assumed = self._values.are_assumed(parts)
+        assumed = self._values.are_assumed(call.parts())
         return on_host(call, host_of, lambda generator: generator, assumed=assumed)
 
     def _fill(

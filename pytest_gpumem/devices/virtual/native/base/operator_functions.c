@@ -155,7 +155,7 @@ typedef struct {
     bool is_written, is_unread, is_tensor;   /* the arguments that are looked at */
     bool odd, unknown;                       /* some tensor is; of some that is read, nothing is known */
     bool any_number;                         /* in the place of a tensor */
-    bool host_written, too_large, all_real;  /* of those that are written */
+    bool host_written, all_real;             /* of those that are written */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
     bool first_on_device, any, any_on_device;
@@ -275,16 +275,11 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
 
 /* ---- after it has run ---- */
 
-enum { MAX_RANGES = 8 };
-
 typedef struct {
     bool is_other, all_real; /* some result is no tensor, number or None; each tensor is of floating-point numbers */
     uint64_t largest, sum;   /* bytes */
     uint64_t type;           /* of the last one's elements */
-    intptr_t on_device;
-    struct {
-        uint64_t address, span;
-    } ranges[MAX_RANGES]; /* of the first ones on the device */
+    bool on_device;          /* some tensor is */
 } results;
 
 static void note_result(object value, void *data) {
@@ -292,11 +287,7 @@ static void note_result(object value, void *data) {
     extent it;
     place where = look(value, &it);
     if (where == ON_DEVICE) {
-        if (seen->on_device < MAX_RANGES) {
-            seen->ranges[seen->on_device].address = it.address;
-            seen->ranges[seen->on_device].span = it.span;
-        }
-        seen->on_device++;
+        seen->on_device = true;
         seen->all_real &= it.real;
         seen->type = it.type;
         seen->sum += it.span;
@@ -311,13 +302,6 @@ static void forget_tensor(object value, void *data) {
     if (look(value, &it) == ON_DEVICE) gm_forget((const void *)(uintptr_t)it.address, it.span);
 }
 
-static void forget_results(const results *made, object result) {
-    if (made->on_device > MAX_RANGES) each(result, forget_tensor, NULL);
-    else
-        for (intptr_t i = 0; i < made->on_device; i++)
-            gm_forget((const void *)(uintptr_t)made->ranges[i].address, made->ranges[i].span);
-}
-
 /* Makes unknown what an operator has written; false: Python has to look at that. Adds the bytes that count for the test. */
 static bool forgets(const operator_note *note, const arguments *seen, object args, object result, uint64_t *counted) {
     object type = type_of(result);
@@ -330,7 +314,7 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
             object argument = PyTuple_GetItem(args, i);
             if (note->written >> i & 1 && argument != result) each(argument, forget_tensor, NULL);
         }
-        forget_results(&made, result);
+        each(result, forget_tensor, NULL);
         if (!is_several && is_large && made.all_real) *counted = made.sum;
         return true;
     }
@@ -350,7 +334,7 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
         if (note->flags & ALLOCATES && is_large) is_lost |= made.largest > gm_value_budget();
     }
     if (!is_lost) return false;
-    forget_results(&made, result);
+    each(result, forget_tensor, NULL);
     if (is_large && type != &PyList_Type && !(note->flags & (LIKE | CONSTANT))) *counted = made.sum;
     return true;
 }
