@@ -46,9 +46,11 @@ from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     COMPARING,
+    COUNTED,
     FALSE_FOR,
     RAISES,
     RETURNS_ARGUMENTS,
+    SELECTS,
     TRUE_FOR,
     UNSCALES,
     HostCall,
@@ -56,12 +58,7 @@ from pytest_gpumem.devices.virtual.values.operators import (
     on_host,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.sparse_operators import (
-    COUNTED,
-    SELECTS,
-    SparseOperators,
-    opens,
-)
+from pytest_gpumem.devices.virtual.values.sparse_operators import SparseOperators, opens
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -70,8 +70,8 @@ COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
 UNDECLARED: Final = dict.fromkeys(
     (
-        *("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm_update_stats"),
-        *("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"),
+        *("native_batch_norm", "cudnn_batch_norm", "batch_norm_update_stats"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
     ),
     ("running_mean", "running_var"),
 )
@@ -79,7 +79,7 @@ UNDECLARED: Final = dict.fromkeys(
 DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
-UNWRITTEN: Final = {"aten::record_stream"}
+UNWRITTEN: Final = {"record_stream"}
 """operators that write nothing though their schema says so"""
 RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
 """operators that return arguments as they are, which their schema does not say"""
@@ -97,12 +97,12 @@ OVERWRITES: Final = {
 }
 """operators in place whose first argument's values do not matter"""
 UNREAD: Final = {
-    "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
-    "aten::_cudnn_rnn_backward": ("weight_buf", "output", "dropout_state", "reserve"),
-    "aten::cudnn_batch_norm_backward": ("reserveSpace",),
-    "aten::batch_norm_backward": ("reserve",),
-    "aten::_flash_attention_backward": ("unused",),
-    "aten::_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
+    "_cudnn_rnn": ("weight_buf", "dropout_state"),
+    "_cudnn_rnn_backward": ("weight_buf", "output", "dropout_state", "reserve"),
+    "cudnn_batch_norm_backward": ("reserveSpace",),
+    "batch_norm_backward": ("reserve",),
+    "_flash_attention_backward": ("unused",),
+    "_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
 }
 """arguments of CUDA's operators that their equivalents do not read"""
 TRUE_FOR: Final = {"all", "isclose", "isfinite"}
@@ -121,7 +121,7 @@ RAISES: Final = {"_linalg_check_errors"}
 """operators that raise the host's error, and need no result for that"""
 COMPARING: Final = {"equal", "allclose"}
 """operators that take large tensors to be equal: that they are is what a test asks, mostly"""
-COMPOSED: Final = {"aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned"}
+COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
 """operators with a CUDA kernel that consists of other operators, and decides by their values"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
@@ -142,6 +142,10 @@ OPENED: Final = {
     "_nested_from_padded",
 }
 """operators that make sparse and nested tensors of plain ones, by operators inside of them"""
+COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
+"""operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
+SELECTS: Final = {"index_select"}
+"""operators that count their selection by kernels of their own, and read the count"""
 UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
 """how operators begin that take many tensors, and no sparse ones"""
 
@@ -325,20 +329,20 @@ def is_in_python(op: OpOverload) -> bool:
 def traits_of(op: OpOverload) -> Traits:
     """Return an operator's traits."""
     schema, tags = op._schema, set(op.tags)
-    undeclared = UNDECLARED.get(schema.name, ())
+    name = schema.name.partition("::")[2]
+    undeclared = UNDECLARED.get(name, ())
     written = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
         if argument.name in undeclared
         or (argument.alias_info is not None and argument.alias_info.is_write)
     )
-    name = schema.name.partition("::")[2]
     overwrites, in_python = name in OVERWRITES, is_in_python(op)
     data_dependent = (bool(DATA_DEPENDENT & tags) or schema.name in COPIES) and name != READS
     unread = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
-        if argument.name in UNREAD.get(schema.name, ())
+        if argument.name in UNREAD.get(name, ())
         or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
     )
     traits = Traits(
@@ -397,7 +401,7 @@ def _ways_of(traits: Traits) -> Ways:
         (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
         (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
         (indexes, Ways.INDEXES),
-        (traits.op._schema.name in UNDECLARED, Ways.RETURNS),
+        (name in UNDECLARED, Ways.RETURNS),
     ):
         if is_so:
             ways |= way
@@ -420,7 +424,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
     schema, full_name = traits.op._schema, traits.op._name
-    if traits.written and schema.name not in UNDECLARED:
+    if traits.written and traits.name not in UNDECLARED:
         if any(
             returned.alias_info is None or not returned.alias_info.is_write
             for returned in schema.returns
@@ -434,7 +438,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:
     """Return whether an operator's results are views of its arguments, or no tensors."""
-    if schema.name in UNWRITTEN:
+    if schema.name.partition("::")[2] in UNWRITTEN:
         return True
     tensors = [result for result in schema.returns if "Tensor" in str(result.type)]
     are_views = all(result.alias_info is not None for result in tensors)
@@ -467,7 +471,7 @@ def register(
         except RuntimeError:  # an operator without a schema
             continue
         composite = has_kernel(full_name, "CompositeImplicitAutograd")
-        composite = (composite and not has_kernel(full_name, "CUDA")) or schema.name in COMPOSED
+        composite = (composite and not has_kernel(full_name, "CUDA")) or name in COMPOSED
         passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
         passes = composite or passive or namespace in COLLECTIVES or _moves_views(full_name, schema)
         if namespace not in libraries:

@@ -24,7 +24,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     parts_of,
     tensors_in,
 )
-from pytest_gpumem.devices.virtual.values.operators import HostCall, on_host
+from pytest_gpumem.devices.virtual.values.operators import SELECTS, HostCall, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
     """takes a call and its arguments on the host; returns the result in a tuple, or None"""
 
-COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
-"""operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
-SELECTS: Final = {"index_select"}
-"""operators that count their selection by kernels of their own, and read the count"""
 MAX_STOOD_FOR: Final = 1 << 22
 """elements of the largest tensor that ones stand for, where indices alone matter"""
 
