@@ -44,36 +44,36 @@ class Options(NamedTuple):
     """keys before and after a query that it sees; -1: all"""
 
 
-def _options(given: Arguments, causal: str | None, seed: Tensor | None = None) -> Options:
+def _options(args: Arguments, causal: str | None, seed: Tensor | None = None) -> Options:
     """Return the options of a call.
 
     Args:
-        given: the operator's arguments.
+        args: the operator's arguments.
         causal: where the causal mask's diagonal ends, if there is one.
         seed: of a backward pass, as the forward one returned it; else one is drawn.
     """
     number = 0
-    if given.dropout_p and seed is None:
+    if args.dropout_p and seed is None:
         number = int(torch.randint(1 << 62, ()))
-    elif given.dropout_p and seed is not None and seed.numel():
+    elif args.dropout_p and seed is not None and seed.numel():
         number = int(seed.flatten()[0].to(torch.int64))
-    window = given.get("window_size_left"), given.get("window_size_right")
+    window = args.get("window_size_left"), args.get("window_size_right")
     before, after = (-1 if side is None else side for side in window)
-    scale = 1 / math.sqrt(given.query.shape[-1]) if given.scale is None else given.scale
-    return Options(scale, causal, given.dropout_p, number, (before, after))
+    scale = 1 / math.sqrt(args.query.shape[-1]) if args.scale is None else args.scale
+    return Options(scale, causal, args.dropout_p, number, (before, after))
 
 
-def _lower_right(given: Arguments) -> str | None:
-    return LOWER_RIGHT if given.is_causal else None
+def _lower_right(args: Arguments) -> str | None:
+    return LOWER_RIGHT if args.is_causal else None
 
 
-def _upper_left(given: Arguments) -> str | None:
-    return UPPER_LEFT if given.is_causal else None
+def _upper_left(args: Arguments) -> str | None:
+    return UPPER_LEFT if args.is_causal else None
 
 
-def _refuse(given: Arguments, *names: str) -> None:
+def _refuse(args: Arguments, *names: str) -> None:
     """Refuse arguments that have no equivalent."""
-    if any(given.get(name) is not None for name in names):
+    if any(args.get(name) is not None for name in names):
         message = f"{', '.join(names)}: there is no equivalent"
         raise NotImplementedError(message)
 
@@ -173,12 +173,12 @@ def _reduced(gradient: Tensor, bias: Tensor) -> Tensor:
 # -- torch.nn.functional.scaled_dot_product_attention: heads before rows --
 
 
-def _heads(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    return given.query, given.key, given.value
+def _heads(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    return args.query, args.key, args.value
 
 
-def _rows(given: Arguments) -> tuple[int, int]:
-    return given.query.shape[-2], given.key.shape[-2]
+def _row_counts(args: Arguments) -> tuple[int, int]:
+    return args.query.shape[-2], args.key.shape[-2]
 
 
 def _seeds(options: Options) -> tuple[Tensor, Tensor]:
@@ -193,64 +193,64 @@ def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
     return state, state.new_zeros(())
 
 
-def _kept(given: Arguments, logarithm: Tensor) -> Tensor:
+def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
     """Return the logarithms as memory-efficient attention keeps them."""
-    if not given.compute_log_sumexp:
+    if not args.compute_log_sumexp:
         return logarithm[..., :0]
     rows = -logarithm.shape[-1] % EFFICIENT_ROWS
     return torch.nn.functional.pad(logarithm, (0, rows), value=math.inf)
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention")
-def sdpa_flash(given: Arguments) -> tuple[object, ...]:
+def sdpa_flash(args: Arguments) -> tuple[object, ...]:
     """Return the results but for debugging's mask."""
-    options = _options(given, _lower_right(given))
-    output, logarithm = attention(*_heads(given), None, options)
+    options = _options(args, _lower_right(args))
+    output, logarithm = attention(*_heads(args), None, options)
     state = _flash_state(options)
-    return output, logarithm, None, None, *_rows(given), *state, output.new_empty(0)
+    return output, logarithm, None, None, *_row_counts(args), *state, output.new_empty(0)
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")
-def sdpa_flash_backward(given: Arguments) -> tuple[Tensor, ...]:
+def sdpa_flash_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    options = _options(given, _lower_right(given), given.philox_seed)
-    return attention_backward(given.grad_out, *_heads(given), None, options)[:3]
+    options = _options(args, _lower_right(args), args.philox_seed)
+    return attention_backward(args.grad_out, *_heads(args), None, options)[:3]
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention")
-def sdpa_efficient(given: Arguments) -> tuple[object, ...]:
+def sdpa_efficient(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logarithms and the seed."""
-    options = _options(given, _upper_left(given))
-    output, logarithm = attention(*_heads(given), given.attn_bias, options)
-    return output, _kept(given, logarithm), *_seeds(options)
+    options = _options(args, _upper_left(args))
+    output, logarithm = attention(*_heads(args), args.attn_bias, options)
+    return output, _kept(args, logarithm), *_seeds(options)
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention_backward")
-def sdpa_efficient_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def sdpa_efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    options, bias = _options(given, _upper_left(given), given.philox_seed), given.attn_bias
-    *gradients, by_bias = attention_backward(given.grad_out_, *_heads(given), bias, options)
-    is_wanted = bias is not None and given.grad_input_mask[3]
+    options, bias = _options(args, _upper_left(args), args.philox_seed), args.attn_bias
+    *gradients, by_bias = attention_backward(args.grad_out_, *_heads(args), bias, options)
+    is_wanted = bias is not None and args.grad_input_mask[3]
     return *gradients, _reduced(by_bias, bias) if is_wanted else None
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention")
-def sdpa_cudnn(given: Arguments) -> tuple[object, ...]:
+def sdpa_cudnn(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logarithms, the rows and the seed."""
-    options = _options(given, _upper_left(given))
-    output, logarithm = attention(*_heads(given), given.attn_bias, options)
+    options = _options(args, _upper_left(args))
+    output, logarithm = attention(*_heads(args), args.attn_bias, options)
     if TORCH >= (2, 9):
         logarithm = logarithm[..., None]
-    return output, logarithm, None, None, *_rows(given), *_seeds(options), None
+    return output, logarithm, None, None, *_row_counts(args), *_seeds(options), None
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention_backward")
-def sdpa_cudnn_backward(given: Arguments) -> tuple[Tensor, ...]:
+def sdpa_cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    options = _options(given, _upper_left(given), given.philox_seed)
-    has_bias = given.attn_bias is not None and given.attn_bias.numel() > 0
-    bias = given.attn_bias if has_bias else None
-    return attention_backward(given.grad_out, *_heads(given), bias, options)[:3]
+    options = _options(args, _upper_left(args), args.philox_seed)
+    has_bias = args.attn_bias is not None and args.attn_bias.numel() > 0
+    bias = args.attn_bias if has_bias else None
+    return attention_backward(args.grad_out, *_heads(args), bias, options)[:3]
 
 
 # -- the operators below: rows before heads, and sequences of many lengths in a row --
@@ -316,91 +316,91 @@ def _piecewise_backward(
 
 
 @equivalent_of_arguments("aten::_flash_attention_forward")
-def flash_forward(given: Arguments) -> tuple[object, ...]:
+def flash_forward(args: Arguments) -> tuple[object, ...]:
     """Return the results but for ALiBi and paged keys."""
-    _refuse(given, "seqused_k", "alibi_slopes", "block_table")
-    options = _options(given, _lower_right(given))
-    rest = (*_flash_state(options), given.query.new_empty(0))
-    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
+    _refuse(args, "seqused_k", "alibi_slopes", "block_table")
+    options = _options(args, _lower_right(args))
+    rest = (*_flash_state(options), args.query.new_empty(0))
+    pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if not pieces:
-        output, logarithm = attention(*_exchanged(*_heads(given)), None, options)
+        output, logarithm = attention(*_exchanged(*_heads(args)), None, options)
         return output.transpose(1, 2), logarithm, *rest
-    output, several = _piecewise(pieces, *_heads(given), options)
-    return output, _by_rows(pieces, several, given.query), *rest
+    output, several = _piecewise(pieces, *_heads(args), options)
+    return output, _by_rows(pieces, several, args.query), *rest
 
 
 @equivalent_of_arguments("aten::_flash_attention_backward")
-def flash_backward(given: Arguments) -> tuple[Tensor, ...]:
+def flash_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    seed = given.philox_seed if TORCH < (2, 7) else given.rng_state
-    options = _options(given, _lower_right(given), seed)
-    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
+    seed = args.philox_seed if TORCH < (2, 7) else args.rng_state
+    options = _options(args, _lower_right(args), seed)
+    pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if pieces:
-        return _piecewise_backward(pieces, given.grad_out, *_heads(given), options)
-    heads = _exchanged(*_heads(given))
-    gradients = attention_backward(given.grad_out.transpose(1, 2), *heads, None, options)
+        return _piecewise_backward(pieces, args.grad_out, *_heads(args), options)
+    heads = _exchanged(*_heads(args))
+    gradients = attention_backward(args.grad_out.transpose(1, 2), *heads, None, options)
     return _exchanged(*gradients[:3])
 
 
 @equivalent_of_arguments("aten::_efficient_attention_forward")
-def efficient_forward(given: Arguments) -> tuple[object, ...]:
+def efficient_forward(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logarithms, the seed and the rows.
 
     Several sequences, which have no bias, are one batch: the first size is 1 then.
     """
-    _refuse(given, "seqlen_k", "window_size")
-    options = _options(given, ALIGNED[given.custom_mask_type])
-    pieces = _pieces(given.cu_seqlens_q, given.cu_seqlens_k)
-    rows = given.max_seqlen_q, given.max_seqlen_k
+    _refuse(args, "seqlen_k", "window_size")
+    options = _options(args, ALIGNED[args.custom_mask_type])
+    pieces = _pieces(args.cu_seqlens_q, args.cu_seqlens_k)
+    rows = args.max_seqlen_q, args.max_seqlen_k
     if pieces:
-        query, key, value = (heads[0] for heads in _heads(given))
+        query, key, value = (heads[0] for heads in _heads(args))
         output, several = _piecewise(pieces, query, key, value, options)
         output = output[None]
-        shape = len(several), given.query.shape[2], rows[0] or 0
+        shape = len(several), args.query.shape[2], rows[0] or 0
         logarithm = torch.full(shape, math.inf)
         for place, part in enumerate(several):
             logarithm[place, :, : part.shape[-1]] = part
     else:
-        output, logarithm = attention(*_exchanged(*_heads(given)), given.bias, options)
+        output, logarithm = attention(*_exchanged(*_heads(args)), args.bias, options)
         output = output.transpose(1, 2)
-    return output, _kept(given, logarithm), *_seeds(options), *rows
+    return output, _kept(args, logarithm), *_seeds(options), *rows
 
 
 @equivalent_of_arguments("aten::_efficient_attention_backward")
-def efficient_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    _refuse(given, "window_size")
-    options = _options(given, ALIGNED[given.custom_mask_type], given.philox_seed)
-    pieces, gradient = _pieces(given.cu_seqlens_q, given.cu_seqlens_k), given.grad_out_
+    _refuse(args, "window_size")
+    options = _options(args, ALIGNED[args.custom_mask_type], args.philox_seed)
+    pieces, gradient = _pieces(args.cu_seqlens_q, args.cu_seqlens_k), args.grad_out_
     if pieces:
-        query, key, value = (heads[0] for heads in _heads(given))
+        query, key, value = (heads[0] for heads in _heads(args))
         results = _piecewise_backward(pieces, gradient[0], query, key, value, options)
         return *(result[None] for result in results), None
-    heads, bias = _exchanged(*_heads(given)), given.bias
+    heads, bias = _exchanged(*_heads(args)), args.bias
     *grads, by_scores = attention_backward(gradient.transpose(1, 2), *heads, bias, options)
-    is_wanted = bias is not None and given.bias_requires_grad
+    is_wanted = bias is not None and args.bias_requires_grad
     return *_exchanged(*grads), _reduced(by_scores, bias) if is_wanted else None
 
 
 @equivalent_of_arguments("aten::_cudnn_attention_forward")
-def cudnn_forward(given: Arguments) -> tuple[object, ...]:
+def cudnn_forward(args: Arguments) -> tuple[object, ...]:
     """Return the results but for paged keys."""
-    _refuse(given, "seqused_k", "block_table")
-    starts = given.cum_seq_q, given.cum_seq_k
+    _refuse(args, "seqused_k", "block_table")
+    starts = args.cum_seq_q, args.cum_seq_k
     pieces = _pieces(*starts)
     if not pieces:
-        return sdpa_cudnn(given)
-    options = _options(given, _upper_left(given))
-    output, several = _piecewise(pieces, *_heads(given), options)
-    logarithms = _by_rows(pieces, several, given.query)
-    return output, logarithms, *starts, given.max_q, given.max_k, *_seeds(options), None
+        return sdpa_cudnn(args)
+    options = _options(args, _upper_left(args))
+    output, several = _piecewise(pieces, *_heads(args), options)
+    logarithms = _by_rows(pieces, several, args.query)
+    return output, logarithms, *starts, args.max_q, args.max_k, *_seeds(options), None
 
 
 @equivalent_of_arguments("aten::_cudnn_attention_backward")
-def cudnn_backward(given: Arguments) -> tuple[Tensor, ...]:
+def cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    pieces = _pieces(given.cum_seq_q, given.cum_seq_k)
+    pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if not pieces:
-        return sdpa_cudnn_backward(given)
-    options = _options(given, _upper_left(given), given.philox_seed)
-    return _piecewise_backward(pieces, given.grad_out, *_heads(given), options)
+        return sdpa_cudnn_backward(args)
+    options = _options(args, _upper_left(args), args.philox_seed)
+    return _piecewise_backward(pieces, args.grad_out, *_heads(args), options)

@@ -76,52 +76,52 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
 
 
 @copies("aten::nonzero", bounded=True)
-def nonzero_copies(result: Tensor | None, given: Arguments) -> list[bytes]:
+def nonzero_copies(result: Tensor | None, args: Arguments) -> list[bytes]:
     """Return the number of values that are not zero."""
-    count = _number_of_true(given.self, given) if result is None else result.shape[0]
-    return _count_of_true(given.self, count)
+    count = _number_of_true(args.self, args) if result is None else result.shape[0]
+    return _count_of_true(args.self, count)
 
 
 @copies("aten::masked_select")
-def masked_select_copies(_result: object, given: Arguments) -> list[bytes]:
+def masked_select_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the number of true values of the mask, as expanded."""
-    return _selected(given.self, given)
+    return _selected(args.self, args)
 
 
 @copies("aten::masked_scatter_backward")
-def masked_scatter_backward_copies(_result: object, given: Arguments) -> list[bytes]:
+def masked_scatter_backward_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return how many values of the gradient are selected."""
-    return _selected(given.grad_output, given)
+    return _selected(args.grad_output, args)
 
 
-def _selected(values: Tensor, given: Arguments) -> list[bytes]:
-    expanded = torch.broadcast_tensors(values, given.mask)[1]
-    repeated = expanded.numel() // given.mask.numel() if given.mask.numel() else 0
-    return _count_of_true(expanded, _number_of_true(given.mask, given) * repeated)
+def _selected(values: Tensor, args: Arguments) -> list[bytes]:
+    expanded = torch.broadcast_tensors(values, args.mask)[1]
+    repeated = expanded.numel() // args.mask.numel() if args.mask.numel() else 0
+    return _count_of_true(expanded, _number_of_true(args.mask, args) * repeated)
 
 
-def _number_of_true(mask: Tensor, given: Arguments) -> int:
+def _number_of_true(mask: Tensor, args: Arguments) -> int:
     """Return how many values of a mask are true."""
-    if given.share is None:
+    if args.share is None:
         return int(over_device_memory(mask).count_nonzero())
-    return int(mask.numel() * given.share)
+    return int(mask.numel() * args.share)
 
 
 @copies("torchvision::nms", bounded=True)
-def nms_copies(result: Tensor | None, given: Arguments) -> Sequence[Answer]:
+def nms_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
     """Return how many boxes stay: torchvision selects them by a mask of all.
 
     Before 0.22 it copies which boxes each one suppresses, by scores, and selects on the host; zeros
     say that all stay.
     """
-    boxes: Tensor = given.dets
+    boxes: Tensor = args.dets
     if not boxes.numel():
         return []
     if TORCH >= (2, 7):  # and so torchvision 0.22
         return _count_of_true(boxes[:, 0], boxes.shape[0] if result is None else result.shape[0])
     if result is None:
         return []
-    order = over_device_memory(given.scores).argsort(stable=True, descending=True)
+    order = over_device_memory(args.scores).argsort(stable=True, descending=True)
     bits = 0  # the first one stays: let it suppress all that do not
     for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
         bits |= 1 << place
@@ -130,24 +130,24 @@ def nms_copies(result: Tensor | None, given: Arguments) -> Sequence[Answer]:
 
 
 @copies("aten::index")
-def index_copies(_result: object, given: Arguments) -> list[bytes]:
+def index_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the number of true values of each mask: PyTorch's expandTensors."""
     return [
         copy
-        for index in given.indices
+        for index in args.indices
         if index is not None and index.dtype in BYTE_MASKS and index.is_cuda
-        for copy in _count_of_true(index, _number_of_true(index, given))
+        for copy in _count_of_true(index, _number_of_true(index, args))
     ]
 
 
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-def index_put_copies(result: object, given: Arguments) -> list[bytes]:
+def index_put_copies(result: object, args: Arguments) -> list[bytes]:
     """Return none where PyTorch fills by the mask instead: canDispatchToMaskedFill."""
-    defined = [index for index in given.indices if index is not None]
+    defined = [index for index in args.indices if index is not None]
     is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
-    is_host_value = given.values.numel() == 1 and given.values.device.type == "cpu"
-    is_here = is_one_mask and defined[0].device == given.self.device
-    return [] if is_here and is_host_value and not given.accumulate else index_copies(result, given)
+    is_host_value = args.values.numel() == 1 and args.values.device.type == "cpu"
+    is_here = is_one_mask and defined[0].device == args.self.device
+    return [] if is_here and is_host_value and not args.accumulate else index_copies(result, args)
 
 
 # -- unique --
@@ -165,38 +165,36 @@ def _number_of_unique(unique: Tensor | None, values: Tensor) -> list[bytes]:
 
 
 @copies("aten::_unique", "aten::_unique2", bounded=True)
-def unique_copies(result: Sequence[Tensor] | None, given: Arguments) -> list[bytes]:
+def unique_copies(result: Sequence[Tensor] | None, args: Arguments) -> list[bytes]:
     """Return the number of unique values."""
-    return _number_of_unique(result[0] if result else None, given.self)
+    return _number_of_unique(result[0] if result else None, args.self)
 
 
 @copies("aten::unique_dim", "aten::unique_dim_consecutive", bounded=True)
-def unique_dim_copies(result: Sequence[Tensor] | None, given: Arguments) -> Sequence[Answer]:
+def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Sequence[Answer]:
     """Return the number of unique slices.
 
     It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
     """
-    unique = result[0] if result else given.self
-    return [_count(unique.shape[given.dim])] if given.self.numel() else []
+    unique = result[0] if result else args.self
+    return [_count(unique.shape[args.dim])] if args.self.numel() else []
 
 
 @copies("aten::unique_consecutive", bounded=True)
-def unique_consecutive_copies(
-    result: Sequence[Tensor] | None, given: Arguments
-) -> Sequence[Answer]:
+def unique_consecutive_copies(result: Sequence[Tensor] | None, args: Arguments) -> Sequence[Answer]:
     """Return the number of unique values, or of unique slices."""
-    if given.dim is not None:
-        return unique_dim_copies(result, given)
-    values: Tensor = given.self
+    if args.dim is not None:
+        return unique_dim_copies(result, args)
+    values: Tensor = args.self
     return [_int64((result[0] if result else values).numel())] if values.numel() else []
 
 
 @copies("aten::isin", bounded=True)
-def isin_copies(result: object, given: Arguments) -> list[bytes]:
+def isin_copies(result: object, args: Arguments) -> list[bytes]:
     """Return unique's counts of both tensors, where isin_Tensor_Tensor_out sorts."""
-    both = given.get("elements"), given.get("test_elements")
+    both = args.get("elements"), args.get("test_elements")
     elements, tests = both
-    if elements is None or tests is None or given.assume_unique or not elements.numel():
+    if elements is None or tests is None or args.assume_unique or not elements.numel():
         return []
     if tests.numel() < int(10 * elements.numel() ** 0.145):
         return []
@@ -206,12 +204,12 @@ def isin_copies(result: object, given: Arguments) -> list[bytes]:
 
 
 @copies("aten::_coalesce", bounded=True)
-def coalesce_copies(_result: object, given: Arguments) -> list[bytes]:
+def coalesce_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the number of unique indices, which thrust's unique_by_key gives."""
-    sparse: Tensor = given.self
+    sparse: Tensor = args.self
     if sparse._nnz() <= 1:
         return []
-    if given.share is not None:
+    if args.share is not None:
         return [_int32(sparse._nnz())]
     indices = over_device_memory(sparse._indices())
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
@@ -221,33 +219,33 @@ def coalesce_copies(_result: object, given: Arguments) -> list[bytes]:
 
 
 @copies("aten::bincount")
-def bincount_copies(_result: object, given: Arguments) -> list[bytes]:
+def bincount_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the least and the greatest value; bytes are not asked for the least."""
-    if not given.self.numel():
+    if not args.self.numel():
         return []
-    host = over_device_memory(given.self)
+    host = over_device_memory(args.self)
     greatest = [_content(host.max())]
     return greatest if host.dtype == torch.uint8 else [_content(host.min()), *greatest]
 
 
 @copies("aten::histc")
-def histc_copies(_result: object, given: Arguments) -> list[bytes]:
-    """Return the least and the greatest value, which are asked for where no range is given."""
-    if given.min != given.max or not given.self.numel():
+def histc_copies(_result: object, args: Arguments) -> list[bytes]:
+    """Return the least and the greatest value, which are asked for where no range is args."""
+    if args.min != args.max or not args.self.numel():
         return []
-    host = over_device_memory(given.self)
+    host = over_device_memory(args.self)
     return [_content(host.min()), _content(host.max())]
 
 
 @copies("aten::repeat_interleave", bounded=True)
-def repeat_interleave_copies(result: Tensor | None, given: Arguments) -> Sequence[Answer]:
+def repeat_interleave_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
     """Return the sum of the repeats, and what shows that none is negative (Repeat.h).
 
     That is the least of them; before torch 2.15, whether they are: the host has raised no error.
     Repeats have no bound: unknown ones are taken once each.
     """
-    repeats: Tensor = given.repeats
-    if given.output_size is not None or not repeats.shape[0]:
+    repeats: Tensor = args.repeats
+    if args.output_size is not None or not repeats.shape[0]:
         return []
     if result is None:
         return [_int64(repeats.shape[0]), (bytes([True]), bytes(repeats.itemsize))]
@@ -256,12 +254,12 @@ def repeat_interleave_copies(result: Tensor | None, given: Arguments) -> Sequenc
 
 
 @copies("aten::mode", bounded=True)
-def mode_copies(result: object, given: Arguments) -> list[bytes]:
+def mode_copies(result: object, args: Arguments) -> list[bytes]:
     """Return thrust's results for each slice that is too large for one kernel.
 
     Unknown slices are of different values.
     """
-    values, dim = given.self, given.dim
+    values, dim = args.self, args.dim
     if not values.dim() or values.shape[dim] <= MAX_MODE_SORTED:
         return []
     length = values.shape[dim]
@@ -300,9 +298,9 @@ def _mode_of(
 
 
 @copies("aten::equal")
-def equal_copies(result: bool, given: Arguments) -> list[bytes]:
+def equal_copies(result: bool, args: Arguments) -> list[bytes]:
     """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
-    left, right = given.self, given.other
+    left, right = args.self, args.other
     if left.shape != right.shape or not left.numel():
         return []
     is_same = (
@@ -326,47 +324,47 @@ def least_squares_copies(result: Sequence[Tensor], _given: Arguments) -> list[by
 
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
-def no_error_copies(_result: object, given: Arguments) -> list[bytes]:
+def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return that no status is an error: the host has computed the result, without one."""
-    return [bytes([False])] if _matrices(given).numel() else []
+    return [bytes([False])] if _matrices(args).numel() else []
 
 
 @copies("aten::_linalg_svd", "aten::linalg_polar")
-def svd_copies(_result: object, given: Arguments) -> list[bytes]:
+def svd_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
-    matrices = _matrices(given)
+    matrices = _matrices(args)
     if not matrices.numel():
         return []
     of_all = [bytes([False])]
-    if given.get("driver") == "gesvd":
+    if args.get("driver") == "gesvd":
         return of_all
     return [bytes(4 * matrices.shape[:-2].numel()), *of_all]
 
 
-def _matrices(given: Arguments) -> Tensor:
-    matrices: Tensor | None = given.get("A")
-    return given.self if matrices is None else matrices
+def _matrices(args: Arguments) -> Tensor:
+    matrices: Tensor | None = args.get("A")
+    return args.self if matrices is None else matrices
 
 
 @copies("aten::linalg_pinv")
-def pinv_copies(result: object, given: Arguments) -> list[bytes]:
+def pinv_copies(result: object, args: Arguments) -> list[bytes]:
     """Return the statuses of the decomposition that it takes: eigh or svd."""
-    return no_error_copies(result, given) if given.hermitian else svd_copies(result, given)
+    return no_error_copies(result, args) if args.hermitian else svd_copies(result, args)
 
 
 @copies("aten::_linalg_check_errors")
-def check_errors_copies(_result: object, given: Arguments) -> list[bytes]:
+def check_errors_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return whether any status is an error."""
-    return [bytes([bool(over_device_memory(given.info).any())])]
+    return [bytes([bool(over_device_memory(args.info).any())])]
 
 
 @copies("aten::linalg_eig")
-def eig_copies(_result: object, given: Arguments) -> list[bytes]:
+def eig_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return whether all elements are finite, and that there is no error, of real ones twice.
 
     Before torch 2.10 the rest is MAGMA's, which takes the matrices from the host.
     """
-    host = over_device_memory(given.self)
+    host = over_device_memory(args.self)
     finite = bytes([bool(host.isfinite().all())])
     if TORCH < (2, 10):
         return [finite, _content(host)]
@@ -382,14 +380,14 @@ MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 
 
 
 @copies("aten::linalg_matrix_exp", bounded=True)
-def matrix_exp_copies(result: object, given: Arguments) -> list[bytes]:
+def matrix_exp_copies(result: object, args: Arguments) -> list[bytes]:
     """Return the norm of one matrix, and how often which matrices of several are squared.
 
     That is the number of different counts of squarings; how many matrices each has; and how many
     squarings it has more than the one before it. Unknown matrices are all squared twice, which
     takes the most memory.
     """
-    matrices: Tensor = given.self
+    matrices: Tensor = args.self
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
     if result is None:
@@ -413,11 +411,11 @@ def nothing_copies(_result: object, _given: Arguments) -> list[bytes]:
 
 
 @copies("aten::segment_reduce")
-def segment_reduce_copies(_result: object, given: Arguments) -> list[bytes]:
+def segment_reduce_copies(_result: object, args: Arguments) -> list[bytes]:
     """Return the least length, and whether all add up: checks unless the call is unsafe."""
-    if given.lengths is None or given.unsafe or not given.data.numel():
+    if args.lengths is None or args.unsafe or not args.data.numel():
         return []
-    return [_content(over_device_memory(given.lengths).min()), bytes([True])]
+    return [_content(over_device_memory(args.lengths).min()), bytes([True])]
 
 
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}

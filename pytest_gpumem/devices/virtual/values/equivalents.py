@@ -27,11 +27,11 @@ MAX: Final = 2
 
 
 @equivalent_of_arguments("aten::_unique2")
-def unique2(given: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
+def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the unique values, sorted; counts of a mask even where none are asked for."""
-    inverse, is_mask = given.return_inverse, given.self.dtype == torch.bool and given.self.numel()
-    counts = given.return_counts or bool(is_mask)
-    unique, inverses, numbers = aten._unique2(given.self, True, inverse, counts)
+    inverse, is_mask = args.return_inverse, args.self.dtype == torch.bool and args.self.numel()
+    counts = args.return_counts or bool(is_mask)
+    unique, inverses, numbers = aten._unique2(args.self, True, inverse, counts)
     # Of a mask, CUDA counts always, and returns no tensor for an inverse that nobody asked for.
     return unique, None if is_mask and not inverse else inverses, numbers
 
@@ -39,36 +39,36 @@ def unique2(given: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
 @equivalent_of_arguments(
     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::unique_consecutive"
 )
-def unique_slices(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Return the unique slices; of one without ``sorted`` and dimension, the unique values."""
-    if given.dim is None:
-        result = aten.unique_consecutive(given.self, True, True)
-    elif given.get("sorted") is None:
-        result = aten.unique_dim_consecutive(given.self, given.dim, True, True)
+    if args.dim is None:
+        result = aten.unique_consecutive(args.self, True, True)
+    elif args.get("sorted") is None:
+        result = aten.unique_dim_consecutive(args.self, args.dim, True, True)
     else:
-        result = aten.unique_dim(given.self, given.dim, True, True, True)
+        result = aten.unique_dim(args.self, args.dim, True, True, True)
     unique, inverse, counts = result
     none = inverse.new_empty(0)
     return (
         unique,
-        inverse if given.return_inverse else none,
-        counts if given.return_counts else none,
+        inverse if args.return_inverse else none,
+        counts if args.return_counts else none,
     )
 
 
 @equivalent_of_arguments("aten::histc")
-def histc(given: Arguments) -> Tensor:
+def histc(args: Arguments) -> Tensor:
     """Count whole numbers too, which the CPU's operator does not take."""
-    values, bins = given.self, given.bins
+    values, bins = args.self, args.bins
     counts: Tensor
     if values.is_floating_point():
-        counts = aten.histc(values, bins, given.min, given.max)
+        counts = aten.histc(values, bins, args.min, args.max)
         return counts
     numbers = values.to(torch.int64).flatten()
     if not numbers.numel():
         counts = values.new_zeros(bins)
         return counts
-    least, greatest = int(given.min), int(given.max)
+    least, greatest = int(args.min), int(args.max)
     if least == greatest:
         least, greatest = int(numbers.min()), int(numbers.max())
     if least == greatest:
@@ -79,16 +79,16 @@ def histc(given: Arguments) -> Tensor:
 
 
 @equivalent_of_arguments("aten::linalg_lstsq")
-def linalg_lstsq(given: Arguments) -> tuple[Tensor, ...]:
+def linalg_lstsq(args: Arguments) -> tuple[Tensor, ...]:
     """Take the one driver that CUDA has; the CPU's own choice returns ranks as well."""
-    result: tuple[Tensor, ...] = aten.linalg_lstsq(given.self, given.b, given.rcond, driver="gels")
+    result: tuple[Tensor, ...] = aten.linalg_lstsq(args.self, args.b, args.rcond, driver="gels")
     return result
 
 
 @equivalent_of_arguments("aten::_linalg_svd")
-def linalg_svd(given: Arguments) -> tuple[Tensor, ...]:
+def linalg_svd(args: Arguments) -> tuple[Tensor, ...]:
     """Ignore the driver, one of cuSOLVER's."""
-    result: tuple[Tensor, ...] = aten._linalg_svd(given.A, given.full_matrices, given.compute_uv)
+    result: tuple[Tensor, ...] = aten._linalg_svd(args.A, args.full_matrices, args.compute_uv)
     return result
 
 
@@ -96,10 +96,10 @@ def linalg_svd(given: Arguments) -> tuple[Tensor, ...]:
 
 
 @equivalent_of_arguments("aten::_cudnn_ctc_loss", "aten::_cudnn_ctc_loss.Tensor")
-def cudnn_ctc_loss(given: Arguments) -> tuple[Tensor, Tensor]:
+def cudnn_ctc_loss(args: Arguments) -> tuple[Tensor, Tensor]:
     """Return the loss, and its gradient by the probabilities, which cuDNN computes at once."""
-    arguments = given.log_probs, given.targets, given.input_lengths, given.target_lengths
-    options = given.blank, given.zero_infinity
+    arguments = args.log_probs, args.targets, args.input_lengths, args.target_lengths
+    options = args.blank, args.zero_infinity
     loss, alpha = aten._ctc_loss(*arguments, *options)
     gradient = aten._ctc_loss_backward(torch.ones_like(loss), *arguments, loss, alpha, *options)
     return loss, gradient
@@ -121,19 +121,19 @@ def masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 @equivalent_of_arguments("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def embedding_bag(given: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the output and each index's bag, which the CPU leaves out where it has a fast way."""
-    weight, indices, offsets = given.weight, given.indices, given.offsets
+    weight, indices, offsets = args.weight, args.indices, args.offsets
     output, _, _, greatest = aten._embedding_bag(
-        *(weight, indices, offsets, False, given.mode, False, given.per_sample_weights),
-        *(given.include_last_offset, given.padding_idx),
+        *(weight, indices, offsets, False, args.mode, False, args.per_sample_weights),
+        *(args.include_last_offset, args.padding_idx),
     )
-    starts = offsets[:-1] if given.include_last_offset else offsets
+    starts = offsets[:-1] if args.include_last_offset else offsets
     ends = torch.cat([starts[1:], starts.new_tensor([indices.shape[0]])])
     bags = torch.arange(starts.shape[0]).repeat_interleave(ends - starts).to(indices.dtype)
-    counted = bags[indices != given.padding_idx] if given.padding_idx >= 0 else bags
+    counted = bags[indices != args.padding_idx] if args.padding_idx >= 0 else bags
     sizes = torch.bincount(counted, minlength=offsets.shape[0]).to(indices.dtype)
-    if given.mode != MAX:
+    if args.mode != MAX:
         return output, bags, sizes, greatest.new_empty(0)
     return output, bags, sizes, greatest.reshape(starts.shape[0], weight.shape[1])
 
@@ -184,30 +184,30 @@ def affine_grid_backward(gradient: Tensor, *size: int) -> Tensor:
     *("aten::cudnn_convolution", "aten::cudnn_convolution_transpose"),
     *("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
 )
-def convolution(given: Arguments) -> Tensor:
+def convolution(args: Arguments) -> Tensor:
     """Return the convolution; of each channel by itself where there are no groups."""
-    groups = given.get("groups") or given.self.shape[1]
-    outputs = given.get("output_padding")
-    transposed, outputs = outputs is not None, outputs or [0] * len(given.padding)
-    sizes = given.stride, given.padding, given.dilation
-    bias = given.get("bias")
+    groups = args.get("groups") or args.self.shape[1]
+    outputs = args.get("output_padding")
+    transposed, outputs = outputs is not None, outputs or [0] * len(args.padding)
+    sizes = args.stride, args.padding, args.dilation
+    bias = args.get("bias")
     result: Tensor = aten.convolution(
-        given.self, given.weight, bias, *sizes, transposed, outputs, groups
+        args.self, args.weight, bias, *sizes, transposed, outputs, groups
     )
     return result
 
 
 @equivalent_of_arguments("aten::cudnn_convolution_relu")
-def convolution_relu(given: Arguments) -> Tensor:
+def convolution_relu(args: Arguments) -> Tensor:
     """Return the convolution, cut off below zero."""
-    return convolution(given).relu()
+    return convolution(args).relu()
 
 
 @equivalent_of_arguments("aten::cudnn_convolution_add_relu")
-def convolution_add_relu(given: Arguments) -> Tensor:
+def convolution_add_relu(args: Arguments) -> Tensor:
     """Return the convolution and another tensor added, cut off below zero."""
-    alpha = 1 if given.alpha is None else given.alpha
-    total: Tensor = convolution(given) + alpha * given.z
+    alpha = 1 if args.alpha is None else args.alpha
+    total: Tensor = convolution(args) + alpha * args.z
     return total.relu()
 
 

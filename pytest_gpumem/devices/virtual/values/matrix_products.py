@@ -68,15 +68,15 @@ def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
 
 
 @equivalent_of_arguments("aten::_scaled_mm", "aten::_scaled_mm.out")
-def scaled_mm(given: Arguments) -> Tensor:
+def scaled_mm(args: Arguments) -> Tensor:
     """Return the product of two scaled matrices of 8 bits, with a bias."""
-    left = given.self.float() * _factors(given.scale_a, given.self)
-    right = given.mat2.float() * _factors(given.scale_b, given.mat2)
+    left = args.self.float() * _factors(args.scale_a, args.self)
+    right = args.mat2.float() * _factors(args.scale_b, args.mat2)
     result: Tensor = left @ right
-    if given.bias is not None:
-        result = result + given.bias.float()
-    result = result.to(given.out_dtype or given.self.dtype)
-    out: Tensor | None = given.get("out")
+    if args.bias is not None:
+        result = result + args.bias.float()
+    result = result.to(args.out_dtype or args.self.dtype)
+    out: Tensor | None = args.get("out")
     return result if out is None else out.resize_(result.shape).copy_(result)
 
 

@@ -34,12 +34,12 @@ def _stored(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
 
 
 def _batch_norm(
-    given: Arguments, training: bool, momentum: float, eps: float
+    args: Arguments, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, and the mean and inverse deviation that CUDA keeps, of evaluation too."""
-    values, running = given.input, (given.get("running_mean"), given.get("running_var"))
+    values, running = args.input, (args.get("running_mean"), args.get("running_var"))
     mean, var = map(_wide, running)
-    parts = (_wide(values), _wide(given.weight), _wide(given.bias), mean, var)
+    parts = (_wide(values), _wide(args.weight), _wide(args.bias), mean, var)
     output, kept_mean, kept_scale = aten.native_batch_norm(*parts, training, momentum, eps)
     for statistic, updated in zip(running, (mean, var), strict=True):
         if statistic is not None and updated is not None and updated is not statistic:
@@ -57,64 +57,64 @@ def _batch_norm(
         for kind in ("", ".out", ".no_stats", ".no_stats_out")
     ),
 )
-def batch_norm(given: Arguments) -> tuple[Tensor, ...]:
+def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
     """Return the results; with ``out=``, in these tensors."""
-    results = _batch_norm(given, given.training, given.momentum, given.eps)
-    if given.get("out") is None:
+    results = _batch_norm(args, args.training, args.momentum, args.eps)
+    if args.get("out") is None:
         return results
-    targets = given.out, given.save_mean, given.save_invstd
+    targets = args.out, args.save_mean, args.save_invstd
     for target, result in zip(targets, results, strict=True):
         target.resize_(result.shape).copy_(result)
     return targets
 
 
 @equivalent_of_arguments("aten::cudnn_batch_norm")
-def cudnn_batch_norm(given: Arguments) -> tuple[Tensor | None, ...]:
+def cudnn_batch_norm(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the results; of cuDNN's reserve space nothing is needed."""
-    momentum = given.exponential_average_factor
-    return *_batch_norm(given, given.training, momentum, given.epsilon), None
+    momentum = args.exponential_average_factor
+    return *_batch_norm(args, args.training, momentum, args.epsilon), None
 
 
 @equivalent_of_arguments("aten::_batch_norm_with_update")
-def batch_norm_with_update(given: Arguments) -> tuple[Tensor | None, ...]:
+def batch_norm_with_update(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the results of training, with a reserve space."""
-    return *_batch_norm(given, True, given.momentum, given.eps), None
+    return *_batch_norm(args, True, args.momentum, args.eps), None
 
 
 @equivalent_of_arguments("aten::_batch_norm_no_update")
-def batch_norm_no_update(given: Arguments) -> tuple[Tensor | None, ...]:
+def batch_norm_no_update(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the results of evaluation, with a reserve space."""
-    return *_batch_norm(given, False, given.momentum, given.eps), None
+    return *_batch_norm(args, False, args.momentum, args.eps), None
 
 
 def _batch_norm_backward(
-    given: Arguments, gradient: Tensor, scale: Tensor, training: bool, eps: float
+    args: Arguments, gradient: Tensor, scale: Tensor, training: bool, eps: float
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of batch_norm's input, weight and bias."""
-    values, weight = given.input, given.weight
-    running = given.running_mean, given.running_var
-    tensors = map(_wide, (gradient, values, weight, *running, given.save_mean, scale))
-    mask = [*(given.get("output_mask") or (True, True, True))]
+    values, weight = args.input, args.weight
+    running = args.running_mean, args.running_var
+    tensors = map(_wide, (gradient, values, weight, *running, args.save_mean, scale))
+    mask = [*(args.get("output_mask") or (True, True, True))]
     results = aten.native_batch_norm_backward(*tensors, training, eps, mask)
     return tuple(map(_stored, results, (values, weight, weight)))
 
 
 @equivalent_of_arguments("aten::native_batch_norm_backward")
-def native_batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def native_batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias."""
-    return _batch_norm_backward(given, given.grad_out, given.save_invstd, given.train, given.eps)
+    return _batch_norm_backward(args, args.grad_out, args.save_invstd, args.train, args.eps)
 
 
 @equivalent_of_arguments("aten::batch_norm_backward")
-def batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias."""
-    return _batch_norm_backward(given, given.grad_out, given.save_var, given.update, given.eps)
+    return _batch_norm_backward(args, args.grad_out, args.save_var, args.update, args.eps)
 
 
 @equivalent_of_arguments("aten::cudnn_batch_norm_backward")
-def cudnn_batch_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def cudnn_batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias, of training."""
-    return _batch_norm_backward(given, given.grad_output, given.save_var, True, given.epsilon)
+    return _batch_norm_backward(args, args.grad_output, args.save_var, True, args.epsilon)
 
 
 # -- synchronised batch normalisation: statistics, their union, the element-wise parts --
@@ -136,63 +136,63 @@ def batch_norm_stats(values: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 @equivalent_of_arguments("aten::batch_norm_elemt")
-def batch_norm_elemt(given: Arguments) -> Tensor:
+def batch_norm_elemt(args: Arguments) -> Tensor:
     """Return the normalised values."""
-    values: Tensor = given.input
-    result = (values.float() - _shaped(given.mean, values)) * _shaped(given.invstd, values)
-    if given.weight is not None:
-        result = result * _shaped(given.weight.float(), values)
-    if given.bias is not None:
-        result = result + _shaped(given.bias.float(), values)
+    values: Tensor = args.input
+    result = (values.float() - _shaped(args.mean, values)) * _shaped(args.invstd, values)
+    if args.weight is not None:
+        result = result * _shaped(args.weight.float(), values)
+    if args.bias is not None:
+        result = result + _shaped(args.bias.float(), values)
     return result.to(values.dtype)
 
 
 @equivalent_of_arguments(
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"
 )
-def batch_norm_gather_stats(given: Arguments) -> tuple[Tensor, Tensor]:
+def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
     """Return the mean and inverse deviation of all ranks; update the running ones."""
-    means: Tensor = given.mean
-    counts = given.get("counts")
+    means: Tensor = args.mean
+    counts = args.get("counts")
     if counts is None:  # each rank has as many values
-        counts = torch.full((means.shape[0],), float(given.count))
+        counts = torch.full((means.shape[0],), float(args.count))
     total = counts.sum()
     share = counts.float().reshape(-1, 1) / total
     whole = (means * share).sum(0)
-    square = ((given.invstd.pow(-2) - given.eps + means.square()) * share).sum(0)
+    square = ((args.invstd.pow(-2) - args.eps + means.square()) * share).sum(0)
     var = square - whole.square()
     for running, update in (
-        (given.running_mean, whole),
-        (given.running_var, var * total / (total - 1)),
+        (args.running_mean, whole),
+        (args.running_var, var * total / (total - 1)),
     ):
         if running is not None:
-            running.lerp_(update.to(running.dtype), given.momentum)
-    return whole, (var + given.eps).rsqrt()
+            running.lerp_(update.to(running.dtype), args.momentum)
+    return whole, (var + args.eps).rsqrt()
 
 
 @equivalent_of_arguments("aten::batch_norm_backward_reduce")
-def batch_norm_backward_reduce(given: Arguments) -> tuple[Tensor | None, ...]:
+def batch_norm_backward_reduce(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the sums that each rank gives to all: of gradients, and with the values."""
-    gradient, values, weight = given.grad_out.float(), given.input, given.weight
+    gradient, values, weight = args.grad_out.float(), args.input, args.weight
     dims = _over_channels(values)
     sums = gradient.sum(dims)
-    centred = (gradient * (values.float() - _shaped(given.mean, values))).sum(dims)
+    centred = (gradient * (values.float() - _shaped(args.mean, values))).sum(dims)
     return (
-        sums if given.input_g else None,
-        centred if given.input_g else None,
-        _stored(centred * given.invstd, weight) if given.weight_g else None,
-        _stored(sums, weight) if given.bias_g else None,
+        sums if args.input_g else None,
+        centred if args.input_g else None,
+        _stored(centred * args.invstd, weight) if args.weight_g else None,
+        _stored(sums, weight) if args.bias_g else None,
     )
 
 
 @equivalent_of_arguments("aten::batch_norm_backward_elemt")
-def batch_norm_backward_elemt(given: Arguments) -> Tensor:
+def batch_norm_backward_elemt(args: Arguments) -> Tensor:
     """Return the gradient of the values, from the sums of all ranks."""
-    values, scale, total = given.input, given.invstd, given.count.sum()
-    factor = scale if given.weight is None else scale * given.weight.float()
-    slope = given.sum_dy_xmu * scale.square() / total
-    inner = (values.float() - _shaped(given.mean, values)) * _shaped(slope, values)
-    result = given.grad_out.float() - _shaped(given.sum_dy / total, values) - inner
+    values, scale, total = args.input, args.invstd, args.count.sum()
+    factor = scale if args.weight is None else scale * args.weight.float()
+    slope = args.sum_dy_xmu * scale.square() / total
+    inner = (values.float() - _shaped(args.mean, values)) * _shaped(slope, values)
+    result = args.grad_out.float() - _shaped(args.sum_dy / total, values) - inner
     gradient: Tensor = result * _shaped(factor, values)
     return gradient.to(values.dtype)
 
@@ -212,12 +212,12 @@ def layer_norm(
 
 
 @equivalent_of_arguments("aten::native_layer_norm_backward")
-def layer_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def layer_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of layer_norm's input, weight and bias."""
-    stored = given.input, given.weight, given.bias
-    gradient, values, weight, bias = map(_wide, (given.grad_out, *stored))
-    parts = gradient, values, given.normalized_shape, given.mean, given.rstd, weight, bias
-    results = aten.native_layer_norm_backward(*parts, [*given.output_mask])
+    stored = args.input, args.weight, args.bias
+    gradient, values, weight, bias = map(_wide, (args.grad_out, *stored))
+    parts = gradient, values, args.normalized_shape, args.mean, args.rstd, weight, bias
+    results = aten.native_layer_norm_backward(*parts, [*args.output_mask])
     return tuple(map(_stored, results, stored))
 
 
@@ -237,18 +237,18 @@ def rms_norm(
 
 
 @equivalent_of_arguments("aten::_fused_rms_norm_backward")
-def rms_norm_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def rms_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of rms_norm's input and weight."""
-    values, shape, weight, scale = given.input, given.normalized_shape, given.weight, given.rstd
+    values, shape, weight, scale = args.input, args.normalized_shape, args.weight, args.rstd
     dims = tuple(range(-len(shape), 0))
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    normal, incoming = values.to(wide) * scale, given.grad_out.to(wide)
+    normal, incoming = values.to(wide) * scale, args.grad_out.to(wide)
     through = incoming if weight is None else incoming * weight.to(wide)
     by_values = scale * (through - normal * (through * normal).mean(dims, keepdim=True))
     by_weight = (incoming * normal).reshape(-1, *shape).sum(0)
     return (
-        by_values.to(values.dtype) if given.output_mask[0] else None,
-        by_weight.to(weight.dtype) if given.output_mask[1] and weight is not None else None,
+        by_values.to(values.dtype) if args.output_mask[0] else None,
+        by_weight.to(weight.dtype) if args.output_mask[1] and weight is not None else None,
     )
 
 

@@ -33,7 +33,7 @@ class Arguments:
 
     def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Name them; ``operator`` is the name of one, with its overload."""
-        names, defaults = _parameters(operator)
+        names, defaults = _names_and_defaults(operator)
         self.__dict__.update(defaults, **dict(zip(names, args, strict=False)), **kwargs)
 
     if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Arguments:
 
 
 @functools.cache
-def _parameters(operator: str) -> tuple[Sequence[str], Mapping[str, Any]]:
+def _names_and_defaults(operator: str) -> tuple[Sequence[str], Mapping[str, Any]]:
     """Return the names of an operator's arguments, and the defaults."""
     name, _, overload = operator.partition(".")
     arguments = torch._C._get_schema(name, overload).arguments

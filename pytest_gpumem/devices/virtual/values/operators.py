@@ -243,9 +243,9 @@ class OperatorCall:
 
     def by_name(self, share: float | None = None) -> Arguments:
         """Return the arguments by their names; with them the share of a mask that is true."""
-        given = Arguments(self.op._name, self.args, self.kwargs)
-        given.share = share
-        return given
+        arguments = Arguments(self.op._name, self.args, self.kwargs)
+        arguments.share = share
+        return arguments
 
     def copies_to_host(self) -> bool:
         """Return whether it copies a CUDA tensor into a tensor of the host."""

@@ -30,48 +30,48 @@ GATES: Final = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 """the gates of a cell"""
 
 
-def _has_biases(given: Arguments) -> bool:
+def _has_biases(args: Arguments) -> bool:
     """Return whether a layer and direction has two biases beside its two weights."""
-    return bool(given.weight_stride0 >= 4)  # noqa: PLR2004 - a fifth weight projects
+    return bool(args.weight_stride0 >= 4)  # noqa: PLR2004 - a fifth weight projects
 
 
-def _weights_in_shape(given: Arguments) -> list[Tensor]:
+def _weights_in_shape(args: Arguments) -> list[Tensor]:
     """Return weights as the CPU's network takes them: autocast passes flat ones."""
-    hidden, inputs = given.hidden_size, given.input.shape[-1]
-    rows, outputs = GATES[given.mode] * hidden, given.proj_size or hidden
-    directions = 2 if given.bidirectional else 1
+    hidden, inputs = args.hidden_size, args.input.shape[-1]
+    rows, outputs = GATES[args.mode] * hidden, args.proj_size or hidden
+    directions = 2 if args.bidirectional else 1
     shaped = []
-    for place, weight in enumerate(given.weight):
-        group, kind = divmod(place, given.weight_stride0)
+    for place, weight in enumerate(args.weight):
+        group, kind = divmod(place, args.weight_stride0)
         columns = inputs if group < directions else outputs * directions
         shape: list[tuple[int, ...]] = [(rows, columns), (rows, outputs)]
-        shape += [(rows,), (rows,)] if _has_biases(given) else []
-        shape += [(outputs, hidden)] if given.proj_size else []
+        shape += [(rows,), (rows,)] if _has_biases(args) else []
+        shape += [(outputs, hidden)] if args.proj_size else []
         shaped.append(weight.reshape(shape[kind]))
     return shaped
 
 
 def _forward(
-    given: Arguments, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
+    args: Arguments, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the output and the last states, by PyTorch's own network of the CPU."""
-    state = [hidden, cell] if given.mode == LSTM else hidden
+    state = [hidden, cell] if args.mode == LSTM else hidden
     options = (
-        *(list(weights), _has_biases(given), given.num_layers, given.dropout),
-        *(given.train, given.bidirectional),
+        *(list(weights), _has_biases(args), args.num_layers, args.dropout),
+        *(args.train, args.bidirectional),
     )
     generator_state = None
-    if given.dropout and given.train:
+    if args.dropout and args.train:
         # The backward pass draws the same mask: it has the same values.
         first = values.detach().float().contiguous().flatten()[:64]
         generator_state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(zlib.crc32(bytes(first.numpy().tobytes())))
     try:
-        if given.batch_sizes:
-            sizes = torch.tensor(given.batch_sizes)
-            result: tuple[Tensor, ...] = RUN[given.mode](values, sizes, state, *options)
+        if args.batch_sizes:
+            sizes = torch.tensor(args.batch_sizes)
+            result: tuple[Tensor, ...] = RUN[args.mode](values, sizes, state, *options)
         else:
-            result = RUN[given.mode](values, state, *options, given.batch_first)
+            result = RUN[args.mode](values, state, *options, args.batch_first)
     finally:
         if generator_state is not None:
             torch.default_generator.set_state(generator_state)
@@ -79,35 +79,35 @@ def _forward(
 
 
 @equivalent_of_arguments("aten::_cudnn_rnn")
-def cudnn_rnn(given: Arguments) -> tuple[Tensor | None, ...]:
+def cudnn_rnn(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the output and the last states; of the reserve space nothing is needed."""
-    weights = _weights_in_shape(given)
-    result = _forward(given, given.input, weights, given.hx, given.cx)
-    last_cell = result[2] if given.mode == LSTM else given.input.new_empty(0)
-    return result[0], result[1], last_cell, None, given.weight_buf  # in which the weights lie
+    weights = _weights_in_shape(args)
+    result = _forward(args, args.input, weights, args.hx, args.cx)
+    last_cell = result[2] if args.mode == LSTM else args.input.new_empty(0)
+    return result[0], result[1], last_cell, None, args.weight_buf  # in which the weights lie
 
 
 @equivalent_of_arguments("aten::_cudnn_rnn_backward")
-def cudnn_rnn_backward(given: Arguments) -> tuple[Any, ...]:
+def cudnn_rnn_backward(args: Arguments) -> tuple[Any, ...]:
     """Return the gradients of values, states and weights, by autograd over the CPU's network."""
-    weights = _weights_in_shape(given)
-    states = [given.hx] if given.cx is None else [given.hx, given.cx]
+    weights = _weights_in_shape(args)
+    states = [args.hx] if args.cx is None else [args.hx, args.cx]
 
     def forward(values: Tensor, hidden: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        cell = None if given.cx is None else others[0]
-        return _forward(given, values, others[-len(weights) :], hidden, cell)
+        cell = None if args.cx is None else others[0]
+        return _forward(args, values, others[-len(weights) :], hidden, cell)
 
-    incoming = [given.grad_output, given.grad_hy, given.grad_cy]
-    gradients = differentiated(forward, [given.input, *states, *weights], incoming)
+    incoming = [args.grad_output, args.grad_hy, args.grad_cy]
+    gradients = differentiated(forward, [args.input, *states, *weights], incoming)
     by_weights = [
         gradient.reshape(weight.shape)
-        for gradient, weight in zip(gradients[-len(weights) :], given.weight, strict=True)
+        for gradient, weight in zip(gradients[-len(weights) :], args.weight, strict=True)
     ]
-    mask = given.output_mask
+    mask = args.output_mask
     return (
         gradients[0] if mask[0] else None,
         gradients[1] if mask[1] else None,
-        gradients[2] if mask[2] and given.cx is not None else None,
+        gradients[2] if mask[2] and args.cx is not None else None,
         by_weights if mask[3] else [None] * len(weights),
     )
 
@@ -151,50 +151,50 @@ def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell")
-def lstm_cell(given: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_cell(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new states, and the gates as the backward pass takes them."""
-    gates = _added(given.input_gates, given.input_bias)
-    gates = gates + _added(given.hidden_gates, given.hidden_bias)
+    gates = _added(args.input_gates, args.input_bias)
+    gates = gates + _added(args.hidden_gates, args.hidden_bias)
     enter, forget, new, leave = gates.chunk(4, -1)
     enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
     new = new.tanh()
-    state = forget * given.cx.float() + enter * new
+    state = forget * args.cx.float() + enter * new
     workspace = torch.cat([enter, forget, new, leave], -1)
-    kind = given.input_gates.dtype
+    kind = args.input_gates.dtype
     return (leave * state.tanh()).to(kind), state.to(kind), workspace.to(kind)
 
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell_backward_impl")
-def lstm_cell_backward(given: Arguments) -> tuple[Tensor | None, ...]:
+def lstm_cell_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of the gates, of the cell, and of the bias."""
-    enter, forget, new, leave = given.workspace.float().chunk(4, -1)
-    hidden = torch.zeros_like(enter) if given.grad_hy is None else given.grad_hy.float()
-    shape = given.cy.float().tanh()
+    enter, forget, new, leave = args.workspace.float().chunk(4, -1)
+    hidden = torch.zeros_like(enter) if args.grad_hy is None else args.grad_hy.float()
+    shape = args.cy.float().tanh()
     inner = hidden * leave * (1 - shape.square())
-    if given.grad_cy is not None:
-        inner = inner + given.grad_cy.float()
+    if args.grad_cy is not None:
+        inner = inner + args.grad_cy.float()
     gates = torch.cat(
         [
             inner * new * enter * (1 - enter),
-            inner * given.cx.float() * forget * (1 - forget),
+            inner * args.cx.float() * forget * (1 - forget),
             inner * enter * (1 - new.square()),
             hidden * shape * leave * (1 - leave),
         ],
         -1,
-    ).to(given.workspace.dtype)
-    by_cell = (inner * forget).to(given.cx.dtype)
-    return gates, by_cell, gates.sum(0) if given.has_bias else None
+    ).to(args.workspace.dtype)
+    by_cell = (inner * forget).to(args.cx.dtype)
+    return gates, by_cell, gates.sum(0) if args.has_bias else None
 
 
 @equivalent_of_arguments("aten::_thnn_fused_gru_cell")
-def gru_cell(given: Arguments) -> tuple[Tensor, Tensor]:
+def gru_cell(args: Arguments) -> tuple[Tensor, Tensor]:
     """Return the new state, and the backward pass's tensor: gates, the state, a gate's part."""
-    reset_i, enter_i, new_i = _added(given.input_gates, given.input_bias).chunk(3, -1)
-    reset_h, enter_h, new_h = _added(given.hidden_gates, given.hidden_bias).chunk(3, -1)
+    reset_i, enter_i, new_i = _added(args.input_gates, args.input_bias).chunk(3, -1)
+    reset_h, enter_h, new_h = _added(args.hidden_gates, args.hidden_bias).chunk(3, -1)
     reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()
-    new, hidden = (new_i + reset * new_h).tanh(), given.hx.float()
+    new, hidden = (new_i + reset * new_h).tanh(), args.hx.float()
     workspace = torch.cat([reset, enter, new, hidden, new_h], -1)
-    kind = given.input_gates.dtype
+    kind = args.input_gates.dtype
     return (new + enter * (hidden - new)).to(kind), workspace.to(kind)
 
 
