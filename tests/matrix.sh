@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs all tests and all examples with each Python and torch that are promised, and the tests of devices once more beside
-# a stub of NVIDIA's driver (tests/helpers/driver_stub.py); records a row of each in benchmarks/results/matrix.txt. Rows that are not run again stay as they are there, with their own date and commit.
+# Runs all tests and all examples with each Python and torch that are promised, and once more beside a stub of NVIDIA's
+# driver (tests/helpers/driver_stub.py) the tests of devices, of README, of gpumem verify and of --gpumem-against.
+# Records a row of each in benchmarks/results/matrix.txt. What is not run again stays there, with its own date and commit.
 #
 #   bash tests/matrix.sh                       all rows, one after another
 #   bash tests/matrix.sh 3.10 torch-2.6.0      these
 #   PYTHON=python3.11                          the Python of the rows torch-...
 #   VENVS=DIR                                  where the environments are made and kept (~/.cache/pytest-gpumem), each
 #                                              of about 6 GB; KEEP=0 removes each one after its row
+#   PARTS="examples beside-a-driver"           these parts of a row alone; the third is tests
 #   TESTS="tests/meter tests/cli"              other tests than all: the table is printed, and not recorded
 #
 # Rows: a Python, to its minor or patch version, with the versions of .ci/constraints.txt (its newest torch); torch-VERSION,
@@ -15,7 +17,7 @@
 set -uo pipefail
 unset CDPATH PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE=1
-export -n PYTHON VENVS KEEP TESTS WORKERS # no test sees them
+export -n PYTHON VENVS KEEP PARTS TESTS WORKERS # no test sees them
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root" || exit
 venvs=${VENVS:-}
@@ -23,7 +25,9 @@ venvs=${VENVS:-}
 result=benchmarks/results/matrix.txt
 rows=(3.10 3.11.2 3.11.7 3.12 3.13 3.14 torch-2.6.0 torch-2.7.1 torch-2.8.0 torch-2.9.1 torch-2.11.0 torch-2.13.0 lowest)
 extras=nvml,html,examples,docs,test,dev
+read -ra parts <<<"${PARTS:-examples tests beside-a-driver}"
 read -ra tests <<<"${TESTS:-}"
+beside=(tests/devices tests/docs/test_readme.py tests/cli/test_verify.py tests/plugin/test_against.py)
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 cp "$result" "$made/before" 2>/dev/null || : >"$made/before"
@@ -92,7 +96,7 @@ closing() {
 }
 
 run_row() { # run_row ROW: writes its lines into $made/ROW
-    local row=$1 python venv=$venvs/$1 name status failed=0 line lines workers
+    local row=$1 python venv=$venvs/$1 name status failed=0 line lines workers head
     case $row in
         torch-*) python=${PYTHON:-python3} ;;
         lowest) python=$(python_of "$(sed -n 's/^requires-python = ">=\(.*\)"$/\1/p' pyproject.toml)") ;;
@@ -108,13 +112,20 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
     fi
     workers=${WORKERS:-$(($(getconf _NPROCESSORS_ONLN) + 1))}
     lines=
+    head=$(printf '%-13s ' "$row" && "$venv/bin/python" -c 'import platform, torch
+print("Python", platform.python_version(), " torch", torch.__version__, " CUDA", torch.version.cuda)')
     mkdir -p "$made/driver"
     PYTHONPATH=tests:. "$venv/bin/python" -m helpers.driver_stub "$made/driver" || return
     for name in examples tests beside-a-driver; do
+        case " ${parts[*]} " in *" $name "*) ;; *)
+            lines+=$(part_before "$row" "$head" "${name//-/ }")$'\n'
+            continue
+            ;;
+        esac
         local paths=(-o "testpaths=$name") found=${LD_LIBRARY_PATH:-}
         case $name in
             tests) [ "${#tests[@]}" -eq 0 ] || paths=("${tests[@]}") ;;
-            beside-a-driver) paths=(tests/devices) found=$made/driver${found:+:$found} ;;
+            beside-a-driver) paths=("${beside[@]}") found=$made/driver${found:+:$found} ;;
         esac
         # The page is written once the table is complete: until then they differ.
         paths+=(--deselect tests/docs/test_matrix.py::test_the_page_says_what_the_table_says)
@@ -128,10 +139,7 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
         lines+=$(grep -E "^(FAILED|ERROR) (tests|examples)/" "$made/$name.log" | sed 's/\x1b\[[0-9;]*m//g; s/^/        /')$'\n'
     done
     {
-        printf '%-13s ' "$row"
-        "$venv/bin/python" -c 'import platform, torch
-print("Python", platform.python_version(), " torch", torch.__version__, " CUDA", torch.version.cuda, end="")'
-        printf '  %s UTC, commit %s\n' "$(date -u '+%Y-%m-%d %H:%M')" "$(git describe --always --dirty=+)"
+        printf '%s  %s UTC, commit %s\n' "$head" "$(date -u '+%Y-%m-%d %H:%M')" "$(git describe --always --dirty=+)"
         grep -v '^$' <<<"$lines"
     } >"$made/$row"
     [ "${KEEP:-1}" != 0 ] || rm -rf "$venv"
@@ -143,10 +151,22 @@ row_before() {
     awk -v row="$1" '/^[^ ]/ { inside = ($1 == row) } inside && NF' "$made/before"
 }
 
+# A part's lines of the table that was there before, with their date and commit; none if the row's versions were others.
+part_before() { # part_before ROW HEAD PART
+    row_before "$1" | awk -v head="$2" -v part="    $3:" '
+        NR == 1 { stamp = substr($0, length(head) + 3); same = index($0, head "  ") == 1 }
+        /^    [^ ]/ {
+            inside = same && index($0, part) == 1
+            if (!/ UTC, commit /) $0 = $0 " (" stamp ")"
+        }
+        inside'
+}
+
 table() {
     local row
     echo "All tests and all examples by Python and torch: bash tests/matrix.sh; each row has its own date and commit"
-    echo "(+: with changes that were not committed). The rows of a Python have the versions of .ci/constraints.txt; lowest:"
+    echo "(+: with changes that were not committed), and so has a part that was not run with its row. The rows of a Python"
+    echo "have the versions of .ci/constraints.txt; lowest:"
     echo "$(lower_bounds | paste -sd' ')."
     echo
     for row in "${rows[@]}"; do

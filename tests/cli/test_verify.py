@@ -1,7 +1,4 @@
-"""``gpumem verify``: a battery of steps on a GPU and on the virtual one of its kind.
-
-The GPU is a stand-in: the virtual one in its place, as in tests/gpu (``fake_gpu``).
-"""
+"""``gpumem verify``: a battery of steps on a GPU and on the virtual one of its kind."""
 
 from __future__ import annotations
 
@@ -9,34 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers.warm import HANGS
+from helpers.verifying import FEW, NOTED, verify
 
 from pytest_gpumem.cli.verify import verify as command
 from pytest_gpumem.cli.verify.battery import NEEDS_TRITON, STEPS
 from pytest_gpumem.devices.cards import CARDS
 
-# The child that measures finds its GPU there; the one that predicts does not.
-STAND_IN = """
-import sys
-if sys.orig_argv[-1].endswith("measured.json"):
-    import fake_gpu
-"""
-FEW = ("matrix product, float32", "attention, float32", "convolutions in 1D, float32")
-NOTED = "a transform"
-"""a step that is added, of which the virtual GPU has a note"""
-ONLY_FEW = f"""
-from pytest_gpumem.cli.verify import battery
-for name in set(battery.STEPS) - set({FEW!r}):
-    del battery.STEPS[name]
-
-@battery.step({NOTED!r})
-def transform():
-    import torch
-    torch.fft.fft(torch.zeros(1 << 20, device="cuda"))
-"""
 GPU = {
     "device_name": "NVIDIA L4",
     "total_memory": 23_000_000_000,
@@ -45,21 +22,6 @@ GPU = {
     "l2_cache_size": 0,
     "memory_bus_width": 0,
 }
-
-
-def verify(folder, *arguments, card="L4"):
-    """Run the command in a process, over a stand-in for a GPU; few steps."""
-    (folder / "sitecustomize.py").write_text(STAND_IN + ONLY_FEW, encoding="utf-8")
-    stand_in = Path(__file__).parents[1] / "gpu"
-    environment = {
-        **os.environ,
-        "GPUMEM_FAKE_GPU": card,
-        "PYTHONPATH": os.pathsep.join([str(folder), str(stand_in)]),
-    }
-    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify", *arguments]
-    return subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, timeout=HANGS
-    )
 
 
 def test_steps_are_measured_and_predicted_for_the_card_that_is_there(tmp_path):

@@ -8,8 +8,11 @@ import re
 import subprocess
 import tarfile
 
+import pytest
 from helpers.paths import ROOT
 from helpers.warm import warm_python
+
+from benchmarks.fidelity.run import provenance
 
 CHECKS = ROOT / "tests/gpu/checks"
 PAGE = (ROOT / "docs/how-to/on-a-real-gpu.md").read_text(encoding="utf-8")
@@ -70,3 +73,18 @@ def test_each_assumption_has_a_state_of_the_page_and_a_check_that_exists():
         assert row["state"] in states
         assert f"`{row['state']}`" in PAGE
         assert set(re.findall(r"\b\d\d\b", row["check"])) <= checks
+        for file in re.findall(r"tests/\S+", row["check"]):
+            assert (ROOT / file).is_file()
+        for place in row["where"].split(", "):
+            file, name = place.split()
+            code = (ROOT / "pytest_gpumem" / file).read_text(encoding="utf-8")
+            assert re.search(rf"\b{name}\b", code), f"{file} has no {name}"
+
+
+def test_a_step_s_process_finds_the_packages_of_pythonpath_and_says_why_it_failed(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('planted')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"(?s)PyTorch cannot use the GPU here.*planted"):
+        provenance(None)

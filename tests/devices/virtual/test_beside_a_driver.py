@@ -11,15 +11,12 @@ import sys
 import pytest
 from helpers.driver_stub import write_driver
 from helpers.light import light_environment
+from helpers.pages import blocks
+from helpers.paths import TESTS
+from helpers.verifying import verify
 from helpers.virtual_gpu import run_python
 
-STEP = """
-@pytest.mark.gpu_memory(card="T4", baseline=False)
-def test_step():
-    layer = torch.nn.Linear(1024, 1024, device="cuda")
-    layer(torch.ones(64, 1024, device="cuda")).sum().backward()
-    assert torch.cuda.get_device_name() == "Tesla T4"
-"""
+(STEP,) = blocks("README.md", "python")
 PRODUCT = """
 import torch
 x = torch.ones(1024, 1024, device="cuda")
@@ -42,13 +39,27 @@ def beside(monkeypatch, driver):
     monkeypatch.setenv("LD_LIBRARY_PATH", folders)
 
 
-def test_a_session_and_its_workers_measure_beside_a_driver(suite, beside):
+def test_readme_s_test_is_measured_beside_a_driver_and_predicts_a_gpu_s_session(
+    suite, beside, monkeypatch
+):
     """Automatically too: a driver that shows no GPU does not make auto choose a real one."""
-    session = suite.run_apart(source=STEP)
+    session = suite.run_apart("--gpumem-update-baselines", source=STEP)
     assert session.outcomes == {"passed": 1}, session.out
-    assert "virtual-T4" in session.out
-    session = suite.run_apart("-n", "1", "--gpumem-device=virtual")
-    assert session.outcomes == {"passed": 1}, session.out
+    assert list(suite.baselines()) == ["virtual-T4/test_it.json"]
+    session = suite.run_apart("-n", "1", "-v", "--gpumem-device=virtual")
+    assert session.verdicts() == {"test_step": "ok"}, session.out
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "gpu"))
+    monkeypatch.setenv("GPUMEM_FAKE_GPU", "T4")
+    stand_in = ("-p", "fake_gpu", "--gpumem-device=cuda")
+    session = suite.run_apart(*stand_in, "--gpumem-against=virtual:T4", "-v")
+    assert session.verdicts() == {"test_step": "ok"}, session.out
+    assert "1 of 1 compared with those of virtual-T4" in session.flat
+
+
+def test_gpumem_verify_predicts_beside_a_driver(beside, tmp_path):
+    done = verify(tmp_path, card="T4")
+    assert done.returncode == 0, done.stderr
+    assert "allocated: equal to the byte in 4 of 4 steps\n" in done.stdout
 
 
 def test_gpumem_run_and_its_children_have_the_virtual_gpu_beside_a_driver(suite, beside):

@@ -1,0 +1,47 @@
+"""``gpumem verify`` with few steps, over a stand-in for a GPU.
+
+The stand-in is the virtual GPU in its place, as in tests/gpu (``fake_gpu``).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from helpers.paths import TESTS
+from helpers.warm import HANGS
+
+# The child that measures finds its GPU there; the one that predicts does not.
+STAND_IN = """
+import sys
+if sys.orig_argv[-1].endswith("measured.json"):
+    import fake_gpu
+"""
+FEW = ("matrix product, float32", "attention, float32", "convolutions in 1D, float32")
+NOTED = "a transform"
+"""a step that is added, of which the virtual GPU has a note"""
+ONLY_FEW = f"""
+from pytest_gpumem.cli.verify import battery
+for name in set(battery.STEPS) - set({FEW!r}):
+    del battery.STEPS[name]
+
+@battery.step({NOTED!r})
+def transform():
+    import torch
+    torch.fft.fft(torch.zeros(1 << 20, device="cuda"))
+"""
+
+
+def verify(folder, *arguments, card="L4"):
+    """Run the command in a process, over a stand-in for a GPU; few steps."""
+    (folder / "sitecustomize.py").write_text(STAND_IN + ONLY_FEW, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "GPUMEM_FAKE_GPU": card,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(TESTS / "gpu")]),
+    }
+    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify", *arguments]
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False, timeout=HANGS
+    )
