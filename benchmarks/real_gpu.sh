@@ -4,15 +4,17 @@
 #   bash benchmarks/real_gpu.sh [--dry CARD] SECONDS PART...
 #
 # Runs the parts in their order until SECONDS are over; each has a limit of its own as well. After each part all results
-# so far are one archive in $OUT, real-gpu-N.tgz, and summary.txt has a line on the part. A part: build machine checks
+# so far are one archive in $OUT, real-gpu-N.tgz, and $SUMMARY has a line on the part. A part: build machine checks
 # verify matrix attribution tests sweep examples overhead.
 #
 #   --dry H100               a dry run: the virtual GPU of this card in the place of a real one
 #   OUT=DIR                  where the results go (benchmarks/results/real-gpu)
+#   SUMMARY=FILE             ($OUT/summary.txt; that of both dry runs is benchmarks/results/real_gpu_dry.txt)
 #   PYTHON=python3.12        a Python with torch and pytest (python3)
 #   GPUMEM_WHEELS=DIR        wheels to use beside its packages, where it has no msgspec, say
 #   CHECK_ONLY, CHECK_JOBS   which jobs of the checks run, and how many at a time (tests/gpu/checks/real_gpu_checks.py)
 #   MATRIX='gpt2*' MATRIX_JOBS=10 SHAPES=600   which steps, how many at a time, how many convolutions
+#                            (in a dry run as many steps as there are processors)
 set -uo pipefail
 unset CDPATH
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit
@@ -25,10 +27,11 @@ case ${1:-} in '' | *[!0-9]*)
 esac
 end=$((SECONDS + $1))
 shift
-slow=1
-[ -z "$fake" ] || slow=5 # a processor computes in the place of the GPU, and of many processors
+slow=1 jobs=10
+[ -z "$fake" ] || { slow=5 jobs=$(nproc); } # a processor computes in the place of the GPU, and of many processors
 python=${PYTHON:-python3}
 out=${OUT:-$PWD/benchmarks/results/real-gpu}
+summary=${SUMMARY:-$out/summary.txt}
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -59,18 +62,23 @@ step() { # step NAME LIMIT COMMAND...
     left=$((end - SECONDS))
     [ "$limit" -le "$left" ] || limit=$left
     if [ "$limit" -lt 8 ]; then
-        echo "$name: no time left" | tee -a "$out/summary.txt"
+        echo "$name: no time left" | tee -a "$summary"
         failed="$failed $name"
         return
     fi
     timeout -k 5 "$limit" "$@" >"$log/$name.txt" 2>&1
     status=$?
     [ "$status" -eq 0 ] || failed="$failed $name"
-    echo "$name: status $status, $((SECONDS - began)) s of $limit; $(tail -n 1 "$log/$name.txt" | cut -c1-300)" | tee -a "$out/summary.txt"
+    echo "$name: status $status, $((SECONDS - began)) s of $limit; $(tail -n 1 "$log/$name.txt" | cut -c1-300)" | tee -a "$summary"
     tar -czf "$work/new.tgz" -C "$log" . && mv "$work/new.tgz" "$out/real-gpu-$number.tgz"
 }
 
-echo "commit $(git describe --always --dirty=+ 2>/dev/null), $(date -u '+%Y-%m-%d %H:%M') UTC${fake:+, a dry run: the virtual GPU, not a measurement}" >>"$out/summary.txt"
+{
+    echo "commit $(git describe --always --dirty=+ 2>/dev/null), $(date -u '+%Y-%m-%d %H:%M') UTC${fake:+, a dry run: the virtual GPU, not a measurement}"
+    "$python" -c 'import platform, os; from importlib.metadata import version
+print("Python", platform.python_version(), " torch", version("torch"), f" {os.cpu_count()} cores")'
+    echo "parts: $*"
+} >>"$summary"
 for part in "$@"; do
     case $part in
         build) step build 90 "$python" setup.py --quiet build_ext --inplace ;; # one built elsewhere may want another glibc
@@ -98,7 +106,7 @@ for part in "$@"; do
         matrix)
             read -ra only <<<"${MATRIX:-*}"
             set -f # the wildcards are run.py's
-            OMP_NUM_THREADS=2 step matrix 210 "$python" -m benchmarks.fidelity.run --jobs "${MATRIX_JOBS:-10}" --timeout 90 \
+            OMP_NUM_THREADS=2 step matrix 210 "$python" -m benchmarks.fidelity.run --jobs "${MATRIX_JOBS:-$jobs}" --timeout $((90 * slow)) \
                 ${fake:+--virtual "$fake"} --only "${only[@]}" --out "$log/fidelity-real.json"
             set +f
             ;;

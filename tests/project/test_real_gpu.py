@@ -42,7 +42,12 @@ def test_a_dry_run_leaves_an_archive_and_a_summary_that_says_what_it_is(tmp_path
 def test_parts_beyond_the_time_do_not_run_and_are_named(tmp_path):
     status, _, summary = run(tmp_path, "--dry", "H100", "1", "verify", "machine")
     assert status == 1
-    assert summary.splitlines()[1:] == ["verify: no time left", "machine: no time left"]
+    assert re.search(r"^Python 3[\d.]+  torch 2\S+  \d+ cores$", summary, re.MULTILINE)
+    assert summary.splitlines()[2:] == [
+        "parts: verify machine",
+        "verify: no time left",
+        "machine: no time left",
+    ]
 
 
 def test_what_is_no_number_and_no_part_is_told(tmp_path):
@@ -79,6 +84,8 @@ def test_each_assumption_has_a_state_of_the_page_and_a_check_that_exists():
             file, name = place.split()
             code = (ROOT / "pytest_gpumem" / file).read_text(encoding="utf-8")
             assert re.search(rf"\b{name}\b", code), f"{file} has no {name}"
+    false = {row["check"] for row in rows if row["state"] == "shown false"}
+    assert set(re.findall(r"^@shown_false\ndef test_(\d+)", source, re.MULTILINE)) == false
 
 
 def test_a_step_s_process_finds_the_packages_of_pythonpath_and_says_why_it_failed(

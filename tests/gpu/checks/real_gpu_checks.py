@@ -62,6 +62,7 @@ PATHS = os.pathsep.join(
 real_only = pytest.mark.skipif(
     bool(FAKE), reason="needs a real GPU: kernels, times or addresses matter"
 )
+shown_false = pytest.mark.xfail(reason="docs/explanation/trust.md says so, and what to do")
 
 
 # -- jobs --
@@ -1565,6 +1566,7 @@ def peaks_of(name, count):
     }
 
 
+@shown_false
 def test_44_benchmark_mode_in_any_order(emit):
     """cuDNN's timed plans stay in the process: keep_no_timed_plans is the virtual GPU's alone."""
     found = peaks_of("test_benchmark", 3)
@@ -1572,6 +1574,7 @@ def test_44_benchmark_mode_in_any_order(emit):
     assert len(set(map(tuple, found["peaks"]))) == 1
 
 
+@shown_false
 def test_45_dropout_of_an_lstm_in_any_order(emit):
     """PyTorch keeps cuDNN's dropout state for the process: the first test alone has it in its peak."""
     found = peaks_of("test_lstm_dropout", 2)
