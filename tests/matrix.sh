@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests and all examples with each Python and torch that are promised, and once more beside a stub of NVIDIA's
-# driver (tests/helpers/driver_stub.py) the tests of devices, of README, of gpumem verify and of --gpumem-against.
+# driver (tests/helpers/driver_stub.py) README's test, gpumem run, gpumem verify and --gpumem-against, and all of devices.
 # Records a row of each in benchmarks/results/matrix.txt. What is not run again stays there, with its own date and commit.
 #
 #   bash tests/matrix.sh                       all rows, one after another
@@ -8,7 +8,7 @@
 #   PYTHON=python3.11                          the Python of the rows torch-...
 #   VENVS=DIR                                  where the environments are made and kept (~/.cache/pytest-gpumem), each
 #                                              of about 6 GB; KEEP=0 removes each one after its row
-#   PARTS="examples beside-a-driver"           these parts of a row alone; the third is tests
+#   PARTS="examples beside-a-driver"           these parts of a row alone; others are tests and devices-beside-a-driver
 #   TESTS="tests/meter tests/cli"              other tests than all: the table is printed, and not recorded
 #
 # Rows: a Python, to its minor or patch version, with the versions of .ci/constraints.txt (its newest torch); torch-VERSION,
@@ -25,9 +25,10 @@ venvs=${VENVS:-}
 result=benchmarks/results/matrix.txt
 rows=(3.10 3.11.2 3.11.7 3.12 3.13 3.14 torch-2.6.0 torch-2.7.1 torch-2.8.0 torch-2.9.1 torch-2.11.0 torch-2.13.0 lowest)
 extras=nvml,html,examples,docs,test,dev
-read -ra parts <<<"${PARTS:-examples tests beside-a-driver}"
+all_parts=(examples tests beside-a-driver devices-beside-a-driver)
+read -ra parts <<<"${PARTS:-${all_parts[*]}}"
 read -ra tests <<<"${TESTS:-}"
-beside=(tests/devices tests/docs/test_readme.py tests/cli/test_verify.py tests/plugin/test_against.py)
+beside=(tests/devices/virtual/test_beside_a_driver.py tests/cli/test_verify.py tests/plugin/test_against.py)
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 cp "$result" "$made/before" 2>/dev/null || : >"$made/before"
@@ -116,7 +117,7 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
 print("Python", platform.python_version(), " torch", torch.__version__, " CUDA", torch.version.cuda)')
     mkdir -p "$made/driver"
     PYTHONPATH=tests:. "$venv/bin/python" -m helpers.driver_stub "$made/driver" || return
-    for name in examples tests beside-a-driver; do
+    for name in "${all_parts[@]}"; do
         case " ${parts[*]} " in *" $name "*) ;; *)
             lines+=$(part_before "$row" "$head" "${name//-/ }")$'\n'
             continue
@@ -125,8 +126,10 @@ print("Python", platform.python_version(), " torch", torch.__version__, " CUDA",
         local paths=(-o "testpaths=$name") found=${LD_LIBRARY_PATH:-}
         case $name in
             tests) [ "${#tests[@]}" -eq 0 ] || paths=("${tests[@]}") ;;
-            beside-a-driver) paths=("${beside[@]}") found=$made/driver${found:+:$found} ;;
+            beside-a-driver) paths=("${beside[@]}") ;;
+            devices-beside-a-driver) paths=(tests/devices) ;;
         esac
+        case $name in *beside-a-driver) found=$made/driver${found:+:$found} ;; esac
         # The page is written once the table is complete: until then they differ.
         paths+=(--deselect tests/docs/test_matrix.py::test_the_page_says_what_the_table_says)
         status=0

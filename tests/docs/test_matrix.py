@@ -31,7 +31,9 @@ def rows_of(text):
         head = re.match(r"(\S+) +Python [\d.]+ +torch (\d+\.\d+)", part)
         if head is not None:
             closings = re.findall(
-                r"^ +(examples|tests|beside a driver): (\d+ passed)?", part, re.MULTILINE
+                r"^ +(examples|tests|(?:devices )?beside a driver): (\d+ passed)?",
+                part,
+                re.MULTILINE,
             )
             complete = {"examples", "tests"} <= {name for name, _ in closings}
             rows.append(Row(head[1], head[2], complete and all(passed for _, passed in closings)))
