@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.nvml import import_nvml
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
@@ -24,30 +24,6 @@ EVERY_S: Final = 0.01
 """seconds between two readings by NVML"""
 
 
-class UseWatch(Protocol):
-    """Reads how much memory is in use on each of some devices."""
-
-    def start(self, reserved: Sequence[int]) -> None:
-        """Begin anew; ``reserved``: the bytes that PyTorch's allocator holds on each device."""
-
-    def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:
-        """Read now: a part or a step has just ended.
-
-        Args:
-            reserved: bytes that PyTorch's allocator holds on each device.
-            peaks: its peaks since the last look, or earlier.
-        """
-
-    def forget(self) -> None:
-        """Leave out the time since the last look: the measurement itself has used memory."""
-
-    def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings since ``start``; ``reserved`` as there."""
-
-    def stop(self) -> None:
-        """Read no more."""
-
-
 class OtherProcesses(NamedTuple):
     """Other processes on a device: their number, and their memory in bytes."""
 
@@ -55,8 +31,8 @@ class OtherProcesses(NamedTuple):
     nbytes: int
 
 
-class Watch:
-    """The base of all watches: memory in use at the beginning, at its highest and at the end."""
+class UseWatch:
+    """Reads the memory in use on some devices: at the beginning, at its highest, at the end."""
 
     source = ""
     every_ms = 0
@@ -80,7 +56,7 @@ class Watch:
         return OtherProcesses(0, 0)
 
     def start(self, reserved: Sequence[int]) -> None:
-        """See :meth:`UseWatch.start`."""
+        """Begin anew; ``reserved``: the bytes that PyTorch's allocator holds on each device."""
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
         self._besides = {device: used - own for (device, used), own in pairs}
@@ -91,7 +67,12 @@ class Watch:
         self._outside = dict.fromkeys(self.devices, 0)
 
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:  # noqa: ARG002 - the account's
-        """See :meth:`UseWatch.look`."""
+        """Read now: a part or a step has just ended.
+
+        Args:
+            reserved: bytes that PyTorch's allocator holds on each device.
+            peaks: its peaks since the last look, or earlier.
+        """
         self._read()
 
     def _read(self) -> None:
@@ -99,10 +80,10 @@ class Watch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """See :meth:`UseWatch.forget`."""
+        """Leave out the time since the last look: the measurement itself has used memory."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """See :meth:`UseWatch.result`."""
+        """Return each device's readings since ``start``; ``reserved`` as there."""
         self._read()
         figures = []
         for device, segments in zip(self.devices, reserved, strict=True):
@@ -123,10 +104,10 @@ class Watch:
         return tuple(figures)
 
     def stop(self) -> None:
-        """See :meth:`UseWatch.stop`."""
+        """Read no more."""
 
 
-class MemInfoWatch(Watch):
+class MemInfoWatch(UseWatch):
     """CUDA's own figure, read when something ends: a thread might meet the capture of a graph."""
 
     source = "cudaMemGetInfo, when parts and the step began and ended"
@@ -141,7 +122,7 @@ class MemInfoWatch(Watch):
         return 0
 
 
-class NvmlWatch(Watch):
+class NvmlWatch(UseWatch):
     """NVML, read every few milliseconds by a thread; at the end it names the other processes."""
 
     source = "NVML"
@@ -159,9 +140,9 @@ class NvmlWatch(Watch):
         version = getattr(self._nvml, "nvmlMemory_v2", None)  # without what the driver keeps back
         with suppress(self._nvml.NVMLError, TypeError):
             if version is not None:
-                return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device], version))
+                return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device], version).used)
         with suppress(self._nvml.NVMLError):
-            return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]))
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]).used)
         return 0  # the GPU fell off its bus, say
 
     def other_processes(self, device: int, reserved: int) -> OtherProcesses:
@@ -195,10 +176,6 @@ class NvmlWatch(Watch):
             self._thread.join()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
-
-
-def _used(info: Any) -> int:  # noqa: ANN401 - NVML's
-    return int(info.used)
 
 
 def watch_gpus(devices: range) -> UseWatch:

@@ -190,7 +190,8 @@ def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
     head = f"{device} ({versions}) and its prediction as {card}"
     failed = [f"failed: {row.error}" for row in rows if row.error]
     verdicts = [verdict(ran, figure) for figure in ("allocated", "reserved")] if ran else []
-    return printable_lines([head, "", table, "", *failed, *verdicts])
+    text = "\n".join([head, "", table, "", *failed, *verdicts])
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def percent(row: Row, figure: str) -> str:
@@ -206,11 +207,6 @@ def verdict(rows: Sequence[Row], figure: str) -> str:
     if worst.difference(figure):
         sentence += f"; worst {100 * worst.relative(figure):+.2f} % ({worst.name})"
     return sentence
-
-
-def printable_lines(lines: Sequence[str]) -> str:
-    """Return lines as a text that a terminal shows as it is."""
-    return "\n".join("\n".join(map(printable, line.splitlines())) for line in lines)
 
 
 def _tell(line: str) -> None:

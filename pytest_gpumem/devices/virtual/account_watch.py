@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.devices.memory_use import Watch
+from pytest_gpumem.devices.memory_use import UseWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 
-class AccountWatch(Watch):
+class AccountWatch(UseWatch):
     """Reads the virtual GPU's accounts: exact, and free of cost."""
 
     source = "the virtual GPU's account"

@@ -1058,9 +1058,7 @@ def test_04_the_context_is_as_the_table_says(emit):
         },
         table=[c.context for c in cards],
     )
-    assert (
-        f["after_attention"][0] < GIB
-    )  # MAX_CONTEXT of memory_use.py, which the ledger reckons with
+    assert f["after_attention"][0] < GIB  # MAX_CONTEXT of memory_use.py
     assert not cards or abs(f["context"][0] - cards[0].context) <= 0.15 * cards[0].context
 
 
