@@ -35,7 +35,15 @@ def test_the_jobs_are_parts_of_ci_run():
     assert done.returncode == 2
     parts = {*re.findall(r"\w+", done.stderr.partition("no part: ")[2])}
     assert named == parts - {"lowest"}  # each Python has a job of its own
-    assert "-- browser lowest all examples lint\n" in RUN
+    assert "-- browser lowest all dry examples lint\n" in RUN
+
+
+def test_the_dry_run_has_each_part_of_a_run_on_a_real_gpu():
+    script = (ROOT / "benchmarks/real_gpu.sh").read_text(encoding="utf-8")
+    (command,) = re.findall(r"real_gpu\.sh --dry H100 \d+ \\\n +(.*)", RUN)
+    assert sorted(command.split()) == sorted(
+        re.findall(r"^        ([a-z]+)\)", script, re.MULTILINE)
+    )
 
 
 def test_ci_run_has_the_commands_of_the_readme():
