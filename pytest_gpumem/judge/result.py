@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import HOST_FIGURES, Comparison, Kind, Verdict, beyond_tolerance
-from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
+from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.spec_fields import declared_as
@@ -80,6 +80,17 @@ class Result:
     """in a report of several sessions, the index of the session"""
     keeps_host: bool = False
     """whether its growth of host memory is compared with a baseline, and may become one"""
+
+    def explained(self, attributions: tuple[Attribution, ...]) -> Result:
+        """Return it with the origin of its peaks, and with the causes of its growth by that."""
+        row, verdict = self.leading_comparison, self.verdict
+        if not attributions or self.measurement is None:
+            return self
+        if verdict.kind is Kind.REGRESSED and row is not None:
+            causes = growth_causes(row, self.breakdowns_before, attributions)
+            verdict = replace(verdict, causes=causes)
+        measurement = replace(self.measurement, attributions=attributions)
+        return replace(self, verdict=verdict, measurement=measurement)
 
     def _beside(self, part: Result) -> Result:
         if part.measurement is None or self.measurement is None:

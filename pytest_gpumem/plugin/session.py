@@ -16,7 +16,7 @@ from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.plugin.suites.origin import session_accept_command
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
+from pytest_gpumem.testrun.explain import ExplainPolicy
 from pytest_gpumem.testrun.judging import Judging
 from pytest_gpumem.testrun.pipeline import Pipeline
 from pytest_gpumem.testrun.rerun import Runner
@@ -77,7 +77,7 @@ class MemorySession:
         """
         self.settings = settings
         self.runner = Runner(choice, root, progress, settings.values)
-        explain_policy = ExplainPolicy(
+        self._explain_policy = ExplainPolicy(
             attribution=settings.attribution,
             snapshots=settings.snapshots,
             snapshot_always=settings.snapshot_when == "always",
@@ -85,13 +85,12 @@ class MemorySession:
             updating=settings.update_baselines,
             reporting=settings.json is not None,
         )
-        self._explainer = Explainer(self.runner, explain_policy)
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
         policy = replace(settings.policy, accept=session_accept_command(settings))
         self._judging = Judging([self.store, *nearest_stores], policy)
-        self._pipeline = Pipeline(self.runner, self._explainer, self._judging)
+        self._pipeline = Pipeline(self.runner, self._explain_policy, self._judging)
 
     @property
     def choice(self) -> Choice:
@@ -114,7 +113,7 @@ class MemorySession:
         self.runner.begin(
             item,
             spec,
-            record=self._explainer.records_first_run(spec, virtual=virtual),
+            record=self._explain_policy.records_first_run(spec, virtual=virtual),
             values=spec.values or self.settings.values,
         )
 

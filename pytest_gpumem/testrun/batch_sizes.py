@@ -12,7 +12,7 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import explain
 
 if TYPE_CHECKING:
-    from pytest_gpumem.measurement import Breakdown, Measurement
+    from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
@@ -61,22 +61,17 @@ def with_slope(
         )
         notes.append(Note(NoteKind.SLOPE, sentence))
     if name_lines and not grows_evenly(scaling):
-        breakdowns = {size: _breakdown(runner, item, run, size, device) for size in sizes}
-        lines = uneven({size: parts for size, parts in breakdowns.items() if parts is not None})
+        breakdowns = {}
+        for size in sizes:
+            inputs = run.inputs._replace(batch_size=size)
+            with runner.trial(item, inputs, record=True) as trial:
+                if trial.passed:
+                    explained = explain(run, [""], runner.root, timelines=False)
+                    for attribution in explained.attributions.get("", ())[device : device + 1]:
+                        breakdowns[size] = attribution.breakdown
+        lines = uneven(breakdowns)
         off = f"{format_size(scaling.residual)} off the line through batch sizes"
         listed = ", ".join(map(str, sizes))
         sentence = f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}"
         notes.append(Note(NoteKind.SLOPE, sentence))
     return replace(measurement, slope=scaling.slope, notes=tuple(notes))
-
-
-def _breakdown(
-    runner: Runner, item: MarkedItem, run: Run, size: int, device: int
-) -> Breakdown | None:
-    inputs = run.inputs._replace(batch_size=size)
-    with runner.trial(item, inputs, record=True) as trial:
-        if not trial.passed:
-            return None
-        explanations = explain(run, [""], runner.root, timelines=False)
-        attributions = explanations.attached("", run.measurement()).attributions
-    return attributions[device].breakdown if attributions else None

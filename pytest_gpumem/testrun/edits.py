@@ -76,13 +76,14 @@ class EditFinder:
         """Return the edits that bear on a growth, the closest first; none where none is known.
 
         Args:
-            result: of the test or part.
+            result: of the test or part, explained.
             scenes: of its peaks, one a device.
             baseline: the file of its baseline.
         """
         verdict, row = result.verdict, result.leading_comparison
-        led = verdict.lead is not None and verdict.lead.kind == "edit"
-        if verdict.kind is not Kind.REGRESSED or verdict.held_to or led or row is None:
+        if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
+            return ()
+        if any(cause.old_code for cause in verdict.causes[:1]):  # the edit is known
             return ()
         if len(scenes) <= row.device or len(result.breakdowns_before) <= row.device:
             return ()

@@ -20,7 +20,7 @@ from pytest_gpumem.errors import SpecError
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.step_growth import MIN_STEPS, growth, last_half
-from pytest_gpumem.testrun.explain import ran_again
+from pytest_gpumem.testrun.rerun import ran_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

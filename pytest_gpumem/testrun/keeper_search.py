@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution.keepers import KeeperSearch
@@ -9,17 +10,14 @@ from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import ExtraBlocks
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.testrun.explain import ran_again
-from pytest_gpumem.torchrun_env import current_rank
+from pytest_gpumem.testrun.rerun import ran_again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Keeper
-    from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import Explanations
-    from pytest_gpumem.testrun.marked_item import Attempt, MarkedItem
+    from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
 
 ALIKE: Final = 3
@@ -39,22 +37,16 @@ class KeeperFinder:
         self._names: dict[object, list[frozenset[str]]] = {}
         """the names of the keepers of each test that was searched, by its first cause"""
 
-    def search(
-        self, spec: MemorySpec, results: Sequence[Result], explanations: Explanations
-    ) -> PlannedSearch | None:
+    def search(self, results: Sequence[Result], explanations: Explanations) -> PlannedSearch | None:
         """Return the search for the keepers of a peak that is too high; None without one.
 
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
         the largest source lines. After out of memory the peak is that of the run that failed.
 
         Args:
-            spec: the test's declaration.
-            results: of the test and its parts.
+            results: of the test and its parts, explained.
             explanations: of their peaks, of the run that failed.
         """
-        # These are not run again: a second run would leave more, or other ranks would be missing.
-        if current_rank() is not None or spec.steady or spec.max_leak_mib is not None:
-            return None
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
             verdict, baselines = result.verdict, result.breakdowns_before
@@ -90,26 +82,31 @@ class KeeperFinder:
             )
         return None
 
-    def add_keepers(
-        self,
-        item: MarkedItem,
-        spec: MemorySpec,
-        results: Sequence[Result],
-        explanations: Explanations,
-    ) -> bool:
-        """Run a failed test once more to find the keepers of its blocks; return if any are told."""
-        planned = self.search(spec, results, explanations)
+    def with_keepers(
+        self, item: MarkedItem, results: Sequence[Result], explanations: Explanations
+    ) -> Explanations:
+        """Run a failed test once more, to find the keepers of its blocks; return these, too."""
+        planned = self.search(results, explanations)
         if planned is None:
-            return False
-        if not planned.search.has_moments:
+            return explanations
+        part, device, search, names = planned
+        attributions = list(explanations.attributions[part])
+        told = attributions[device]
+        if search.has_moments:
+            with self._runner.again(item, record=True, at_moment=search.at_moment) as attempt:
+                keepers = search.keepers() if attempt.passed else ()
+            names.append(frozenset(keeper.name for keeper in keepers))
+            second_run = ran_again("what keeps its blocks")
+            attributions[device] = replace(told, keepers=keepers)
+        else:
+            second_run = None
             note = Note(NoteKind.BREAKDOWN, NO_MOMENT)
-            explanations.add_keepers(planned.part, planned.device, (), note)
-            return True
-        with self._runner.again(item, record=True, at_moment=planned.search.at_moment) as attempt:
-            keepers = planned.keepers(attempt)
-        explanations.add_keepers(planned.part, planned.device, keepers)
-        explanations.note = ran_again("what keeps its blocks")
-        return True
+            attributions[device] = replace(told, notes=(*told.notes, note))
+        return replace(
+            explanations,
+            attributions={**explanations.attributions, part: tuple(attributions)},
+            second_run=second_run,
+        )
 
 
 class PlannedSearch(NamedTuple):
@@ -121,9 +118,3 @@ class PlannedSearch(NamedTuple):
     search: KeeperSearch
     names: list[frozenset[str]]
     """the names that earlier searches with this first cause had"""
-
-    def keepers(self, attempt: Attempt) -> tuple[Keeper, ...]:
-        """Return the keepers that were seen in a run which has ended; none if it failed."""
-        keepers = self.search.keepers() if attempt.passed else ()
-        self.names.append(frozenset(keeper.name for keeper in keepers))
-        return keepers

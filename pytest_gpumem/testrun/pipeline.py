@@ -1,19 +1,22 @@
-"""The way of a marked test that has ended: measured, explained, judged, stage by stage.
+"""The way of a marked test that has ended: measured, judged, explained, and judged by all of it.
 
-Each stage adds to a :class:`EndedTest` what it finds out. :attr:`Pipeline.PASSED` and
-:attr:`Pipeline.OUT_OF_MEMORY` have the stages in their order; the docstring of a stage says when it
-runs the test's body again (docs/explanation/second-runs.md).
+Each method's docstring says when it runs the test's body again (docs/explanation/second-runs.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
+from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import with_others
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
@@ -21,30 +24,27 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun import batch_sizes, growth_search, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
-from pytest_gpumem.testrun.explain import Explanations, ran_again
+from pytest_gpumem.testrun.explain import Explanations, Recorded, too_much
 from pytest_gpumem.testrun.keeper_search import KeeperFinder
 from pytest_gpumem.testrun.pinned_lines import PinWatch
-from pytest_gpumem.testrun.rerun import shown_error
+from pytest_gpumem.testrun.rerun import may_run_again, ran_again, shown_error
 from pytest_gpumem.testrun.size_range import is_replayed, with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Edit
-    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.explain import Explainer
+    from pytest_gpumem.testrun.explain import ExplainPolicy
     from pytest_gpumem.testrun.judging import Judging
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
-
-Measured = tuple["MemorySpec", "Measurement"]
-"""a declaration, and what was measured under it"""
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
 TIMED_BEFORE: Final = Note(
@@ -52,56 +52,34 @@ TIMED_BEFORE: Final = Note(
 )
 
 
-class WorthlessError(GpuMemError):
-    """A measurement that means nothing."""
-
-    def __init__(self, trouble: str) -> None:
-        super().__init__("this measurement", trouble, UNSUPPORTED_REMEDY)
+Measured = tuple["MemorySpec", "Measurement"]
+"""a declaration, and what was measured under it"""
 
 
-@dataclass
-class EndedTest:
-    """A marked test that has ended, and the findings on it so far."""
+class EndedTest(NamedTuple):
+    """A marked test that has ended, as it is judged."""
 
     item: MarkedItem
     run: Run
-    error: BaseException | None = None
-    """the error that it ended with"""
-    shortage: BaseException | None = None
-    """PyTorch's error of running out of memory, behind the test's own"""
-    debugging: bool = False
-    """whether a debugger is to see the error's frames: the test is not run again"""
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, Measured]
     """of the parts that are judged, by name; "" is the whole test"""
-    searches: dict[str, Measured] = field(default_factory=dict)
-    """of searches with a baseline, by name"""
-    relations: dict[str, Sequence[Bound]] = field(default_factory=dict)
+    relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
     """limits that other parts tell, by part: of the first run, as the peaks"""
-    is_unused: bool = False
-    """whether it took no memory of its device"""
-    explanations: Explanations = field(default_factory=Explanations)
-    edits: dict[str, tuple[Edit, ...]] = field(default_factory=dict)
-    """the lines that changed since the baseline's commit, by part"""
-    results: list[Result] = field(default_factory=list)
-
-    def update_whole(self, measurement: Measurement) -> None:
-        """Put another measurement of the whole test in the place of the one before."""
-        self.measured[""] = self.run.spec, measurement
 
 
 class Pipeline:
     """Brings marked tests that have ended to their results."""
 
-    def __init__(self, runner: Runner, explainer: Explainer, judging: Judging) -> None:
+    def __init__(self, runner: Runner, policy: ExplainPolicy, judging: Judging) -> None:
         """Bring tests to their results.
 
         Args:
             runner: runs the tests.
-            explainer: tells where their peaks come from.
+            policy: says which peaks are explained.
             judging: judges their measurements.
         """
         self._runner = runner
-        self._explainer = explainer
+        self._policy = policy
         self._judging = judging
         self._keepers = KeeperFinder(runner)
         self._edits = EditFinder(runner.root)
@@ -127,14 +105,15 @@ class Pipeline:
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
         shortage = None if error is None else find_out_of_memory(error)
-        if error is None and not item.declared and is_unused(run):
+        if shortage is None and (error is not None or (not item.declared and is_unused(run))):
             return []
-        if error is not None and shortage is None:
-            return []
-        case = EndedTest(item, self._runner.ended(), error, shortage, debugging)
-        for stage in self.PASSED if error is None else self.OUT_OF_MEMORY:
-            stage(self, case)
-        return case.results
+        run = self._runner.ended()
+        trouble = run.device.trouble()
+        if trouble is not None:  # memory may have been refused for the same reason
+            raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
+        if error is None or shortage is None:
+            return self._passed(item, run)
+        return self._out_of_memory(item, run, error, shortage, debugging=debugging)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
         """Judge the memory that a test left behind, once it has passed and is torn down.
@@ -150,238 +129,230 @@ class Pipeline:
         if run is None or whole is None or any(result.verdict.failed for result in results):
             return []
         leaked = leaks.judged(
-            self._runner, item, run, whole, recording, record=self._explainer.enabled
+            self._runner, item, run, whole, recording, record=self._policy.enabled
         )
         if leaked is None:
             return []
         return [leaked if result is whole else result for result in results]
 
-    # -- stages of every test --
+    def _explanations(self, recorded: Recorded) -> Explanations:
+        """Return where the peaks of a recorded run come from, if an option allows that."""
+        if not self._policy.enabled:
+            return Explanations(recorded.recording)  # for its snapshot
+        return recorded.explanations(self._runner.root, timelines=self._policy.timelines)
 
-    def _refuse_worthless(self, case: EndedTest) -> None:
-        """Refuse figures that mean nothing; memory may have been refused for the same reason.
-
-        Raises:
-            WorthlessError: an event of the device made them worthless.
-        """
-        trouble = case.run.device.trouble()
-        if trouble is not None:
-            raise WorthlessError(trouble) from case.error
-
-    def _consult_hook(self, case: EndedTest) -> None:
-        """Let a hook put other measurements in the place of these."""
-        for part, (spec, measurement) in case.measured.items():
-            case.measured[part] = spec, case.item.measured(part, measurement)
-
-    def _judge(self, case: EndedTest) -> None:
-        """Judge by all that is known: again each time more is, as a verdict tells the causes."""
-        case.results = [
+    def _judged(
+        self,
+        test: EndedTest,
+        explanations: Explanations,
+        edits: Mapping[str, tuple[Edit, ...]] = MappingProxyType({}),
+    ) -> list[Result]:
+        """Return the results of a test and its parts, by all that is known."""
+        return [
             self._judging.result(
-                case.item,
-                case.run,
+                test.item,
+                test.run,
                 part,
                 spec,
-                case.explanations.attached(part, measurement),
-                relations=case.relations.get(part, ()),
-                edits=case.edits.get(part, ()),
+                explanations.attached(part, measurement),
+                relations=test.relations.get(part, ()),
+                edits=edits.get(part, ()),
             )
-            for part, (spec, measurement) in case.measured.items()
+            for part, (spec, measurement) in test.measured.items()
         ]
 
-    def _follow_up(self, case: EndedTest) -> None:
-        """Write the snapshot, add hints at fragmented memory.
+    # -- a test that passed --
 
-        On the virtual GPU a test that failed with fragmented memory runs again with expandable
-        segments.
+    def _passed(self, item: MarkedItem, run: Run) -> list[Result]:
+        """Return the results of a test that passed.
+
+        A test whose memory grows from step to step runs again, and one with several batch sizes
+        runs with each.
         """
-        case.results = self._explainer.follow_up(
-            case.item,
-            case.run,
-            case.results,
-            case.explanations.recording,
-            uncapped=case.error is not None,
-        )
-
-    # -- stages of a test that passed --
-
-    def _note_outside(self, case: EndedTest) -> None:
-        """Tell where the baseline of a test outside of pytest's root folder is."""
-        module = module_of(case.item.nodeid)
-        if module.startswith("../") and case.run.spec.baseline:
-            path = self._judging.store.path(case.run.info.key, module)
+        spec, policy, runner = run.spec, self._policy, self._runner
+        module = module_of(item.nodeid)
+        if module.startswith("../") and spec.baseline:
+            path = self._judging.store.path(run.info.key, module)
             sentence = f"the test is outside pytest's root folder: its baseline is {path}"
-            case.run.notes.append(Note(NoteKind.BASELINE, sentence))
-
-    def _measure(self, case: EndedTest) -> None:
-        run = case.run
-        parts = run.part_measurements()
-        case.relations = {part: run.bounds(part) for part in parts}
-        case.searches = run.search_measurements()
-        case.is_unused = is_unused(run)
-        if case.is_unused:
-            check_unused(run, self._runner.root / module_of(case.item.nodeid))
-        case.measured = {"": (run.spec, run.measurement()), **parts}
-
-    def _explain(self, case: EndedTest) -> None:
-        """Tell where the peaks come from, if that is told of every test, or the test runs on."""
-        run, spec = case.run, case.run.spec
+            run.notes.append(Note(NoteKind.BASELINE, sentence))
+        parts, searches = run.part_measurements(), run.search_measurements()
+        relations = {part: run.bounds(part) for part in parts}
+        unused = is_unused(run)
+        if unused:
+            check_unused(run, runner.root / module)
+        whole = run.measurement()
         growth_search.require_steps(run)
-        explains = self._explainer.explains(spec)
+        recorded, explanations = None, Explanations()
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
-        if explains or (runs_on and run.meter.records):
-            case.explanations = self._explainer.explain(run, case.measured, later=not explains)
-        if spec.max_leak_mib is not None:
-            self._leak_recording = case.explanations.recording
+        if policy.explains(spec) or (runs_on and run.meter.records):
+            recorded = Recorded(run, ["", *parts])
+            explanations = Explanations(recorded.recording)
+            if policy.explains(spec):
+                explanations = self._explanations(recorded)
+        recording = explanations.recording
+        self._leak_recording = recording if spec.max_leak_mib is not None else None
+        of_growth = recording if policy.enabled else None
+        whole = growth_search.with_growth(runner, item, run, whole, of_growth)
+        if spec.batch_sizes is not None:
+            whole = batch_sizes.with_slope(runner, item, run, whole, name_lines=policy.enabled)
+        measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
+        test = EndedTest(item, run, by_hook(item, measured), relations)
+        results = self._judged(test, explanations)
+        if TIMED in whole.notes and any(it.verdict.kind is Kind.REGRESSED for it in results):
+            test = self._with_timed_plans(test)
+            results = self._judged(test, explanations)
+        results, explanations = self._explained(test, results, recorded, explanations)
+        results = with_others(results)
+        of_searches = EndedTest(item, run, by_hook(item, searches))
+        results += self._judged(of_searches, Explanations())
+        if unused:  # the next run, on the device, would be held to nothing
+            results = [unrecorded(result) for result in results]
+        return self._followed_up(item, run, results, explanations.recording, uncapped=False)
 
-    def _find_growth(self, case: EndedTest) -> None:
-        """Tell what grows from step to step: a test whose memory grows runs again."""
-        explanations, whole = case.explanations, case.measured[""][1]
-        recording = explanations.recording if self._explainer.enabled else None
-        case.update_whole(
-            growth_search.with_growth(self._runner, case.item, case.run, whole, recording)
-        )
-
-    def _run_batch_sizes(self, case: EndedTest) -> None:
-        """Run the test with its other batch sizes, where it declares several."""
-        if case.run.spec.batch_sizes is None:
-            return
-        whole = batch_sizes.with_slope(
-            self._runner,
-            case.item,
-            case.run,
-            case.measured[""][1],
-            name_lines=self._explainer.enabled,
-        )
-        case.update_whole(whole)
-
-    def _find_ranges(self, case: EndedTest) -> None:
-        case.measured = with_ranges(case.run, case.measured, case.explanations.recording)
-
-    def _time_no_plans(self, case: EndedTest) -> None:
-        """Measure a growth that may be of plans which cuDNN timed: the test runs again, with them.
+    def _with_timed_plans(self, test: EndedTest) -> EndedTest:
+        """Run a test again whose growth may be of plans that cuDNN timed; return it with the peaks.
 
         A second run times none, in whichever order tests run.
         """
-        whole, regressed = case.measured[""][1], Kind.REGRESSED
-        if TIMED not in whole.notes or all(r.verdict.kind is not regressed for r in case.results):
-            return
-        with self._runner.again(case.item, record=False) as attempt:
+        with self._runner.again(test.item, record=False) as attempt:
             if not attempt.passed or attempt.left:
-                return
-            for part, (spec, measurement) in case.measured.items():
-                peaks = case.run.peaks_of(part) or measurement.peaks
-                case.measured[part] = spec, replace(measurement, peaks=peaks)
-        case.update_whole(replace(case.measured[""][1], notes=(*whole.notes, TIMED_BEFORE)))
-        self._judge(case)
+                return test
+            measured = {
+                part: (spec, replace(kept, peaks=test.run.peaks_of(part) or kept.peaks))
+                for part, (spec, kept) in test.measured.items()
+            }
+        spec, whole = measured[""]
+        measured[""] = spec, replace(whole, notes=(*whole.notes, TIMED_BEFORE))
+        return test._replace(measured=measured)
 
-    def _explain_failure(self, case: EndedTest) -> None:
-        """Tell where the peaks of a failed test come from; one that is not recorded runs again."""
-        explanations, explainer = case.explanations, self._explainer
-        if explanations.recording is not None and explanations.pending is None:
-            return
-        recorded = explanations.pending is not None or case.run.meter.records
-        if not (
-            explainer.explains_failure(case.results)
-            or explainer.explains_change(case.results, recorded=recorded)
-        ):
-            return
-        if explanations.pending is not None:
-            explanations.complete()
-        else:
-            case.explanations = explainer.explain_failure(case.item, case.run, case.measured)
-        self._judge(case)
+    def _explained(
+        self,
+        test: EndedTest,
+        results: list[Result],
+        recorded: Recorded | None,
+        explanations: Explanations,
+    ) -> tuple[list[Result], Explanations]:
+        """Explain the results of a test that its verdict fails, and judge it by what is found.
 
-    def _find_keepers(self, case: EndedTest) -> None:
-        """Tell what keeps the blocks of a peak that is too high: a failed test runs again.
+        The test runs again at most once: for where its peak comes from, if it was not recorded;
+        else for what keeps the blocks of its peak, or for the lines that pin host memory.
 
-        Unless it has run again for where its peak comes from.
+        Args:
+            test: the test.
+            results: of the test and its parts.
+            recorded: its run, if its recording has ended.
+            explanations: of its peaks, if these are explained whatever the verdict is.
         """
-        if not case.explanations.of_second_run and self._keepers.add_keepers(
-            case.item, case.run.spec, case.results, case.explanations
-        ):
-            self._judge(case)
+        item, run, measured = test.item, test.run, test.measured
+        found, is_recorded = explanations, recorded is not None or run.meter.records
+        if not found.told and self._policy.explains_now(results, recorded=is_recorded):
+            if is_recorded:
+                found = self._explanations(recorded or Recorded(run, measured))
+            else:
+                with self._runner.again(item, record=True) as attempt:
+                    if attempt.passed:
+                        note = ran_again("where its peak comes from")
+                        told = self._explanations(Recorded(run, measured))
+                        found = replace(told, second_run=note)
+                    else:
+                        found = Explanations(run.meter.recording())
+        explained = [found.of(result) for result in results]
+        if found.second_run is None and may_run_again(run.spec):
+            found = self._keepers.with_keepers(item, explained, found)
+            explained = [found.of(result) for result in results]
+        pinned = [result.part for result in results if result.is_pinned_too_much]
+        if pinned and found.second_run is None and may_run_again(run.spec):
+            watch = PinWatch()
+            with watch.watching(), self._runner.again(item, record=False) as attempt:
+                lines = watch.lines(self._runner.root) if attempt.passed else ()
+            notes = [ran_again("which lines pin memory")] * attempt.ran
+            measured = {
+                part: (
+                    spec,
+                    replace(kept, pinned_lines=lines, notes=(*kept.notes, *notes))
+                    if part in pinned
+                    else kept,
+                )
+                for part, (spec, kept) in measured.items()
+            }
+        edits = {
+            result.part: edits
+            for result in explained
+            if (
+                edits := self._edits.edits(
+                    result,
+                    found.scenes.get(result.part, ()),
+                    self._judging.baseline_file(result),
+                )
+            )
+        }
+        if found is not explanations or pinned or edits:
+            results = self._judged(test._replace(measured=measured), found, edits)
+        return results, found
 
-    def _find_pinned_lines(self, case: EndedTest) -> None:
-        """Tell which lines pin the host memory that is too much: the failed test runs again.
+    # -- a test that ran out of memory --
 
-        Unless it has run again for another reason, or a second run would leave more.
+    def _out_of_memory(
+        self,
+        item: MarkedItem,
+        run: Run,
+        error: BaseException,
+        shortage: BaseException,
+        *,
+        debugging: bool,
+    ) -> list[Result]:
+        """Return the result of a test that ran out of memory, or of its part that did.
+
+        The test runs again without limits, unless a debugger is to see it.
         """
-        spec = case.run.spec
-        parts = [result.part for result in case.results if result.is_pinned_too_much]
-        has_run_again = case.explanations.of_second_run
-        if not parts or has_run_again or spec.steady or spec.max_leak_mib is not None:
-            return
-        watch = PinWatch()
-        with watch.watching(), self._runner.again(case.item, record=False) as attempt:
-            lines = watch.lines(self._runner.root) if attempt.passed else ()
-        for part in parts:
-            part_spec, measurement = case.measured[part]
-            note = ran_again("which lines pin memory")
-            measurement = replace(
-                measurement, pinned_lines=lines, notes=(*measurement.notes, *[note] * attempt.ran)
-            )
-            case.measured[part] = part_spec, measurement
-        self._judge(case)
-
-    def _find_edits(self, case: EndedTest) -> None:
-        """Tell which edits since the baseline's commit bear on a growth."""
-        for result in case.results:
-            scenes = case.explanations.scenes.get(result.part, ())
-            edits = self._edits.edits(result, scenes, self._judging.baseline_file(result))
-            if edits:
-                case.edits[result.part] = edits
-        if case.edits:
-            self._judge(case)
-
-    def _join(self, case: EndedTest) -> None:
-        """Put parts beside those whose limits they tell; add the results of searches."""
-        case.results = with_others(case.results)
-        case.results += [
-            self._judging.result(
-                case.item, case.run, name, spec, case.item.measured(name, measurement)
-            )
-            for name, (spec, measurement) in case.searches.items()
-        ]
-        if case.is_unused:  # the next run, on the device, would be held to nothing
-            case.results = [unrecorded(result) for result in case.results]
-
-    # -- stages of a test that ran out of memory --
-
-    def _measure_shortage(self, case: EndedTest) -> None:
-        run, shortage = case.run, case.shortage
-        assert shortage is not None  # noqa: S101 - for the type checker
         record = run.out_of_memory(shortage)
-        if case.error is not None and case.error is not shortage:
-            sentence = f"the test turned the out-of-memory error into {shown_error(case.error)}"
+        if error is not shortage:
+            sentence = f"the test turned the out-of-memory error into {shown_error(error)}"
             run.notes.append(Note(NoteKind.RUN, sentence))
         part, spec, measurement = run.short_measurement(shortage, record)
-        case.measured = {part: (spec, measurement)}
+        explanations = Explanations()
         if run.meter.records:
-            case.explanations = self._explainer.explain(run, [part])
+            explanations = self._explanations(Recorded(run, [part]))
+        if not debugging:
+            measurement, explanations = self._run_without_limits(
+                item, run, part, measurement, error, explanations
+            )
+        test = EndedTest(item, run, by_hook(item, {part: (spec, measurement)}))
+        results = self._judged(test, explanations)
+        return self._followed_up(item, run, results, explanations.recording, uncapped=True)
 
-    def _run_without_limits(self, case: EndedTest) -> None:
-        """Run the test again without limits: for how much it needs, and where that comes from.
+    def _run_without_limits(  # noqa: PLR0913, PLR0917 - a test, and all that is known of its failure
+        self,
+        item: MarkedItem,
+        run: Run,
+        part: str,
+        measurement: Measurement,
+        error: BaseException,
+        explanations: Explanations,
+    ) -> tuple[Measurement, Explanations]:
+        """Run a test again without limits: for how much it needs, and where that comes from.
 
         Smaller batch sizes and variants that are tried for the advice run it further.
+
+        Returns:
+            the measurement with what was found, and its explanations.
         """
-        error = case.error
-        if case.debugging or error is None:
-            return
-        run, failed = case.run, case.explanations
-        ((part, (spec, measurement)),) = case.measured.items()
-        recording, needed = failed.recording, None
-        with self._runner.again(
-            case.item, error, record=self._explainer.records_out_of_memory(), uncapped=True
-        ) as attempt:
+        policy, recording, needed = self._policy, explanations.recording, None
+        records = policy.enabled or policy.snapshots is not None
+        with self._runner.again(item, error, record=records, uncapped=True) as attempt:
             peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
-            explanations = self._explainer.explain(run, [part]) if peaks else failed
-            recording = explanations.recording or run.meter.recording()
+            if peaks:
+                explanations = self._explanations(Recorded(run, [part]))
+                recording = explanations.recording
+            else:
+                recording = recording or run.meter.recording()
         if attempt.ran:
-            explanations.note = ran_again("what it needs")
-        record = measurement.out_of_memory
-        if peaks and record is not None:
+            explanations = replace(explanations, second_run=ran_again("what it needs"))
+        if peaks and measurement.out_of_memory is not None:
             needed = max(peaks, key=lambda peak: peak.reserved)
-            record = replace(record, needed=needed, device_index=peaks.index(needed))
+            record = replace(
+                measurement.out_of_memory, needed=needed, device_index=peaks.index(needed)
+            )
             measurement = replace(measurement, out_of_memory=record)
         elif attempt.left:
             sentence = (
@@ -390,39 +361,89 @@ class Pipeline:
             )
             notes = (*measurement.notes, Note(NoteKind.RUN, sentence))
             measurement = replace(measurement, notes=notes)
-        if not part and self._explainer.enabled and attempt.ran:
+        if not part and policy.enabled and attempt.ran:
             batch_norm = recording is not None and recording.batch_norm
-            hints = advice(self._runner, case.item, needed, error, batch_norm=batch_norm)
+            hints = advice(self._runner, item, needed, error, batch_norm=batch_norm)
             measurement = replace(measurement, hints=(*hints, *measurement.hints))
-        explanations.recording = recording  # for the snapshot
-        case.explanations = explanations
-        case.measured[part] = spec, measurement
+        return measurement, replace(explanations, recording=recording)
 
-    PASSED: ClassVar[tuple[Callable[[Pipeline, EndedTest], None], ...]] = (
-        _refuse_worthless,
-        _note_outside,
-        _measure,
-        _explain,
-        _find_growth,
-        _run_batch_sizes,
-        _find_ranges,
-        _consult_hook,
-        _judge,
-        _time_no_plans,
-        _explain_failure,
-        _find_keepers,
-        _find_pinned_lines,
-        _find_edits,
-        _join,
-        _follow_up,
-    )
-    """the stages of a test that passed, in their order"""
-    OUT_OF_MEMORY: ClassVar[tuple[Callable[[Pipeline, EndedTest], None], ...]] = (
-        _refuse_worthless,
-        _measure_shortage,
-        _run_without_limits,
-        _consult_hook,
-        _judge,
-        _follow_up,
-    )
-    """the stages of a test that ran out of memory, in their order"""
+    # -- every test --
+
+    def _followed_up(
+        self,
+        item: MarkedItem,
+        run: Run,
+        results: list[Result],
+        recording: Recording | None,
+        *,
+        uncapped: bool,
+    ) -> list[Result]:
+        """Write a test's snapshot; add hints at fragmented memory.
+
+        On the virtual GPU a test that failed with fragmented memory runs again with expandable
+        segments.
+
+        Args:
+            item: the test.
+            run: its run.
+            results: of the test and its parts.
+            recording: for the snapshot.
+            uncapped: whether its figures are those of a run without limits.
+        """
+        policy, is_too_much = self._policy, too_much(results)
+        if policy.snapshots and recording is not None and (policy.snapshot_always or is_too_much):
+            try:
+                path = write_snapshot(recording, policy.snapshots, item.nodeid)
+                with suppress(ValueError):
+                    path = path.relative_to(self._runner.root)
+                results = [replace(result, snapshot=str(path)) for result in results]
+            except GpuMemError as error:
+                results = [replace(result, snapshot_error=str(error)) for result in results]
+        peaks = {
+            result.part: peak
+            for result in results
+            if (peak := _needed_peak(result)) and is_fragmented(peak)
+        }
+        if not peaks or not (policy.attribution == "on" or (policy.enabled and is_too_much)):
+            return results
+        expandable: dict[str, Peak | None] = {}
+        if not run.device.values.all_computed:  # a run on a real GPU may take long
+            with expandable_segments() as switched:
+                if switched:
+                    with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
+                        if attempt.passed and not attempt.left:
+                            expandable = {part: _fullest(run.peaks_of(part)) for part in peaks}
+        explained = []
+        for result in results:
+            measurement, peak = result.measurement, peaks.get(result.part)
+            hint = fragmentation(peak, expandable.get(result.part)) if peak else ""
+            if measurement is not None and hint:
+                note = Note(NoteKind.FRAGMENTATION, hint)
+                measurement = replace(measurement, hints=(*measurement.hints, note))
+            explained.append(replace(result, measurement=measurement))
+        return explained
+
+
+def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Return measurements, or those that a hook puts in their place."""
+    return {
+        part: (spec, item.measured(part, measurement))
+        for part, (spec, measurement) in measured.items()
+    }
+
+
+def _needed_peak(result: Result) -> Peak | None:
+    """Return the peak of the device that reserved most; after out of memory the peak it needs.
+
+    None where it is not known, or where code before a part had reserved it: a hint says so.
+    """
+    hints = result.measurement.hints if result.measurement else ()
+    if result.measurement is None or any(hint.kind is NoteKind.STILL_HELD for hint in hints):
+        return None
+    if result.measurement.out_of_memory is not None:
+        return result.measurement.out_of_memory.needed
+    return _fullest(result.measurement.peaks)
+
+
+def _fullest(peaks: Sequence[Peak]) -> Peak | None:
+    return max(peaks, key=lambda peak: peak.reserved, default=None)

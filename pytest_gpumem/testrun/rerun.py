@@ -50,6 +50,21 @@ class Trial:
     """bytes that earlier runs of the test had left behind, and which count for this one too"""
 
 
+def may_run_again(spec: MemorySpec) -> bool:
+    """Whether a test may run again for its report alone, where its first run was not recorded.
+
+    Not a rank of torchrun's, as the other ranks would be missing in its collectives, and no test
+    whose memory grows, or stays: a second run would leave more of it.
+    """
+    return current_rank() is None and not spec.steady and spec.max_leak_mib is None
+
+
+def ran_again(purpose: str) -> Note:
+    """Return the note on a second run of a test, for a purpose."""
+    sentence = f"the test failed, and ran a second time to find {purpose}"
+    return Note(NoteKind.RUN, sentence)
+
+
 class Runner:
     """Runs one marked test after the other on the session's device."""
 

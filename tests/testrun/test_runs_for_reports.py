@@ -6,7 +6,7 @@ from helpers.judged import LENIENT, NOTHING, PLAIN, measured
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Verdict
-from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
+from pytest_gpumem.testrun.explain import ExplainPolicy
 
 POLICY = ExplainPolicy(
     "auto", None, snapshot_always=False, timelines=False, updating=False, reporting=True
@@ -22,4 +22,4 @@ def test_only_a_failure_runs_again_for_the_breakdown_of_a_report(failed, recorde
     verdict = judge(measurement, PLAIN, NOTHING, LENIENT)
     verdict = Verdict(verdict.kind, failed=failed, headline=verdict.headline)
     results = [Result("test_it.py::test_it", verdict, measurement)]
-    assert Explainer(None, POLICY).explains_change(results, recorded=recorded) is explained
+    assert POLICY.explains_now(results, recorded=recorded) is explained
