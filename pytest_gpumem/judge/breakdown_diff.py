@@ -94,7 +94,13 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     compared, uncompared = [], []
     for key, site in new.items():
         if key in old or key in comparable:
-            compared.append(_site_row(site, old.get(key)))
+            before = old.get(key)  # None: the baseline had no such site
+            old_code = before.code if before and before.code != site.code else ""
+            nbytes, blocks = (before.nbytes, before.blocks) if before else (0, 0)
+            row = BreakdownRow(
+                site_name(site), site.nbytes, nbytes, site, site.blocks, blocks, old_code
+            )
+            compared.append(row)
         else:
             uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
     gone = [site for key, site in old.items() if key not in new]
@@ -136,16 +142,6 @@ def site_name(site: Site) -> str:
 def blocks_text(number: int) -> str:
     """Return "1 block", "2 blocks"."""
     return "1 block" if number == 1 else f"{number} blocks"
-
-
-def _site_row(site: Site, baseline: Site | None) -> BreakdownRow:
-    """Return the row of a site beside the baseline's; None: the baseline had no such site."""
-    if baseline is None:
-        return BreakdownRow(site_name(site), site.nbytes, 0, site, site.blocks, 0)
-    old_code = baseline.code if baseline.code != site.code else ""
-    return BreakdownRow(
-        site_name(site), site.nbytes, baseline.nbytes, site, site.blocks, baseline.blocks, old_code
-    )
 
 
 def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:

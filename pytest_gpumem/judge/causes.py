@@ -169,11 +169,22 @@ def growth_causes(
     grown = _parameters_first(grown)
     if of_one_program:
         grown = _edited_first(grown)
-    causes = [
-        _cause(line, (line.difference or 0) - moved[id(line)], keepers)
-        for line in grown[:MAX_CAUSES]
-    ]
-    reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
+    causes = []
+    for line in grown[:MAX_CAUSES]:
+        growth, site = (line.difference or 0) - moved[id(line)], line.site
+        kept_by = keepers_of(site, keepers, growth) if site else ()
+        causes.append(
+            Cause(
+                nbytes=growth,
+                category=site.category if site else line.name,
+                site=site,
+                baseline_blocks=line.baseline_blocks,
+                keepers=kept_by,
+                reasons=tuple(keeper_reason(keeper, growth) for keeper in kept_by),
+                old_code=line.old_code if _is_edited(line) else "",
+            )
+        )
+    reasons = [*_other_reasons(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
         reasons += _line_reason(causes[0], current.sites, growths)
     first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
@@ -244,25 +255,21 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
     for line in current:
         first = new.get(_line_key(line))
         new[_line_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
-    edited = _edited(old.keys() - new.keys(), new.keys() - old.keys())
+    gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    pairs = [
+        (alike(was[2], now[2]), now, was) for was in gone for now in added if was[:2] == now[:2]
+    ]
+    edited: dict[LineKey, LineKey] = {}
+    """lines that were added, each with the line that is gone and which it was before"""
+    for ratio, now, was in sorted(pairs, reverse=True):
+        if ratio >= MIN_ALIKE and now not in edited and was not in edited.values():
+            edited[now] = was
     growths = [
         _LineGrowth(line, line.nbytes - old.get(edited.get(key, key), 0))
         for key, line in new.items()
         if key in old or key in edited or line.nbytes > smallest
     ]
     return sorted(growths, key=lambda growth: (-growth.nbytes, _line_key(growth.peak)))
-
-
-def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, LineKey]:
-    """Return, for lines that were added, the line that is gone and which they were before."""
-    pairs = [
-        (alike(old[2], new[2]), new, old) for old in gone for new in added if old[:2] == new[:2]
-    ]
-    edited: dict[LineKey, LineKey] = {}
-    for ratio, new, old in sorted(pairs, reverse=True):
-        if ratio >= MIN_ALIKE and new not in edited and old not in edited.values():
-            edited[new] = old
-    return edited
 
 
 def _line_key(line: LinePeak) -> LineKey:
@@ -333,21 +340,6 @@ def _is_edited(row: BreakdownRow) -> bool:
     return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
 
 
-def _cause(row: BreakdownRow, growth: int, keepers: Sequence[Keeper]) -> Cause:
-    site = row.site
-    assert site is not None  # noqa: S101 - for the type checker: it is a row of sites
-    own = keepers_of(site, keepers, growth)
-    return Cause(
-        nbytes=growth,
-        category=site.category,
-        site=site,
-        baseline_blocks=row.baseline_blocks,
-        keepers=own,
-        reasons=tuple(keeper_reason(keeper, growth) for keeper in own),
-        old_code=row.old_code if _is_edited(row) else "",
-    )
-
-
 def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
     """Return the keepers of a source line's blocks that are worth telling.
 
@@ -368,30 +360,20 @@ def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keep
 def keeper_reason(keeper: Keeper, nbytes: int) -> str:
     """Return a keeper in words, with its bytes where these are not nearly all of a line's."""
     part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < nbytes * 9 else ""
-    return f"{part}kept by {keeper.text}{_steps_text(keeper.steps)}"
+    *first, last = map(str, keeper.steps or [""])
+    steps = f", of steps {', '.join(first)} and {last}" if first else f", of step {last}"
+    return f"{part}kept by {keeper.text}{steps if keeper.steps else ''}"
 
 
-def _steps_text(steps: Sequence[int]) -> str:
-    """Return the steps of training that blocks are of: ", of steps 1 and 2"; "" if not known."""
-    if not steps:
-        return ""
-    *first, last = map(str, steps)
-    return f", of steps {', '.join(first)} and {last}" if first else f", of step {last}"
-
-
-def _unsplit_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
-    """Yield that fragmented memory is the cause, where most of the growth is no one's request."""
+def _other_reasons(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
+    """Yield that fragmented memory is the cause, or autocast that is off now."""
     growth = sum(current.categories.values()) - sum(baseline.categories.values())
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
-    if baseline.unsplit is not None and 2 * unsplit > growth:
+    if baseline.unsplit is not None and 2 * unsplit > growth:  # most is no one's request
         yield (
             f"fragmentation: {format_size(unsplit)} more are unused in blocks that are "
             "larger than the request, because the allocator did not split them"
         )
-
-
-def _autocast_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
-    """Yield that autocast is off now, where it was on."""
     if baseline.autocast and current.autocast is False:
         yield "no module runs under torch.autocast any more"
 

@@ -470,8 +470,12 @@ def _compared(case: Case) -> Verdict:
         )
     # A change that fails by itself comes first; one that passes hides nothing.
     passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
-    if passes and case.unrecorded is not None:
-        return _unrecorded(case, case.unrecorded, unguarded)
+    if passes and case.unrecorded is not None:  # a figure of host memory
+        kind = "pinned host" if case.unrecorded.peak == "pinned" else "host"
+        finding = f"{format_size(case.unrecorded.measured)} of {kind} memory"
+        failed = case.policy.missing_baseline == "fail"
+        verdict = _verdict(case, Kind.NO_BASELINE, finding, unguarded, failed=failed)
+        return _updatable(case, verdict, "to record a baseline")
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
     finding = f"{_change(case, beyond[0])}{_sizes(case, beyond[0])}, tolerance "
@@ -518,15 +522,6 @@ def _host_uncompared(case: Case) -> Iterator[str]:
     recorded = case.entry is not None and case.entry.peak_host
     if recorded and case.policy.host_tolerance is not None and measurement.host is None:
         yield "peak host memory is not compared: this system does not report it"
-
-
-def _unrecorded(case: Case, row: Comparison, notes: Sequence[Note]) -> Verdict:
-    """Judge a test whose baseline has no figure of host memory that it takes."""
-    kind = "pinned host" if row.peak == "pinned" else "host"
-    finding = f"{format_size(row.measured)} of {kind} memory"
-    failed = case.policy.missing_baseline == "fail"
-    verdict = _verdict(case, Kind.NO_BASELINE, finding, notes, failed=failed)
-    return _updatable(case, verdict, "to record a baseline")
 
 
 def _change(case: Case, row: Comparison) -> str:

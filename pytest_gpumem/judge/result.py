@@ -277,6 +277,11 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     peaks = measurement.peaks
     if measurement.pinned_count != "counted":
         peaks = tuple(replace(peak, pinned=0) for peak in peaks)
+    host = 0
+    if result.keeps_host:  # within tolerance, that of the baseline before
+        rows = (row for row in result.verdict.comparisons if row.peak == "host")
+        within = (row.baseline for row in rows if row.baseline is not None and not row.excess)
+        host = next(within, measurement.host or 0)
     return BaselineEntry(
         peaks,
         measurement.provenance,
@@ -284,14 +289,5 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         breakdowns,
         measurement.slope,
         measurement.largest,
-        _host_of(result, measurement),
+        host,
     )
-
-
-def _host_of(result: Result, measurement: Measurement) -> int:
-    """Return the host memory for a baseline: within tolerance, that of the baseline before."""
-    if not result.keeps_host:
-        return 0
-    rows = (row for row in result.verdict.comparisons if row.peak == "host")
-    within = (row.baseline for row in rows if row.baseline is not None and not row.excess)
-    return next(within, measurement.host or 0)

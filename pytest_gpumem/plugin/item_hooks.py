@@ -194,10 +194,10 @@ class ItemHooks:
             del item.stash[CALL_RESULTS]
         if not is_marked(item):
             return
+        from pytest_gpumem.devices.cards import find_card
         from pytest_gpumem.plugin.parametrize import spread_fields
         from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
-        from pytest_gpumem.testrun.run import canonical_card
 
         # Properties of the last try, where this is a rerun.
         item.user_properties[:] = [
@@ -211,7 +211,7 @@ class ItemHooks:
             fixture.finish(request)
         try:
             marks += [((), arguments) for arguments in defaults_of(item)]
-            spec = spec_from_marks(marks, find_card=canonical_card)
+            spec = spec_from_marks(marks, find_card=lambda name: find_card(name).name)
             self.opened_session().begin(PytestItem(item), spec)
         except TooSmallError as error:  # another machine's GPU may be large enough
             automatic = self.opened_session().settings.device == "auto"

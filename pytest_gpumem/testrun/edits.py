@@ -25,14 +25,13 @@ from pytest_gpumem.source_lines import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Cause, Edit
-    from pytest_gpumem.measurement import Breakdown
+    from pytest_gpumem.judge.verdict import Edit
 
 MAX_BLOCKS: Final = 500
 """blocks whose stacks are looked at, the largest first"""
@@ -130,9 +129,16 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     """Return the places where memory grew: lines, and the stacks of their blocks."""
     assert result.measurement is not None  # noqa: S101 - for the type checker
     causes = result.verdict.causes
-    lines = _grown_lines(
-        causes, result.measurement.attributions[device].breakdown, result.breakdowns_before[device]
-    )
+    current = result.measurement.attributions[device].breakdown
+    baseline = result.breakdowns_before[device]
+    lines: Counter[Place] = Counter()
+    for cause in causes:
+        if cause.site is not None and cause.site.path:
+            lines[cause.site.path, cause.site.line] += cause.nbytes
+    # Lines of a forward may have grown for which a backward pass allocates.
+    for line in line_growths(current.lines, baseline.lines):
+        if line.nbytes > 0:
+            lines[line.peak.path, line.peak.line] += line.nbytes
     calls: Counter[Place] = Counter()
     modules: Counter[str] = Counter()
     functions: set[tuple[str, str]] = set()
@@ -156,17 +162,14 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
         functions.add((path, qualified(origin.filename, origin.line)))
     # A model keeps its parameters and buffers: that tells nothing of the edit.
     first = [cause for cause in causes[:1] if cause.category not in MADE]
-    keepers = [keeper.text for cause in first for keeper in cause.keepers]
-    rows = site_rows(
-        result.measurement.attributions[device].breakdown, result.breakdowns_before[device]
-    )
+    texts = [keeper.text for cause in first for keeper in cause.keepers]
     return _Growth(
         lines,
-        _names_in(keepers),
+        frozenset(name for text in texts for name in _NAME.findall(text)) - _COMMON,
         modules,
         calls,
         frozenset(functions),
-        with_others_alike(rows),
+        with_others_alike(site_rows(current, baseline)),
         frozenset(files),
     )
 
@@ -174,23 +177,3 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
 def _users_frames(block: Block) -> list[dict[str, Any]]:
     """Return the frames of a block that are the user's or a library's."""
     return [frame for frame in block.frames if is_users(frame["filename"])]
-
-
-def _grown_lines(
-    causes: Iterable[Cause], current: Breakdown, baseline: Breakdown
-) -> Counter[Place]:
-    """Return the lines that allocate more than in the baseline, with bytes."""
-    lines: Counter[Place] = Counter()
-    for cause in causes:
-        if cause.site is not None and cause.site.path:
-            lines[cause.site.path, cause.site.line] += cause.nbytes
-    # Lines of a forward may have grown for which a backward pass allocates.
-    for growth in line_growths(current.lines, baseline.lines):
-        if growth.nbytes > 0:
-            lines[growth.peak.path, growth.peak.line] += growth.nbytes
-    return lines
-
-
-def _names_in(texts: Iterable[str]) -> frozenset[str]:
-    """Return the names in texts on keepers."""
-    return frozenset(name for description in texts for name in _NAME.findall(description)) - _COMMON

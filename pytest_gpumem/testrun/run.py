@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
-from pytest_gpumem.devices.cards import CARDS, find_card
+from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.errors import is_own_error
@@ -46,15 +46,6 @@ BOUNDLESS: Final = 1 << 39
 
 def _no_progress(_line: str) -> None:
     """Show nothing."""
-
-
-def canonical_card(name: str) -> str:
-    """Return a card's name as the table has it.
-
-    Raises:
-        SpecError: the table has no such card.
-    """
-    return find_card(name).name
 
 
 class Inputs(NamedTuple):

@@ -35,23 +35,15 @@ TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
 """warnings of figures that may be higher: a range says how much"""
 
 
-def is_ranged(run: Run) -> bool:
-    """Return whether a run's peaks are to have a range.
-
-    None has a test that may leak, that searches for a size or has several.
-    """
-    alternatives = run.device.alternatives()
-    return _is_one_run(run) and (alternatives.smaller or alternatives.larger)
-
-
-def _is_one_run(run: Run) -> bool:
-    spec = run.spec
-    return not (spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches)
-
-
 def is_replayed(run: Run) -> bool:
-    """Return whether a run's requests are to be served once more."""
-    return is_ranged(run) or (_is_one_run(run) and run.meter.is_reserved_in_doubt)
+    """Return whether a run's requests are to be served once more, for the range of its peaks.
+
+    Not of a test that may leak, that searches for a size or has several.
+    """
+    spec, alternatives = run.spec, run.device.alternatives()
+    if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
+        return False
+    return alternatives.smaller or alternatives.larger or run.meter.is_reserved_in_doubt
 
 
 def with_ranges(
@@ -138,18 +130,6 @@ def _ranged(
     return results
 
 
-def _differing_ends(least: tuple[Peak, ...], largest: tuple[Peak, ...]) -> str:
-    """Return the ends of the largest device's figures that differ."""
-    figures = []
-    for name in ("allocated", "reserved"):
-        low, high = (
-            format_size(max(getattr(peak, name) for peak in peaks)) for peaks in (least, largest)
-        )
-        if low != high:
-            figures.append(f"{name} {low} to {high}")
-    return ", ".join(figures)
-
-
 def _of_each_device(
     runs: Iterable[tuple[Peak, ...]], choose: Callable[[Iterable[int]], int]
 ) -> tuple[Peak, ...]:
@@ -178,12 +158,19 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
 
 def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     """Return a measurement with its range, and a note of it unless its ends are the same."""
-    figures = _differing_ends(spanned.least, spanned.most)
+    figures = []
+    for name in ("allocated", "reserved"):
+        low, high = (
+            format_size(max(getattr(peak, name) for peak in peaks))
+            for peaks in (spanned.least, spanned.most)
+        )
+        if low != high:
+            figures.append(f"{name} {low} to {high}")
     notes = [note for note in measurement.notes if note.kind not in TOLD]
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if tuple(map(unpinned, measurement.peaks)) == spanned.most:
             judged = "; the test's figures are the largest"
-        sentence = f"{figures}: {spanned.reason}{judged}"
+        sentence = f"{', '.join(figures)}: {spanned.reason}{judged}"
         notes.append(Note(NoteKind.WORKSPACES, sentence))
     return replace(measurement, range=spanned, notes=tuple(notes))

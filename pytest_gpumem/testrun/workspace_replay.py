@@ -69,25 +69,16 @@ class WorkspaceReplay:
         replay = cls(run, recording, parts, alternatives)
         with run.meter.apart(), VIEW.hidden(run.meter.devices):
             replay.alone, _ = replay.peaks("usual")
-            if replay.alone != replay._measured and not replay._tells_reserved():
-                raise NoRangeError(
-                    "the range is unknown: a replay of the run's requests had other peaks"
-                )
+            # What the program did because the device was full it had not done alone.
+            in_doubt = run.meter.is_reserved_in_doubt and not run.meter.alloc_retries
+            for part, peaks in replay._measured.items():
+                for alone, measured in zip(replay.alone[part], peaks, strict=True):
+                    told = alone.allocated == measured.allocated if in_doubt else alone == measured
+                    if not told:
+                        raise NoRangeError(
+                            "the range is unknown: a replay of the run's requests had other peaks"
+                        )
             yield replay
-
-    def _tells_reserved(self) -> bool:
-        """Return whether what the replay reserves is right, and not what was measured.
-
-        What the program did because the device was full it had not done alone.
-        """
-        meter = self._run.meter
-        if not meter.is_reserved_in_doubt or meter.alloc_retries:
-            return False
-        return all(
-            alone.allocated == measured.allocated
-            for part, peaks in self._measured.items()
-            for alone, measured in zip(self.alone[part], peaks, strict=True)
-        )
 
     def __init__(
         self, run: Run, recording: Recording, parts: Sequence[str], alternatives: Alternatives
@@ -123,7 +114,12 @@ class WorkspaceReplay:
             add_alternatives(script, mine, [event for event in awaited if event.device == device])
             self._scripts.append(script)
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
-        self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
+        self._initial = [Peak(0, 0)] * run.spec.devices
+        """the memory of live fixtures of wider scope that other tests set up"""
+        for fixture in run.fixtures.used:
+            if fixture.before_run:
+                for index, held in enumerate(fixture.held[: run.spec.devices]):
+                    self._initial[index] = plus(self._initial[index], unpinned(held))
 
     def has_late_frees(self) -> bool:
         """Return whether other streams may use tensors longer than in the run."""
@@ -177,15 +173,6 @@ class WorkspaceReplay:
 def unpinned(peak: Peak) -> Peak:
     """Return a peak without pinned memory: of that nothing is requested here."""
     return Peak(peak.allocated, peak.reserved)
-
-
-def _held_before(run: Run, index: int) -> Peak:
-    """Return the memory of live fixtures of wider scope that other tests set up."""
-    held = Peak(0, 0)
-    for fixture in run.fixtures.used:
-        if fixture.before_run and len(fixture.held) > index:
-            held = plus(held, unpinned(fixture.held[index]))
-    return held
 
 
 class _Stage:
@@ -339,8 +326,11 @@ class _Stage:
         return True
 
     def _try(self, number: int, size: int, request: Request) -> bool:
-        if request.stream not in self._streams:
-            self._streams[request.stream] = self._new_stream()
+        if request.stream not in self._streams:  # those of ``torch.cuda.Stream`` may be in use
+            handle = ctypes.c_uint64(0)
+            with self._torch.cuda.device(self._device):
+                self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
+            self._streams[request.stream] = handle.value
         stream = self._streams[request.stream]
         if request.pool == SHARED:
             return self._served.take(number, size, stream)
@@ -352,13 +342,6 @@ class _Stage:
                 return self._served.take(number, size, stream)
         except RuntimeError as error:  # of torch 2.7, in expandable segments
             raise NoRangeError(NO_POOLS) from error
-
-    def _new_stream(self) -> int:
-        """Create a stream: those of ``torch.cuda.Stream`` may be the program's."""
-        handle = ctypes.c_uint64(0)
-        with self._torch.cuda.device(self._device):
-            self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
-        return handle.value
 
     def _end_waiting(self, numbers: Sequence[int]) -> None:
         """Give back what other streams used, as the allocator does once it has waited for them."""

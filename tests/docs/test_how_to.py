@@ -6,9 +6,9 @@ import pytest
 from helpers.pages import Place, blocks, files, flat, read, shows
 from helpers.warm import warm_python
 
+from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.plugin.suites.defaults import read_rules
 from pytest_gpumem.spec import spec_from_marks
-from pytest_gpumem.testrun.run import canonical_card
 
 FITS = "how-to/will-it-fit.md"
 LEAKS = "how-to/find-leaks.md"
@@ -181,7 +181,7 @@ def test_the_defaults_of_folders_are_understood():
     rules = read_rules(line.strip() for line in text.splitlines() if line.startswith("    "))
     assert [pattern for pattern, _ in rules] == ["*", "tests/kernels/*", "tests/models/*"]
     arguments = [((), values) for _, values in reversed(rules)]
-    assert spec_from_marks(arguments, find_card=canonical_card).baseline is False
+    assert spec_from_marks(arguments, find_card=lambda name: find_card(name).name).baseline is False
 
 
 def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):
