@@ -18,8 +18,6 @@ from pytest_gpumem.sizes import parse_tolerance
 if TYPE_CHECKING:
     import argparse
 
-    from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.cli.sources import Source
     from pytest_gpumem.sizes import Tolerance
 
 HELP = "print what grew, shrank, appeared and disappeared between two sets of figures"
@@ -109,7 +107,19 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if not any(side.figures.files for side in sides):
         problem = "neither input has a baseline to compare"
         raise SourceError(f"{old.name}, {new.name}", problem, "look at --baseline-dir")
-    entries = _pair(old, new)
+    entries = pair_entries(
+        old.figures.entries,
+        new.figures.entries,
+        old_oom=old.out_of_memory,
+        new_oom=new.out_of_memory,
+    )
+    # A test whose file could not be read on one side did not appear or vanish: it is left out.
+    unread = old.figures.unread | new.figures.unread
+    entries = [
+        change
+        for change in entries
+        if not unread or baseline_path(Path(), change.key.device, change.key.module) not in unread
+    ]
     remarks = tuple(remark for side in sides for remark in side.remarks)
     changes = Changes(old.name, new.name, tuple(entries), remarks, across=arguments.across)
     if arguments.format == "table":
@@ -122,24 +132,3 @@ def run(arguments: argparse.Namespace) -> Outcome:
     elif limit is not None and any(entry.grew_beyond(limit) for entry in entries):
         status = FOUND
     return Outcome(rendered, status, tuple(trouble))
-
-
-def _pair(old: Source, new: Source) -> list[EntryChange]:
-    """Return the changes of all that could be read on both sides.
-
-    A test whose file could not be read on one side did not appear or vanish: it is left out.
-    """
-    changes = pair_entries(
-        old.figures.entries,
-        new.figures.entries,
-        old_oom=old.out_of_memory,
-        new_oom=new.out_of_memory,
-    )
-    unread = old.figures.unread | new.figures.unread
-    if not unread:
-        return changes
-    return [
-        change
-        for change in changes
-        if baseline_path(Path(), change.key.device, change.key.module) not in unread
-    ]

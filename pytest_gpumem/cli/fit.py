@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from pytest_gpumem.devices.base import Device, Values
+    from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.fit.prober import Prober
     from pytest_gpumem.fit.search import Largest, Probe
     from pytest_gpumem.notes import Note
 
@@ -108,7 +106,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             )
     names = [name.strip() for names in arguments.card for name in names.split(",")]
     cards = list(dict.fromkeys(map(find_card, filter(None, names)))) or [find_card(DEFAULT_CARD)]
-    max_bytes = read_max_gib(arguments.max_gib)
+    read_max_gib(arguments.max_gib)  # refuse it before anything runs
     choice = choose(arguments.device, cards[0])  # before the module imports torch
     if choice.device is None:
         raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
@@ -123,19 +121,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
             f"{target} takes no argument",
             "leave out the option, or let the function take a size",
         )
-    question = _Question(
-        target,
-        step,
-        sized,
-        arguments.size,
-        arguments.start,
-        arguments.limit,
-        arguments.multiple,
-        max_bytes,
-        arguments.values,
-    )
     try:
-        answers = [question.answer(choice.device, card) for card in cards]
+        answers = [_answer(arguments, step, choice.device, card, sized=sized) for card in cards]
     except GpuMemError:
         raise
     except Exception as error:  # noqa: BLE001 - the step's own, recorded
@@ -152,71 +139,65 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(rendered, OK if fits else FOUND)
 
 
-@dataclass(frozen=True)
-class _Question:
-    """The question to each card."""
+def _answer(
+    arguments: argparse.Namespace,
+    step: Callable[..., object],
+    device: Device,
+    card: Card,
+    *,
+    sized: bool,
+) -> CardFit:
+    """Answer for one card.
 
-    target: str
-    """the function, as the command line names it"""
-    step: Callable[..., object]
-    sized: bool
-    """whether it takes a size"""
-    size: int | None
-    start: int
-    limit: int | None
-    multiple: int
-    max_bytes: int | None
-    """bytes that it is to fit in; None: the card's"""
-    values: Values
-    """which of its values are computed"""
+    Args:
+        arguments: of the command line.
+        step: the function.
+        device: where it runs.
+        card: that it is to fit on.
+        sized: whether the function takes a size.
 
-    def answer(self, device: Device, card: Card) -> CardFit:
-        """Answer for one card.
+    Raises:
+        DeviceError: the step did something that makes its figures worthless, or took no memory.
+        Exception: any of the step's own but out of memory.
+    """
+    from pytest_gpumem.fit.prober import Prober
+    from pytest_gpumem.meter.meter import Meter
 
-        Raises:
-            DeviceError: the step did something that makes its figures worthless, or took no memory.
-            Exception: any of the step's own but out of memory.
-        """
-        from pytest_gpumem.fit.prober import Prober
-        from pytest_gpumem.meter.meter import Meter
+    def show(line: str) -> None:
+        sys.stderr.write(f"gpumem: {card.name}: {printable(line)}\n")
+        sys.stderr.flush()
 
-        def show(line: str) -> None:
-            sys.stderr.write(f"gpumem: {card.name}: {printable(line)}\n")
-            sys.stderr.flush()
-
-        meter = Meter(device, device.open(card, 1), 1)
-        try:
-            device.values.compute(self.values)
-            meter.start(count_held=True)
-            meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
-            prober = Prober(meter, Path.cwd(), show, patience=1.0)
-            asked: Probe | None = None
-            largest: Largest | None = None
-            if not self.sized:
-                asked = prober.probe(lambda _: self.step(), 1)
-            elif self.size is None:
-                largest = self._largest(prober, self.limit)
-            else:
-                asked = prober.probe(self.step, self.size)
-                if not asked.fits and self.size > 1:
-                    largest = self._largest(prober, self.size - 1)
-            if trouble := device.trouble():
-                raise DeviceError(self.target, trouble, "run it on a real GPU (--device=cuda)")
-            probes = (*([asked] if asked else ()), *(largest.probes if largest else ()))
-            if all(probe.fits and not probe.peak.reserved for probe in probes):
-                raise DeviceError(
-                    self.target,
-                    f"this function allocated no memory on {meter.info.name}",
-                    "name a function that creates the model and its data on the GPU "
-                    '(.cuda(), device="cuda") and takes one step',
-                )
-            notes = tuple(device.notes(Path.cwd()))
-            return CardFit(card.name, meter.capacity, asked, largest, notes)
-        finally:
-            meter.stop()
-
-    def _largest(self, prober: Prober, limit: int | None) -> Largest:
-        return prober.largest(self.step, self.start, limit, multiple=self.multiple)
+    target, size = arguments.function, arguments.size
+    meter = Meter(device, device.open(card, 1), 1)
+    try:
+        device.values.compute(arguments.values)
+        meter.start(count_held=True)
+        max_bytes = read_max_gib(arguments.max_gib)
+        meter.cap(min(card.usable_memory, max_bytes or card.usable_memory))
+        prober = Prober(meter, Path.cwd(), show, patience=1.0)
+        asked: Probe | None = None
+        largest: Largest | None = None
+        if not sized:
+            asked = prober.probe(lambda _: step(), 1)
+        elif size is not None:
+            asked = prober.probe(step, size)
+        if sized and (asked is None or (not asked.fits and size > 1)):
+            limit = arguments.limit if asked is None else size - 1
+            largest = prober.largest(step, arguments.start, limit, multiple=arguments.multiple)
+        if trouble := device.trouble():
+            raise DeviceError(target, trouble, "run it on a real GPU (--device=cuda)")
+        probes = (*([asked] if asked else ()), *(largest.probes if largest else ()))
+        if all(probe.fits and not probe.peak.reserved for probe in probes):
+            raise DeviceError(
+                target,
+                f"this function allocated no memory on {meter.info.name}",
+                "name a function that creates the model and its data on the GPU "
+                '(.cuda(), device="cuda") and takes one step',
+            )
+        notes = tuple(device.notes(Path.cwd()))
+        return CardFit(card.name, meter.capacity, asked, largest, notes)
+    finally:
+        meter.stop()
 
 
 def fit_table(answers: Sequence[CardFit]) -> str:

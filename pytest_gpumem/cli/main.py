@@ -107,18 +107,15 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     return parser
 
 
-def _unknown(word: str) -> SpecError:
-    similar = get_close_matches(word, COMMANDS, n=1)
-    lists = "gpumem --help lists all commands"
-    remedy = f"did you mean {similar[0]}? {lists}" if similar else lists
-    return SpecError(shown(word), "there is no such command", remedy)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        print(f"gpumem: {_unknown(words[0])}", file=sys.stderr)
+        similar = get_close_matches(words[0], COMMANDS, n=1)
+        lists = "gpumem --help lists all commands"
+        remedy = f"did you mean {similar[0]}? {lists}" if similar else lists
+        error = SpecError(shown(words[0]), "there is no such command", remedy)
+        print(f"gpumem: {error}", file=sys.stderr)
         return USAGE_ERROR
     names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
     modules = {name: subcommand(name) for name in names}

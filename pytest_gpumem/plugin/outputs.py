@@ -49,28 +49,23 @@ class Published(NamedTuple):
     """whether it fails the session"""
 
 
-class Circumstances(NamedTuple):
-    """Facts of a session for its report, besides the results."""
-
-    header: Sequence[str]
-    """the sentences that the session began with; none where no test was marked"""
-    updates: UpdateSummary | None = None
-    """the outcome of writing baselines, in a run that does"""
-    origin: Origin | None = None
-    """where it ran, for the JSON report"""
-
-
 def publish(
-    session_results: SessionResults, settings: Settings, circumstances: Circumstances
+    session_results: SessionResults,
+    settings: Settings,
+    header: Sequence[str],
+    *,
+    updates: UpdateSummary | None,
+    origin: Origin | None,
 ) -> list[Published]:
     """Write the reports that are asked for; an error with one of them changes no other.
 
     Args:
         session_results: the results.
         settings: the session's options, with the files, whose folders are made where missing.
-        circumstances: of the session.
+        header: the sentences that the session began with; none where no test was marked.
+        updates: the outcome of writing baselines, in a run that does.
+        origin: where the session ran, for the JSON report.
     """
-    header, updates, origin = circumstances
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:

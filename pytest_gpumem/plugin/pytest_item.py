@@ -42,15 +42,11 @@ def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
     """Have a test measured as if it were marked, where it is not and its node id fits a pattern."""
     if not patterns or is_marked(item) or not isinstance(item, pytest.Function):
         return
-    if ALL in patterns or _fits(unique_nodeid(item), patterns):
+    nodeid = unique_nodeid(item)
+    names = (nodeid, nodeid.partition("::")[0])
+    if any(pattern == ALL or fnmatchcase(name, pattern) for pattern in patterns for name in names):
         item.add_marker(_marker())
         item.stash[UNMARKED] = True
-
-
-def _fits(nodeid: str, patterns: Sequence[str]) -> bool:
-    """Return whether a node id, or its file, fits a pattern."""
-    names = (nodeid, nodeid.partition("::")[0])
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 @functools.cache
@@ -233,7 +229,11 @@ class PytestItem:
             name, cached = definition.argname, definition.cached_result
             if definition not in live or not cached or name not in params:
                 continue
-            if not _is_same_param(cached[1], params[name]):
+            try:
+                same = bool(cached[1] == params[name])
+            except (ValueError, RuntimeError):  # arrays, as pytest itself has it
+                same = cached[1] is params[name]
+            if not same:
                 definition.finish(self._private._request)
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
@@ -244,11 +244,6 @@ class PytestItem:
                 definition.finish(self._private._request)
 
     # -- running --
-
-    @property
-    def has_set_up(self) -> bool:
-        """Whether it is a function's test, which can be set up and run once more."""
-        return self.item.parent is not None and hasattr(self.item, "_initrequest")
 
     def runtest(self) -> None:
         """Call the test's function."""
@@ -266,8 +261,8 @@ class PytestItem:
         self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
     ) -> Attempt:
         """Tear the test down, set it up and run it once more: see ``MarkedItem``."""
-        if not self.has_set_up:
-            return Attempt(passed=False)
+        if self.item.parent is None or not hasattr(self.item, "_initrequest"):
+            return Attempt(passed=False)  # only a function's test can be set up once more
         from pytest_gpumem.tracebacks import clear
 
         hidden_before = self._hidden_infos()
@@ -378,10 +373,3 @@ class PytestItem:
             item=self.item, part=part, measurement=measurement
         )
         return measurement if changed is None else changed
-
-
-def _is_same_param(cached: object, param: object) -> bool:
-    try:
-        return bool(cached == param)
-    except (ValueError, RuntimeError):  # arrays, as pytest itself has it
-        return cached is param

@@ -166,11 +166,11 @@ class SessionResults:
 
     def results_with_outcomes(self) -> list[Result]:
         """Return all results, each with the outcome of its test."""
-        return [replace(result, outcome=self._outcome(key)) for key, result in self._distinct()]
-
-    def _outcome(self, nodeid: str) -> Outcome:
-        complete = nodeid in self._complete
-        return self._outcomes.get(nodeid, "passed" if complete else "unfinished")
+        ends: dict[str, Outcome] = dict.fromkeys(self._complete, "passed")
+        ends |= self._outcomes
+        return [
+            replace(result, outcome=ends.get(key, "unfinished")) for key, result in self._distinct()
+        ]
 
     def changes(self) -> list[NewBaseline]:
         """Return the new baselines of the tests that ran and passed."""

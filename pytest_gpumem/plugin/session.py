@@ -47,20 +47,6 @@ OF_COMPILED = (
 )
 
 
-def _is_of_values(error: BaseException | None) -> bool:
-    """Return whether an error is of the kinds with which a test or a library refuses a value."""
-    kinds = (AssertionError, pytest.fail.Exception, ValueError, ArithmeticError, LookupError)
-    return isinstance(error, kinds) and not isinstance(error, GpuMemError)
-
-
-def _is_of_sizes(error: BaseException | None) -> bool:
-    """Return whether an error is of the kind with which PyTorch refuses sizes."""
-    excluded = (GpuMemError, NotImplementedError, RecursionError)
-    if not isinstance(error, RuntimeError) or isinstance(error, excluded):
-        return False
-    return find_out_of_memory(error) is None
-
-
 class MemorySession:
     """The marked tests of one process's session: their device, their baselines, their results."""
 
@@ -155,8 +141,16 @@ class MemorySession:
 
 def _explain_values(run: Run, error: BaseException) -> None:
     """Add to a test's own error that it may come of values that the virtual GPU did not compute."""
-    of_values, values = _is_of_values(error), run.device.values
-    if not (of_values or _is_of_sizes(error)) or not values.has_guessed(failed=of_values):
+    own, values = isinstance(error, GpuMemError), run.device.values
+    # With these a test or a library refuses a value, and with a RuntimeError PyTorch sizes.
+    kinds = (AssertionError, pytest.fail.Exception, ValueError, ArithmeticError, LookupError)
+    of_values = isinstance(error, kinds) and not own
+    of_sizes = isinstance(error, RuntimeError) and not (
+        own
+        or isinstance(error, (NotImplementedError, RecursionError))
+        or find_out_of_memory(error) is not None
+    )
+    if not (of_values or of_sizes) or not values.has_guessed(failed=of_values):
         return
     measured = run.measurement()
     compiled = any(note.kind is NoteKind.COMPILATION for note in measured.notes)

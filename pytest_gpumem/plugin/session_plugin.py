@@ -207,8 +207,13 @@ class GpuMemPlugin:
             worker=self._worker_of(report),
         )
         self._add_hidden_skip(report)
-        if not report.passed and (self.settings.html or self.settings.json) is not None:
-            self._add_own_outcome(report)
+        lists_tests = (self.settings.html or self.settings.json) is not None
+        if lists_tests and not report.passed and "marked" in data and not has_verdict(report):
+            from pytest_gpumem.plugin.own_outcomes import own_outcome
+
+            ended = own_outcome(report)
+            if ended is not None:
+                self.results.add_own(report.when or "", ended)
         if report.when == "setup":
             properties = dict(report.user_properties)
             if report.skipped and "gpumem_skipped" in properties:
@@ -222,15 +227,6 @@ class GpuMemPlugin:
             return ""
         gateway = getattr(getattr(report, "node", None), "gateway", None)
         return str(getattr(gateway, "id", ""))
-
-    def _add_own_outcome(self, report: pytest.TestReport) -> None:
-        """Gather a marked test that its own code failed or skipped: reports list all tests."""
-        if "marked" in data_of(report) and not has_verdict(report):
-            from pytest_gpumem.plugin.own_outcomes import own_outcome
-
-            outcome = own_outcome(report)
-            if outcome is not None:
-                self.results.add_own(report.when or "", outcome)
 
     def pytest_runtest_logfinish(self) -> None:
         """Show the progress of a long recording."""
@@ -280,12 +276,17 @@ class GpuMemPlugin:
             self._updates = self._items.opened_session().store.update(changes)
             failed |= bool(self._updates.errors)
         if self.settings.writes or (self.results and self.settings.on_github):
-            from pytest_gpumem.plugin.outputs import Circumstances, publish
+            from pytest_gpumem.plugin.outputs import publish
 
             header = self._device_header() if self.results else []
             if not self._listing:
-                circumstances = Circumstances(header, self._updates, self._origin(session))
-                self._published = publish(self.results, self.settings, circumstances)
+                self._published = publish(
+                    self.results,
+                    self.settings,
+                    header,
+                    updates=self._updates,
+                    origin=self._origin(session),
+                )
                 failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.baselines.stale import Collection, find_stale, stale_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Collection_
     from collections.abc import Sequence
 
-    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.plugin.settings import Settings
 
 NAME: Final = "gpumem-collecting"
@@ -51,22 +51,6 @@ _UNFINISHED: Final = (
 _OK: Final = pytest.ExitCode.OK
 
 
-class _Known(TypedDict):
-    """A session's knowledge of baselines, as :class:`~pytest_gpumem.report.model.Origin` has it."""
-
-    collected: tuple[str, ...]
-    unseen: tuple[Key, ...]
-    partial: str
-
-
-class _Answer(NamedTuple):
-    """The answer of a worker of pytest-xdist on its collection."""
-
-    stale: list[Key] | None
-    """None where it did not collect all"""
-    known: _Known
-
-
 class StaleHooks:
     """The tests that the session has collected, and the baselines without a test among them."""
 
@@ -75,7 +59,8 @@ class StaleHooks:
         self.settings = settings
         self.collection = Collection()
         self.stale: list[Key] = []
-        self._answers: list[_Answer] = []
+        self._answers: list[dict[str, Any]] = []
+        """those of pytest-xdist's workers, each as :attr:`SENT` has it"""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Note a test."""
@@ -100,13 +85,13 @@ class StaleHooks:
         output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if output is not None:
             stale = self._find()
-            known = _Known(collected=(), unseen=(), partial="no report was requested")
+            known: dict[str, Any] = {"partial": "no report was requested"}
             if self.settings.json is not None:
                 known = self._known_here()
             output[SENT] = {
                 "stale": None if self.collection.partial else [tuple(key) for key in stale],
-                "collected": list(known["collected"]),
-                "unseen": [tuple(key) for key in known["unseen"]],  # execnet sends no other tuples
+                "collected": list(known.get("collected", ())),
+                "unseen": [tuple(key) for key in known.get("unseen", ())],  # execnet sends no Keys
                 "partial": known["partial"],
             }
             return
@@ -115,9 +100,9 @@ class StaleHooks:
             self.stale = self._find()
         elif self._answers and not self.collection.partial:
             # Stale is what all workers of pytest-xdist agree on; one without an answer does not.
-            answers = [answer.stale or () for answer in self._answers]
+            answers = [answer["stale"] or () for answer in self._answers]
             agreed = set.intersection(*map(set, answers))
-            self.stale = [key for key in answers[0] if key in agreed]
+            self.stale = [Key(*key) for key in answers[0] if key in agreed]
         if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -143,29 +128,27 @@ class StaleHooks:
         except (OSError, ValueError):
             return False
 
-    def known(self) -> _Known:
+    def known(self) -> dict[str, Any]:
         """Return the baselines whose tests this session knows to be gone, also where it is a shard.
 
-        The fields of an :class:`~pytest_gpumem.report.model.Origin`.
+        They are fields of :class:`~pytest_gpumem.report.model.Origin`.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()
         partial = self.collection.broken or next(
-            (answer.known["partial"] for answer in self._answers if answer.known["partial"]), ""
+            (answer["partial"] for answer in self._answers if answer["partial"]), ""
         )
         if partial or not self._answers:
-            return _Known(
-                collected=(), unseen=(), partial=partial or "no worker reported its tests"
-            )
-        knowns = [answer.known for answer in self._answers]
-        collected = set.intersection(*(set(known["collected"]) for known in knowns))
-        unseen = set.intersection(*(set(known["unseen"]) for known in knowns))
-        return _Known(collected=tuple(sorted(collected)), unseen=tuple(sorted(unseen)), partial="")
+            return {"partial": partial or "no worker reported its tests"}
+        collected = set.intersection(*(set(answer["collected"]) for answer in self._answers))
+        unseen = set.intersection(*(set(answer["unseen"]) for answer in self._answers))
+        keys = tuple(Key(*fields) for fields in sorted(unseen))
+        return {"collected": tuple(sorted(collected)), "unseen": keys, "partial": ""}
 
-    def _known_here(self) -> _Known:
+    def _known_here(self) -> dict[str, Any]:
         partial = self.collection.broken or narrowed(self.config, SPLITTING)
         if partial:
-            return _Known(collected=(), unseen=(), partial=partial)
+            return {"partial": partial}
         from pytest_gpumem.baselines.folder import read_names
 
         root, here = Path(self.config.rootpath), Path(self.config.invocation_params.dir)
@@ -183,24 +166,14 @@ class StaleHooks:
         )
         unseen = find_stale(whole, keys, self._exists)
         modules = {key.module for key in keys} & whole.files - whole.skipped
-        return _Known(collected=tuple(sorted(modules)), unseen=tuple(unseen), partial="")
+        return {"collected": tuple(sorted(modules)), "unseen": tuple(unseen), "partial": ""}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
         """Take a worker's answer; one that crashed has none."""
-        from pytest_gpumem.baselines.key import Key
-
         output = getattr(node, "workeroutput", None) or {}
         if SENT in output:
-            answer = output[SENT]
-            stale = answer["stale"]
-            known = _Known(
-                collected=tuple(answer["collected"]),
-                unseen=tuple(Key(*fields) for fields in answer["unseen"]),
-                partial=answer["partial"],
-            )
-            own = None if stale is None else [Key(*fields) for fields in stale]
-            self._answers.append(_Answer(own, known))
+            self._answers.append(output[SENT])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the stale baselines."""

@@ -22,48 +22,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.results import SessionResults
 
 
-class RankSession:
-    """The session of one rank."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    @property
-    def reports(self) -> bool:
-        """Whether this is the rank that makes the report."""
-        return self._exchange.rank.reports
-
-    def join(self, results: SessionResults, *, shrinkage_fails: bool) -> bool:
-        """Leave the results for the first rank; the first rank itself takes those of its peers.
-
-        Returns:
-            whether they are all here.
-        """
-        if not self.reports:
-            self._exchange.give(results.to_plain())
-            return False
-        results.join(self._exchange.take(), shrinkage_fails=shrinkage_fails)
-        elsewhere = self._exchange.rank.elsewhere
-        if elsewhere:
-            results.problems.append(
-                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: this "
-                "report lacks their results, and no baselines are written"
-            )
-        return True
-
-    def end(self) -> None:
-        """Let the other ranks end, or wait until they may.
-
-        torchrun ends all ranks with the first that fails.
-        """
-        if self.reports:
-            self._exchange.done()
-        else:
-            self._exchange.wait_until_done()
-
-
-def open_rank_session() -> RankSession | None:
-    """Return this rank's session; None where torchrun started no other ranks.
+def open_rank_session() -> Exchange | None:
+    """Return this rank's exchange; None where torchrun started no other ranks.
 
     Raises:
         GpuMemError: ranks cannot leave files for each other.
@@ -80,7 +40,7 @@ def open_rank_session() -> RankSession | None:
             f"they cannot exchange results: {error}",
             "set TMPDIR to a writable folder",
         ) from error
-    return RankSession(exchange)
+    return exchange
 
 
 LIVE_RANK_S: Final = 600.0
@@ -94,7 +54,7 @@ POLL_S: Final = 0.05
 # not, and a rank that has died keeps its readers waiting for the whole time-out, as it knows no
 # process ids. Not filelock: a lock says that a rank lives, but carries no results.
 class Exchange:
-    """Files that ranks of one machine leave for each other."""
+    """The session of one rank, and the files that the ranks of one machine leave for each other."""
 
     def __init__(self, rank: TorchrunRank) -> None:
         self.rank = rank
@@ -116,6 +76,39 @@ class Exchange:
         if self.rank.reports:
             (self._folder / "done").unlink(missing_ok=True)
         self._write(self._file("began"), {"pid": os.getpid()})
+
+    @property
+    def reports(self) -> bool:
+        """Whether this is the rank that makes the report."""
+        return self.rank.reports
+
+    def join(self, results: SessionResults, *, shrinkage_fails: bool) -> bool:
+        """Leave the results for the first rank; the first rank itself takes those of its peers.
+
+        Returns:
+            whether they are all here.
+        """
+        if not self.reports:
+            self.give(results.to_plain())
+            return False
+        results.join(self.take(), shrinkage_fails=shrinkage_fails)
+        elsewhere = self.rank.elsewhere
+        if elsewhere:
+            results.problems.append(
+                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: this "
+                "report lacks their results, and no baselines are written"
+            )
+        return True
+
+    def end(self) -> None:
+        """Let the other ranks end, or wait until they may.
+
+        torchrun ends all ranks with the first that fails.
+        """
+        if self.reports:
+            self.done()
+        else:
+            self.wait_until_done()
 
     def give(self, data: dict[str, Any]) -> None:
         """Leave this rank's results, plain data."""

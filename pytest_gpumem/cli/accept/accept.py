@@ -174,7 +174,9 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         *(f"{test.nodeid} on {test.device} is not accepted: {reason}" for test, reason in refusals),
         *(f"{nodeid} has no figures: {reason}" for nodeid, reason in without.items()),
     ]
-    told = tuple(_shortened(lines))
+    told = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
+    if len(lines) > MAX_NAMES:
+        told += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
     # A test that nobody named, and that failed before it had figures, keeps its baseline.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
@@ -392,14 +394,6 @@ def _without_figures(
             yield result.nodeid, str(result.verdict.kind)
 
 
-def _shortened(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the first lines about tests, and how many more there are."""
-    for line in lines[:MAX_NAMES]:
-        yield f"gpumem: {printable(line)}"
-    if len(lines) > MAX_NAMES:
-        yield f"gpumem: and {len(lines) - MAX_NAMES} more"
-
-
 # -- what is written --
 
 
@@ -440,10 +434,18 @@ def _write(
         BaselineError: a file cannot be read or written, or an entry not; none is written.
     """
     source = names[0] if len(names) == 1 else f"{len(names)} reports"
+    remarks = [
+        f"{name} was made with uncommitted changes"
+        for name, origin in zip(merged.origin_names, merged.report.origins, strict=True)
+        if origin.modified
+    ]
+    if merged.missing:
+        kept = "the tests of these reports keep their baselines"
+        remarks.append(f"missing: {merged.missing}: {kept}")
     texts = []
     width = shutil.get_terminal_size().columns
     for group in groups:
-        changes = _changes(group, source, _report_remarks(merged))
+        changes = _changes(group, source, tuple(remarks))
         if changes is not None:
             texts.append(table(changes, width))
     if not texts:
@@ -486,16 +488,3 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
     entries = tuple(pair_entries(old, new))
     folder = os.path.relpath(group.folder)
     return Changes(printable(folder), source, entries, remarks)
-
-
-def _report_remarks(merged: Merged) -> tuple[str, ...]:
-    """Return the remarks of the reports that bear on accepting them."""
-    remarks = []
-    for name, origin in zip(merged.origin_names, merged.report.origins, strict=True):
-        if origin.modified:
-            remarks.append(f"{name} was made with uncommitted changes")
-    if merged.missing:
-        remarks.append(
-            f"missing: {merged.missing}: the tests of these reports keep their baselines"
-        )
-    return tuple(remarks)

@@ -296,7 +296,10 @@ class Bisection:
         self._try_end(versions[-1])
         followed = leading_growth(self._figures[versions[0]], self._figures[versions[-1]])
         if followed is None:
-            return self._nothing_grew()
+            first, last = versions[0], versions[-1]
+            head = f"nothing grew between {self._package} {first} and {last}"
+            self._write_answer({"found": None})
+            return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
         low, high = (self._value(version, followed) for version in (versions[0], versions[-1]))
         limit = (low + high) / 2
         for version in (versions[0], versions[-1]):
@@ -341,12 +344,6 @@ class Bisection:
     def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
         value = _size(self._value(version, followed))
         _tell_user(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
-
-    def _nothing_grew(self) -> Outcome:
-        first, last = self._versions[0], self._versions[-1]
-        head = f"nothing grew between {self._package} {first} and {last}"
-        self._write_answer({"found": None})
-        return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
 
     def _answer(self, search: Halving, followed: Followed) -> Outcome:
         good, bad = self._versions[search.last_good], self._versions[search.first_bad]

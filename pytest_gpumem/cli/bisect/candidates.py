@@ -8,17 +8,20 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
 from pytest_gpumem.baselines.git import GitError, repository_root, run_git
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 _UNREACHED: Final = re.compile(r"Retry\(total=0\b.* after connection broken by (.+)")
 """pip's warning at its last try to reach an index"""
+
+
+_PEP_440: Final = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 
 
 class Candidates(NamedTuple):
@@ -103,18 +106,8 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
             "pip finds no release of this package" + (f" ({errors[-1]})" if errors else ""),
             "correct the name, or name the releases: --versions 4.44.0,4.45.0,4.46.0",
         )
-    return _valid_versions(line.group(1).split(", "))
-
-
-def _valid_versions(texts: Iterable[str]) -> list[str]:
-    versions = []
-    for text in texts:
-        try:
-            Version(text)
-        except InvalidVersion:  # of years ago
-            continue
-        versions.append(text)
-    return versions
+    versions = line.group(1).split(", ")
+    return [version for version in versions if _PEP_440.fullmatch(version)]  # not of years ago
 
 
 def named_releases(package: str, names: str, good: str, bad: str) -> Candidates:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.metadata import version as installed_version
@@ -133,18 +134,10 @@ def completed(requirements: Sequence[str]) -> list[str]:
     """Return requirements with this package's own, and the installed torch where none is named."""
     named = {normalized(match.group()) for match in map(NAME.match, requirements) if match}
     own = [line for line in own_requirements() if normalized(_package_name(line)) not in named]
-    pinned = []
-    for line in own:
-        if _package_name(line) == "torch":
-            try:
-                release = installed_version("torch").partition("+")[0]
-            except PackageNotFoundError:
-                pinned.append(line)
-            else:
-                pinned.append(f"torch=={release}")
-        else:
-            pinned.append(line)
-    return [*requirements, *pinned]
+    with suppress(PackageNotFoundError):
+        release = installed_version("torch").partition("+")[0]
+        own = [f"torch=={release}" if _package_name(line) == "torch" else line for line in own]
+    return [*requirements, *own]
 
 
 def _package_name(requirement: str) -> str:

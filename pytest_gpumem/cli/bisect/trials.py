@@ -138,7 +138,13 @@ class Trials:
         )
         source = self.folder / f"source-{_file_name(version)}"
         try:
-            environment.make([self._requirement(version, source), *self._beside(version)])
+            package = self._question.package
+            days = [
+                f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
+                for neighbour in self._question.as_of
+            ]
+            beside = [*days, *self._question.requirements]
+            environment.make([self._requirement(version, source), *beside])
             self._run_tests(environment, version, report)
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
@@ -156,15 +162,6 @@ class Trials:
             if not self._keep:
                 environment.remove()
                 self._remove_source(source)
-
-    def _beside(self, version: str) -> list[str]:
-        """Return the requirements that are installed beside a version."""
-        package = self._question.package
-        days = [
-            f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
-            for neighbour in self._question.as_of
-        ]
-        return [*days, *self._question.requirements]
 
     def _requirement(self, version: str, source: Path) -> str:
         """Return pip's requirement: a release, or the folder of a commit that is checked out."""

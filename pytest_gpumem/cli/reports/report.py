@@ -22,7 +22,7 @@ from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pytest_gpumem.report.shards.merge import Merged
 
@@ -106,13 +106,22 @@ def run(arguments: argparse.Namespace) -> Outcome:
     with without_collections():  # hundreds of thousands of objects, and no garbage
         merged = _merged_reports(arguments)
         files = _rendered(merged, arguments)
-        printed = "" if files or arguments.github else _terminal_text(merged, arguments)
+        printed = ""
+        if not files and not arguments.github:
+            if arguments.format in FORMATS:
+                printed = FORMATS[arguments.format](merged.report.results).rstrip("\n")
+            else:
+                printed = _markdown_within(merged, limit).rstrip("\n")
         summary = _summary_lines(merged) if arguments.github else ""
         _write_files(files)
     lines = [f"gpumem: written: {path}" for path in files]
     if arguments.github:
         _add_summary(summary)
-        lines += _annotations(merged)
+        workspace = Path(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
+        origins = merged.report.origins
+        root = workspace / origins[0].root if origins else workspace
+        lines += error_lines(merged.report.results, root=root, workspace=workspace)
+        lines += cause_warnings(merged.report.results, root=root, workspace=workspace)
     trouble = [f"gpumem: missing: {merged.missing}"] if merged.missing else []
     failed = bool(merged.missing) or (bool(merged.stale) and arguments.stale == "fail")
     if merged.stale and (files or arguments.github):
@@ -138,12 +147,6 @@ def _merged_reports(arguments: argparse.Namespace) -> Merged:
 
 def _when(merged: Merged) -> str:
     return f"{merged.created.replace('T', ' ').removesuffix('Z')} UTC"
-
-
-def _terminal_text(merged: Merged, arguments: argparse.Namespace) -> str:
-    if arguments.format in FORMATS:
-        return FORMATS[arguments.format](merged.report.results).rstrip("\n")
-    return _markdown_within(merged, arguments.limit).rstrip("\n")
 
 
 def _markdown_within(merged: Merged, limit: int | None) -> str:
@@ -242,12 +245,3 @@ def _add_summary(summary: str) -> None:
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ReportError(path, problem, "look at GITHUB_STEP_SUMMARY") from error
-
-
-def _annotations(merged: Merged) -> Iterator[str]:
-    """Yield the lines by which GitHub Actions annotates failures."""
-    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
-    origins = merged.report.origins
-    root = workspace / origins[0].root if origins else workspace
-    yield from error_lines(merged.report.results, root=root, workspace=workspace)
-    yield from cause_warnings(merged.report.results, root=root, workspace=workspace)
