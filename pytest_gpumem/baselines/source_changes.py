@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.git import GitError, run_git
@@ -49,7 +50,9 @@ def changed_lines(root: Path, baseline: Path) -> list[Edit]:
     edits = list(edits_of_patch(patch.decode(errors="replace")))
     files = [name for name in names.decode(errors="replace").split("\0") if name]
     for name in files if len(files) <= MAX_NEW_FILES else ():
-        edits += _edits_of_new_file(root, name)
+        with suppress(OSError):
+            lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            edits += _edits_of_hunk(name, 1, [], lines)
     return edits
 
 
@@ -62,14 +65,6 @@ def _commit_of(root: Path, baseline: Path) -> str:
     shallow = run_git(*where, "rev-parse", "--is-shallow-repository").strip() == b"true"
     # Where a shallow clone ends, each file looks as if the last commit had made it.
     return "" if not line or (shallow and len(line) == 1) else line[0]
-
-
-def _edits_of_new_file(root: Path, name: str) -> Iterator[Edit]:
-    try:
-        lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    yield from _edits_of_hunk(name, 1, [], lines)
 
 
 def edits_of_patch(patch: str) -> Iterator[Edit]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.nodeids import module_of, without_card
@@ -63,40 +63,20 @@ def find_stale(
     if collection.partial:
         return []
     tests = collection.tests
-    kinds: dict[str, _Module] = {}  # a look at the disk for each file, not for each test
+    there: dict[str, bool] = {}  # a look at the disk for each file, not for each test
     stale = set()
     for key in keys:
-        module = key.module
-        kind = kinds.get(module)
-        if kind is None:
-            kind = kinds[module] = _kind(module, collection, exists)
-        if kind is _Module.KNOWN:
-            nodeid = key.nodeid
+        module, nodeid = key.module, key.nodeid
+        if module not in there:
+            there[module] = False
+            with suppress(OSError):  # a file's content may name what is too long for any path
+                there[module] = exists(module)
+        is_gone = not there[module]
+        if not is_gone and module in collection.files and module not in collection.skipped:
             is_gone = nodeid not in tests and without_card(nodeid, CARDS) not in tests
-        else:
-            is_gone = kind is _Module.GONE
         if is_gone:
             stale.add(key)
     return sorted(stale, key=lambda key: (key.nodeid, key.device))
-
-
-class _Module(Enum):
-    """A session's knowledge of the tests of a file."""
-
-    GONE = "the file is gone"
-    KNOWN = "all were collected"
-    UNKNOWN = "some may be missing"
-
-
-def _kind(module: str, collection: Collection, exists: Callable[[str], bool]) -> _Module:
-    try:
-        if not exists(module):
-            return _Module.GONE
-    except OSError:  # a file's content may name what is too long for any path
-        return _Module.GONE
-    if module not in collection.files or module in collection.skipped:
-        return _Module.UNKNOWN
-    return _Module.KNOWN
 
 
 def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:

@@ -26,12 +26,12 @@ from pytest_gpumem.baselines.paths import (
     replace_file,
 )
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.measurement import BaselineEntry, DeviceInfo
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pytest_gpumem.measurement import BaselineEntry, DeviceInfo
 
 __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
@@ -173,16 +173,23 @@ class BaselineStore:
             pending = []
             for _, group in sorted(by_file.items()):
                 with log.errors_of_file():
-                    revision = self._revise(group)
-                    if revision.changed:
+                    _, entries, changed = self._revise(group)
+                    if changed:
                         pending.append(group)
                     else:
-                        log.add(revision.entries)
+                        log.entries += entries
             if pending:
                 with log.errors_of_file(), self._lock():
                     for group in pending:
                         with log.errors_of_file():
-                            self._write(group, log)
+                            # Once more: another process may have written meanwhile.
+                            file, entries, changed = self._revise(group)
+                            key = group[-1].device.key, file.module
+                            self._files.pop(key, None)
+                            if changed:
+                                replace_file(self.path(*key), encode(file))
+                                log.files.append(self.path(*key))
+                            log.entries += entries
             return log.summary()
 
     @staticmethod
@@ -209,10 +216,16 @@ class BaselineStore:
                 stack.enter_context(store._lock())
             try:
                 for store, baselines in updates.items():
-                    for path, content in store._contents(baselines):
-                        name = f"{TEMPORARY}-{len(written)}"
-                        with not_written_is_told(path):
-                            written[path] = NewContent(path, [content], name)
+                    by_file: dict[tuple[str, str], list[NewBaseline]] = {}
+                    for baseline in baselines:
+                        by_file.setdefault(_checked_file(baseline), []).append(baseline)
+                    for key, group in sorted(by_file.items()):
+                        file, _, changed = store._revise(group)
+                        store._files.pop(key, None)
+                        if changed:
+                            path, name = store.path(*key), f"{TEMPORARY}-{len(written)}"
+                            with not_written_is_told(path):
+                                written[path] = NewContent(path, [encode(file)], name)
                 for path, new in written.items():
                     with not_written_is_told(path):
                         new.replace()
@@ -220,21 +233,6 @@ class BaselineStore:
                 for new in written.values():
                     new.discard()
         return list(written)
-
-    def _contents(self, baselines: Iterable[NewBaseline]) -> Iterator[tuple[Path, bytes]]:
-        """Yield the files that new baselines change, and their new content.
-
-        Raises:
-            BaselineError: one cannot be read, or a new baseline is at fault.
-        """
-        by_file: dict[tuple[str, str], list[NewBaseline]] = {}
-        for baseline in baselines:
-            by_file.setdefault(_checked_file(baseline), []).append(baseline)
-        for (device_key, module), group in sorted(by_file.items()):
-            revision = self._revise(group)
-            self._files.pop((device_key, module), None)
-            if revision.changed:
-                yield self.path(device_key, module), encode(revision.file)
 
     def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
         """Remove tests' baselines, and files that are then empty; return why any stayed.
@@ -281,10 +279,36 @@ class BaselineStore:
             self._decoded[device_key, module] = content, file
         return file
 
-    def _revise(self, group: list[NewBaseline]) -> _Revision:
+    def _revise(self, group: list[NewBaseline]) -> tuple[BaselineFile, list[EntryUpdate], bool]:
+        """Put new baselines, all of one device and module, into their file's content.
+
+        Returns:
+            that content, the update of each of their entries, and whether the file has to be
+            written.
+        """
+        # The newest device: its total memory may change with its driver.
         device, module = group[-1].device, group[-1].module
         file = self._read(device.key, module) or BaselineFile(device, module)
-        return _revise(file, group, self._same)
+        measured: dict[str, dict[str, BaselineEntry]] = {}
+        for baseline in group:
+            measured.setdefault(baseline.test, {}).update(baseline.parts)
+        tests = dict(file.tests)
+        entries: list[EntryUpdate] = []
+        for test, new in measured.items():
+            old = file.tests.get(test, {})
+            gone = old.keys() - new.keys() if WHOLE_TEST in new else set()
+            entries += [
+                EntryUpdate(device.key, module, test, part, old.get(part), new.get(part))
+                for part in (*new, *gone)
+            ]
+            remaining = {part: entry for part, entry in old.items() if part not in gone}
+            changed = {
+                part: entry for part, entry in new.items() if not self._same(old.get(part), entry)
+            }
+            if remaining or changed:
+                tests[test] = {**remaining, **changed}
+        differs = not all(self._same(entry.old, entry.new) for entry in entries)
+        return BaselineFile(device, module, tests, file.labels), entries, differs
 
     def _same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
         """Whether an entry needs not be written; see :meth:`update`."""
@@ -294,16 +318,6 @@ class BaselineStore:
         remade = self._follow_provenance and old.provenance != new.provenance
         same = replace(old, provenance=new.provenance, breakdowns=new.breakdowns) == new
         return same and not learned and not remade
-
-    def _write(self, group: list[NewBaseline], log: _Log) -> None:
-        revision = self._revise(group)  # once more: another process may have written meanwhile
-        device, module = group[-1].device, group[-1].module
-        self._files.pop((device.key, module), None)
-        if revision.changed:
-            path = self.path(device.key, module)
-            replace_file(path, encode(revision.file))
-            log.files.append(path)
-        log.add(revision.entries)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -348,9 +362,6 @@ class _Log:
     errors: list[BaselineError] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
-    def add(self, entries: Iterable[EntryUpdate]) -> None:
-        self.entries.extend(entries)
-
     @contextmanager
     def errors_of_file(self) -> Iterator[None]:
         """Note an error rather than raise it."""
@@ -376,41 +387,3 @@ class _Log:
             errors=tuple(self.errors),
             files=tuple(self.files),
         )
-
-
-@dataclass(frozen=True)
-class _Revision:
-    """A file's content with new baselines in it, and the update of each of their entries."""
-
-    file: BaselineFile
-    entries: list[EntryUpdate]
-    changed: bool
-    """whether the file has to be written"""
-
-
-def _revise(
-    file: BaselineFile,
-    baselines: list[NewBaseline],
-    same: Callable[[BaselineEntry | None, BaselineEntry | None], bool],
-) -> _Revision:
-    """Put new baselines, all of this file's device and module, into a file's content."""
-    measured: dict[str, dict[str, BaselineEntry]] = {}
-    for baseline in baselines:
-        measured.setdefault(baseline.test, {}).update(baseline.parts)
-    tests = dict(file.tests)
-    entries: list[EntryUpdate] = []
-    device = baselines[-1].device  # the newest: a device's total memory may change with its driver
-    device_key = device.key
-    for test, new in measured.items():
-        old = file.tests.get(test, {})
-        gone = old.keys() - new.keys() if WHOLE_TEST in new else set()
-        entries += [
-            EntryUpdate(device_key, file.module, test, part, old.get(part), new.get(part))
-            for part in (*new, *gone)
-        ]
-        remaining = {part: entry for part, entry in old.items() if part not in gone}
-        changed = {part: entry for part, entry in new.items() if not same(old.get(part), entry)}
-        if remaining or changed:
-            tests[test] = {**remaining, **changed}
-    differs = not all(same(entry.old, entry.new) for entry in entries)
-    return _Revision(BaselineFile(device, file.module, tests, file.labels), entries, differs)

@@ -30,13 +30,18 @@ MAX_NAMES: Final = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem show``."""
+    add_choice(parser)
+    add_folder(parser)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose baselines."""
     parser.add_argument(
         "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
     )
     parser.add_argument(
         "--device", metavar="KEY", help='only baselines of this device: "virtual-T4"'
     )
-    add_folder(parser)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

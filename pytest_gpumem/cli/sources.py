@@ -68,7 +68,14 @@ def read_source(name: str, directory: Path) -> Source:
     if folder:
         return read_directory(path, name)
     if file:
-        return _read_report(name)
+        entries, out_of_memory = measured_entries(read_report(name).results)
+        remarks = []
+        if out_of_memory:
+            number = len(out_of_memory)
+            measurements = "1 measurement" if number == 1 else f"{number} measurements"
+            remarks = [f"{measurements} of {name} ran out of memory, without a peak to compare"]
+        figures = Figures(files=1, entries=entries)
+        return Source(name, figures, remarks, out_of_memory, of_report=True)
     if name.endswith(ENDING) or path.is_absolute():
         raise SourceError(name, "there is no such file or folder", _REMEDY)
     return _read_revision(name, directory)
@@ -79,17 +86,6 @@ def read_directory(directory: Path, name: str) -> Source:
     figures = read_folder(directory)
     remarks = [] if figures.files else [f"{name} has no baselines"]
     return Source(name, figures, remarks)
-
-
-def _read_report(path: str) -> Source:
-    entries, out_of_memory = measured_entries(read_report(path).results)
-    figures = Figures(files=1, entries=entries)
-    remarks = []
-    if out_of_memory:
-        number = len(out_of_memory)
-        measurements = "1 measurement" if number == 1 else f"{number} measurements"
-        remarks = [f"{measurements} of {path} ran out of memory, without a peak to compare"]
-    return Source(path, figures, remarks, out_of_memory, of_report=True)
 
 
 def measured_entries(results: Iterable[Result]) -> tuple[dict[Key, BaselineEntry], frozenset[Key]]:

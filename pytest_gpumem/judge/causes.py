@@ -257,13 +257,16 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
         new[_line_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
     gone, added = old.keys() - new.keys(), new.keys() - old.keys()
     pairs = [
-        (alike(was[2], now[2]), now, was) for was in gone for now in added if was[:2] == now[:2]
+        (alike(old_key[2], new_key[2]), new_key, old_key)
+        for old_key in gone
+        for new_key in added
+        if old_key[:2] == new_key[:2]
     ]
     edited: dict[LineKey, LineKey] = {}
     """lines that were added, each with the line that is gone and which it was before"""
-    for ratio, now, was in sorted(pairs, reverse=True):
-        if ratio >= MIN_ALIKE and now not in edited and was not in edited.values():
-            edited[now] = was
+    for ratio, new_key, old_key in sorted(pairs, reverse=True):
+        if ratio >= MIN_ALIKE and new_key not in edited and old_key not in edited.values():
+            edited[new_key] = old_key
     growths = [
         _LineGrowth(line, line.nbytes - old.get(edited.get(key, key), 0))
         for key, line in new.items()

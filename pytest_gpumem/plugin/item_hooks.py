@@ -480,7 +480,7 @@ class ItemHooks:
                 and call.excinfo is not None
                 and call.excinfo.errisinstance(Failed)
             ):
-                from pytest_gpumem.report.cause_sentences import short_message
+                from pytest_gpumem.report.parts.cause_sentences import short_message
 
                 # pytest's short summary shows it; in CI all of it, the whole text once more.
                 crash.message = short_message(results)

@@ -20,7 +20,7 @@ from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lin
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.output_files import require_replaceable
-from pytest_gpumem.report.terminal.toolchain_lead import moved_together
+from pytest_gpumem.report.parts.session_words import moved_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.terminal.styles import StyledText
+    from pytest_gpumem.report.parts.styles import StyledText
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -359,7 +359,7 @@ class GpuMemPlugin:
             session_summary,
             versions_hint,
         )
-        from pytest_gpumem.report.terminal.styles import lines_of
+        from pytest_gpumem.report.parts.styles import lines_of
         from pytest_gpumem.report.text import wrapped
 
         summary = session_summary(

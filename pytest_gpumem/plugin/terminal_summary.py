@@ -11,12 +11,13 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import DeviceInfo, device_key
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
-from pytest_gpumem.report.card_matrix import cards_matrix
-from pytest_gpumem.report.cause_sentences import cause_lines
-from pytest_gpumem.report.terminal import session_text, update_text
+from pytest_gpumem.report.parts import session_words, update_text
+from pytest_gpumem.report.parts.card_matrix import cards_matrix
+from pytest_gpumem.report.parts.cause_sentences import cause_lines
+from pytest_gpumem.report.parts.styles import StyledText, encodable_lines, lines_of
+from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
-from pytest_gpumem.report.terminal.styles import StyledText, encodable_lines, lines_of
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.report.text import can_encode, printable, wrapped
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.plugin.results import SessionResults
     from pytest_gpumem.plugin.settings import Settings
-    from pytest_gpumem.report.terminal.styles import Line
+    from pytest_gpumem.report.parts.styles import Line
 
 MIN_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
@@ -240,7 +241,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         lines += lines_of(paragraph)
     if updates is not None:
         lines += _updates(updates, width, ascii_only=ascii_only, brief=verbosity < 0)
-    command = session_text.next_command(results, updating=updating, arguments=arguments)
+    command = session_words.next_command(results, updating=updating, arguments=arguments)
     if verbosity >= 0 and command:
         words = StyledText(printable(str(command)), "command")
         lines.append((StyledText("gpumem: to record baselines: "), words))
@@ -273,7 +274,7 @@ def _every_test(
     lines: list[Line] = []
     for block in (table, lines_of(cards_matrix(results, width))):
         lines += [*block, BLANK] if block else []
-    number_words = session_text.counts(results)
+    number_words = session_words.counts(results)
     lines += [(StyledText("gpumem: "), *number_words)] if number_words else []
     for paragraph in session_text.comparison_lines(results, width=width):
         lines += lines_of(paragraph)

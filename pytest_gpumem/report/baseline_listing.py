@@ -6,8 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import category_rows, provenance_text, site_rows
-from pytest_gpumem.report.terminal.failure_text import rows_table
-from pytest_gpumem.report.terminal.summary_table import named_table
+from pytest_gpumem.report.parts.tables import named_table, rows_table
 from pytest_gpumem.report.text import aligned_table, printable, shortened, size, wrapped
 from pytest_gpumem.sizes import MIB
 

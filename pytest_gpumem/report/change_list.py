@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.baselines.changes import ChangeKind, count_changes
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.report.markdown_syntax import code, pipe_table, prose
-from pytest_gpumem.report.terminal.summary_table import named_table
+from pytest_gpumem.report.parts.tables import named_table
 from pytest_gpumem.report.text import mib, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 

@@ -13,7 +13,6 @@ import msgspec
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError, ReportError
 from pytest_gpumem.judge.result import Result
-from pytest_gpumem.measurement import BaselineEntry
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_schema import FORMAT, Document
 from pytest_gpumem.report.model import Origin, OwnOutcome, Report
@@ -196,29 +195,9 @@ def _checked(record: object, kind: type, name: str) -> object:
 
 def _summary(updates: json_schema.UpdatesJson) -> UpdateSummary:
     entries = {
-        name: tuple(
-            EntryUpdate(
-                entry.device_key,
-                entry.module,
-                entry.test,
-                entry.part,
-                _entry(entry.old),
-                _entry(entry.new),
-            )
-            for entry in getattr(updates, name)
-        )
+        name: msgspec.convert(getattr(updates, name), tuple[EntryUpdate, ...], from_attributes=True)
         for name in _GROUPS
     }
-    return UpdateSummary(
-        **entries,
-        errors=tuple(
-            BaselineError(error.given, error.problem, error.remedy) for error in updates.errors
-        ),
-        files=tuple(map(Path, updates.files)),
-    )
-
-
-def _entry(figures: json_schema.FiguresJson | None) -> BaselineEntry | None:
-    if figures is None:
-        return None
-    return msgspec.convert(figures, BaselineEntry, from_attributes=True)
+    errors = (BaselineError(error.given, error.problem, error.remedy) for error in updates.errors)
+    files = tuple(map(Path, updates.files))
+    return UpdateSummary(**entries, errors=tuple(errors), files=files)

@@ -108,15 +108,13 @@ _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
 """the names of sentences, whose kinds came later"""
 
 
-class AttributionJson(Strict, frozen=True, rename=_TEXTS):
-    """Where one device's peak comes from."""
+class _Noted:
+    """The notes and the hints of a form, each with its kind."""
 
-    breakdown: MeasuredBreakdownJson
     note_texts: tuple[str, ...]
+    note_kinds: tuple[NoteKind, ...]
     hint_texts: tuple[str, ...]
-    keepers: tuple[KeeperJson, ...] = ()
-    note_kinds: tuple[NoteKind, ...] = ()
-    hint_kinds: tuple[NoteKind, ...] = ()
+    hint_kinds: tuple[NoteKind, ...]
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -129,7 +127,18 @@ class AttributionJson(Strict, frozen=True, rename=_TEXTS):
         return with_kinds(self.hint_texts, self.hint_kinds)
 
 
-class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
+class AttributionJson(_Noted, Strict, frozen=True, rename=_TEXTS):
+    """Where one device's peak comes from."""
+
+    breakdown: MeasuredBreakdownJson
+    note_texts: tuple[str, ...]
+    hint_texts: tuple[str, ...]
+    keepers: tuple[KeeperJson, ...] = ()
+    note_kinds: tuple[NoteKind, ...] = ()
+    hint_kinds: tuple[NoteKind, ...] = ()
+
+
+class MeasurementJson(_Noted, Strict, frozen=True, rename=_TEXTS):
     """One step's memory; all lists but notes and hints have one entry a device."""
 
     device: DeviceJson
@@ -156,18 +165,9 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     note_kinds: tuple[NoteKind, ...] = ()
     hint_kinds: tuple[NoteKind, ...] = ()
 
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """The notes, each with its kind."""
-        return with_kinds(self.note_texts, self.note_kinds)
-
-    @property
-    def hints(self) -> tuple[Note, ...]:
-        """The hints, each with its kind."""
-        return with_kinds(self.hint_texts, self.hint_kinds)
-
 
 class VerdictJson(
+    _Noted,
     Strict,
     frozen=True,
     rename={"note_texts": "notes", "command_text": "command", "command": "update"},
@@ -189,11 +189,6 @@ class VerdictJson(
     lead: LeadJson | None = None
     note_kinds: tuple[NoteKind, ...] = ()
     command: UpdateCommandJson | None = None
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """The notes, each with its kind."""
-        return with_kinds(self.note_texts, self.note_kinds)
 
     @property
     def advice(self) -> str:

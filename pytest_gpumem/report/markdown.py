@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.notes import ranked
-from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
-from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
-from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.cause_sentences import cause_lines, code_words
-from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
-from pytest_gpumem.report.terminal.failure_text import (
+from pytest_gpumem.report.parts.breakdown_rows import device_rows
+from pytest_gpumem.report.parts.card_matrix import TITLE as CARDS_TITLE
+from pytest_gpumem.report.parts.card_matrix import card_matrix
+from pytest_gpumem.report.parts.cause_sentences import cause_lines, code_words
+from pytest_gpumem.report.parts.cells import (
     circumstances,
     comparison_cells,
+    figure_cells,
     shortage_facts,
 )
-from pytest_gpumem.report.terminal.session_text import counts, next_command
-from pytest_gpumem.report.terminal.summary_table import (
-    budget_cell,
-    change_cell,
-    peak_cells,
-    pinned_cell,
-)
-from pytest_gpumem.report.terminal.update_text import update_summary
+from pytest_gpumem.report.parts.compared import comparison_sentences
+from pytest_gpumem.report.parts.session_words import counts, next_command
+from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
@@ -178,36 +173,33 @@ def _details(result: Result) -> Iterator[str]:
     comparisons = pipe_table(titles, comparison_cells(result.verdict.comparisons))
     tables = [pipe_table(("", ""), facts), comparisons]
     several = len(measurement.peaks if measurement else ()) > 1
+    sides = ("baseline", "now", "difference")
     for device in device_rows(result):
-        tables += _breakdown_tables(device, f", device {device.index}" if several else "")
+        where = f", device {device.index}" if several else ""
+        categories = [*device.categories, device.total, device.cached]
+        rows = [(row.name, *_size_cells(row)) for row in categories]
+        tables.append(pipe_table((f"at the peak{where}", *sides), rows))
+        sites = [
+            (
+                code(row.name),
+                *_size_cells(row),
+                row.site.category if row.site else "",
+                str(row.blocks) if row.blocks else "",
+                code(row.site.module) if row.site else "",
+                code(row.site.code) if row.site else "",
+            )
+            for row in device.sites[:MAX_SITES]
+        ]
+        heads = (f"allocated by{where}", *sides, "of", "blocks", "module", "code")
+        tables.append(pipe_table(heads, sites))
+        hidden = len(device.sites) - len(sites)
+        tables.append(f"And {hidden} more source lines." if hidden else "")
+        tables.append("\n".join(f"- {prose(note.text)}" for note in device.notes))
     if any(tables):
         yield "<details><summary>Figures and their origin</summary>"
         yield prose(f"Step: {circumstances(result)}")
         yield from filter(None, tables)
         yield "</details>"
-
-
-def _breakdown_tables(device: DeviceRows, where: str) -> Iterator[str]:
-    """Yield a device's categories and source lines, and notes on them."""
-    titles = ("baseline", "now", "difference")
-    categories = [*device.categories, device.total, device.cached]
-    rows = [(row.name, *_size_cells(row)) for row in categories]
-    yield pipe_table((f"at the peak{where}", *titles), rows)
-    sites = [
-        (
-            code(row.name),
-            *_size_cells(row),
-            row.site.category if row.site else "",
-            str(row.blocks) if row.blocks else "",
-            code(row.site.module) if row.site else "",
-            code(row.site.code) if row.site else "",
-        )
-        for row in device.sites[:MAX_SITES]
-    ]
-    yield pipe_table((f"allocated by{where}", *titles, "of", "blocks", "module", "code"), sites)
-    hidden = len(device.sites) - len(sites)
-    yield f"And {hidden} more source lines." if hidden else ""
-    yield "\n".join(f"- {prose(note.text)}" for note in device.notes)
 
 
 def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
@@ -232,19 +224,7 @@ def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
         rows = []
         for result in shown:
             name = code(result.nodeid) + (f" {code(result.part)}" if result.part else "")
-            measurement = result.measurement
-            allocated, reserved = peak_cells(measurement) if measurement else ("", "")
-            cells = (
-                result.mark,
-                name,
-                result.word,
-                escape(allocated),
-                escape(reserved),
-                escape(pinned_cell(result)),
-                change_cell(result),
-                escape(budget_cell(result)),
-            )
-            rows.append(cells)
+            rows.append((result.mark, name, result.word, *map(escape, figure_cells(result))))
         yield pipe_table(titles, rows)
         if len(shown) < len(members):
             yield f"And {len(members) - len(shown)} more."

@@ -20,7 +20,7 @@ from pytest_gpumem.report.item_properties import properties
 from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
-from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.report.parts import session_words
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 
@@ -43,8 +43,8 @@ def read_or_refused(text):
     assert reread.results == saved.results
     shown = [
         sections(saved.results),
-        plain_text([session_text.counts(saved.results)]),
-        printable(str(session_text.next_command(saved.results))),
+        plain_text([session_words.counts(saved.results)]),
+        printable(str(session_words.next_command(saved.results))),
         plain_text(summary_table(saved.results, 2, 80)),
         markdown(saved.report),
         page(saved.report),

@@ -32,6 +32,7 @@ from pytest_gpumem.notes import Note, NoteKind, Severity, notes_of, ranked
 from pytest_gpumem.report.github import error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.parts import session_words
 from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import failure_sections
@@ -123,9 +124,9 @@ def of_terminal(results):
         yield plain_text(table), [span.style for line in table for span in line]
     lead = lead_lines(results)
     yield plain_text(lead), [span.style for line in lead for span in line]
-    yield plain_text([session_text.counts(results)])
+    yield plain_text([session_words.counts(results)])
     yield plain_text([session_text.quiet_line(results)])
-    yield str(session_text.next_command([one for one in results if one.verdict.command]))
+    yield str(session_words.next_command([one for one in results if one.verdict.command]))
     yield "\n".join(sorted(short_texts(results)))
     yield "\n".join(sorted(repeated_lines(results)))
     for render in (brief_failures, failure_sections):

@@ -15,8 +15,9 @@ from pytest_gpumem.report.item_properties import properties
 from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
+from pytest_gpumem.report.parts.cells import peak_cells
 from pytest_gpumem.report.serialize import from_text, to_text
-from pytest_gpumem.report.terminal.summary_table import peak_cells, summary_table
+from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.sizes import MIB
 
 REPORT = sample()

@@ -87,22 +87,18 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
         ) from error
     times: dict[Version, datetime] = {}
     for file in files:
-        version, when = _version_of(file["filename"]), file.get("upload-time")
-        if version is not None and when and not file.get("yanked"):
+        name, when = file["filename"], file.get("upload-time")
+        parse = parse_wheel_filename if name.endswith(".whl") else parse_sdist_filename
+        try:
+            version = parse(name)[1]
+        except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+            continue
+        if when and not file.get("yanked"):
             # Python 3.10 reads no "Z", and fractions of three or six digits only.
             seconds = when.removesuffix("Z").partition(".")[0]
             uploaded = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc)
             times[version] = min(uploaded, times.get(version, uploaded))
     return times
-
-
-def _version_of(filename: str) -> Version | None:
-    try:
-        if filename.endswith(".whl"):
-            return parse_wheel_filename(filename)[1]
-        return parse_sdist_filename(filename)[1]
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
-        return None
 
 
 def _index() -> str:

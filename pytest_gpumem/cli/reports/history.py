@@ -13,7 +13,7 @@ from pytest_gpumem.baselines.commits import read_history
 from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
 from pytest_gpumem.cli.compare import add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
-from pytest_gpumem.cli.show import command_for_all, similar_names
+from pytest_gpumem.cli.show import add_choice, command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.report.history import listing
 from pytest_gpumem.report.output_files import require_replaceable
@@ -34,12 +34,7 @@ DEFAULT_COMMITS: Final = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem history``."""
-    parser.add_argument(
-        "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
-    )
-    parser.add_argument(
-        "--device", metavar="KEY", help='only baselines of this device: "virtual-T4"'
-    )
+    add_choice(parser)
     parser.add_argument(
         "-n",
         "--commits",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.report.markdown_syntax import code, pipe_table, prose
-from pytest_gpumem.report.terminal.summary_table import named_table
+from pytest_gpumem.report.parts.tables import named_table
 from pytest_gpumem.report.text import mib, printable, signed_size, size, wrapped
 from pytest_gpumem.sizes import format_size
 

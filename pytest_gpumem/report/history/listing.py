@@ -13,7 +13,7 @@ from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.commits import BaselineHistory, Commit
+    from pytest_gpumem.baselines.commits import BaselineHistory
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -30,7 +30,10 @@ def overview(history: BaselineHistory, width: int = 80) -> str:
     for step in history.steps:
         counter = count_changes(step.changes)
         counts = ", ".join(f"{number} {kind}" for kind, number in counter.items())
-        lines = [wrapped("", f"{_commit_words(step.commit)}: {counts or 'unreadable'}", width)]
+        commit = step.commit
+        author = f"({commit.author})" if commit.author else ""
+        words = " ".join(filter(None, (commit.short, commit.date, commit.subject, author)))
+        lines = [wrapped("", f"{words}: {counts or 'unreadable'}", width)]
         for change in step.changes[:MAX_MOVES]:
             words = f"{change.key.nodeid}{_part(change.key)} on {change.key.device}: "
             lines.append(_indented(words + move_words(change), width))
@@ -113,12 +116,6 @@ def move_json(change: EntryChange) -> dict[str, Any]:
     }
     names = {name: getattr(change.key, name) for name in ("nodeid", "part", "device")}
     return {"kind": str(change.kind), **names, **peaks, "cause": change.cause}
-
-
-def _commit_words(commit: Commit) -> str:
-    """Return "4f2a9c1d0 2026-11-22 Widen the head (Ann)"."""
-    author = f"({commit.author})" if commit.author else ""
-    return " ".join(filter(None, (commit.short, commit.date, commit.subject, author)))
 
 
 def cells_of(change: EntryChange) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.report.history.listing import move_words
-from pytest_gpumem.report.history.plot import PlotPoint, chart
+from pytest_gpumem.report.parts.plot import PlotPoint, chart
 from pytest_gpumem.report.text import mib, printable
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A page of many results shows the most urgent ones: a browser is slow with thousands of sections, and
 a JSON report has all results. Text from outside is escaped where the template prints it
-(:func:`_printed`), and the page's own policy lets no script run but its one.
+(``finalize``), and the page's own policy lets no script run but its one.
 """
 
 from __future__ import annotations
@@ -24,24 +24,18 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
 from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
-from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
-from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.cause_sentences import cause_lines, row_cause, short_cause
-from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.icicle import draw_icicle
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
-from pytest_gpumem.report.terminal.failure_text import circumstances
-from pytest_gpumem.report.terminal.summary_table import (
-    budget_cell,
-    change_cell,
-    peak_cells,
-    pinned_cell,
-)
-from pytest_gpumem.report.terminal.toolchain_lead import moved_together
-from pytest_gpumem.report.terminal.update_text import update_summary
+from pytest_gpumem.report.parts.breakdown_rows import DeviceRows, device_rows
+from pytest_gpumem.report.parts.card_matrix import TITLE as CARDS_TITLE
+from pytest_gpumem.report.parts.card_matrix import card_matrix
+from pytest_gpumem.report.parts.cause_sentences import cause_lines, row_cause, short_cause
+from pytest_gpumem.report.parts.cells import circumstances, figure_cells, pinned_cell
+from pytest_gpumem.report.parts.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.parts.plot import sparkline
+from pytest_gpumem.report.parts.session_words import moved_together
+from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
@@ -261,17 +255,9 @@ class PageEntry(NamedTuple):
     @property
     def cells(self) -> dict[str, str]:
         """The row of the table: device, batch size, figures in MiB, change, use of the budget."""
-        result = self.result
-        allocated, reserved = peak_cells(result.measurement) if result.measurement else ("", "")
-        return {
-            "device": result.device_key,
-            "batch": "" if result.batch_size is None else str(result.batch_size),
-            "allocated": allocated,
-            "reserved": reserved,
-            "pinned": pinned_cell(result),
-            "change": change_cell(result),
-            "budget": budget_cell(result),
-        }
+        batch = "" if self.result.batch_size is None else str(self.result.batch_size)
+        cells = (self.result.device_key, batch, *figure_cells(self.result))
+        return dict(zip(COLUMNS, cells, strict=True))
 
     @property
     def sort_keys(self) -> list[str | float | None]:
@@ -318,11 +304,15 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     entries = _all_entries(report)
     shown = entries[:MAX_RESULTS]
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows = "".join(_row(entry, report) for entry in shown)
-    sections = "".join(
-        str(parts.own_section(entry) if isinstance(entry, OwnEntry) else parts.section(entry))
-        for entry in shown
-    )
+    rows, sections = [], []
+    for entry in shown:
+        if isinstance(entry, OwnEntry):
+            rows.append(row_html(entry, name_html(entry.outcome)))
+            sections.append(str(parts.own_section(entry)))
+        else:
+            history = history_of(entry.result, report.histories)
+            rows.append(row_html(entry, name_html(entry.result), history))
+            sections.append(str(parts.section(entry)))
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
@@ -346,8 +336,8 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             modules=list(dict.fromkeys(modules)),
             matrix=card_matrix(report.results),
             max_rows=MAX_RESULTS,
-            rows=_markup(rows),
-            sections=_markup(sections),
+            rows=_markup("".join(rows)),
+            sections=_markup("".join(sections)),
             json_name=json_name,
             json_address=quote(json_name),
             script=_markup(_source("page.js")),
@@ -385,39 +375,30 @@ def digest_of(*names: str) -> str:
 
 def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
     """Return the rows of the table, the most urgent first: results, and tests without a verdict."""
-    entries: list[PageEntry | OwnEntry] = [*_ranked_entries(report.results)]
+    taken: Counter[str] = Counter()
+
+    def own_id(name: str) -> str:
+        taken[name] += 1
+        return name if taken[name] == 1 else f"{name}-{taken[name]}"
+
+    ranked = [PageEntry(own_id(anchor(each)), each, urgency(each)) for each in report.results]
+    # Of tests with one verdict, those whose lines moved come first.
+    ranked.sort(key=lambda entry: (entry.rank, not lines_moved(entry.result)))
+    drawn, entries = 0, list[PageEntry | OwnEntry]()
+    for ranked_entry in ranked:
+        attributions = _attributions(ranked_entry.result)
+        drawn += sum(attribution.timeline is not None for attribution in attributions)
+        entries.append(ranked_entry._replace(drawn=drawn <= MAX_DRAWN))
     kinds = len(Kind)
     ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
-    taken: Counter[str] = Counter()
     for outcome in report.own_outcomes:
-        name = f"own-{digest_of(outcome.nodeid)}"
-        taken[name] += 1
-        name = name if taken[name] == 1 else f"{name}-{taken[name]}"
+        name = own_id(f"own-{digest_of(outcome.nodeid)}")
         entries.append(OwnEntry(name, outcome, ranks.get(outcome.word, 3 * kinds)))
     entries.sort(key=lambda entry: entry.rank)
     first = [place for place, entry in enumerate(entries) if entry.failed][:MAX_OPEN]
     for place in first:
         entries[place] = entries[place]._replace(opened=True)
     return entries
-
-
-def _ranked_entries(results: Sequence[Result]) -> list[PageEntry]:
-    """Return the results in the order of the table, each with an id of its own."""
-    times_used: dict[str, int] = {}
-    ranked = []
-    for result in results:
-        name = anchor(result)
-        times = times_used[name] = times_used.get(name, 0) + 1
-        name = name if times == 1 else f"{name}-{times}"
-        ranked.append(PageEntry(name, result, urgency(result)))
-    # Of tests with one verdict, those whose lines moved come first.
-    ranked.sort(key=lambda entry: (entry.rank, not lines_moved(entry.result)))
-    drawn = 0
-    for place, entry in enumerate(ranked):
-        attributions = _attributions(entry.result)
-        drawn += sum(attribution.timeline is not None for attribution in attributions)
-        ranked[place] = entry._replace(drawn=drawn <= MAX_DRAWN)
-    return ranked
 
 
 def lines_moved(result: Result) -> bool:
@@ -481,14 +462,6 @@ class _Count(NamedTuple):
     tone: str
 
 
-def _row(entry: PageEntry | OwnEntry, report: Report) -> str:
-    """Return an entry's row of the table."""
-    if isinstance(entry, OwnEntry):
-        return row_html(entry, name_html(entry.outcome))
-    history = history_of(entry.result, report.histories)
-    return row_html(entry, name_html(entry.result), history)
-
-
 def _hash(source: str) -> str:
     """Return a source's hash as a Content-Security-Policy names it."""
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
@@ -505,7 +478,10 @@ def _template_environment() -> Environment:
         loader=PackageLoader("pytest_gpumem.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_printed,
+        # Without characters that a reader would not see; jinja2 escapes what is no markup after it.
+        finalize=lambda value: (
+            "" if value is None else printable(value) if type(value) is str else value
+        ),
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -525,16 +501,6 @@ def _template_environment() -> Environment:
         max_section_causes=MAX_SECTION_CAUSES,
     )
     return environment
-
-
-def _printed(value: object) -> object:
-    """Return a value as a template prints it: without characters that a reader would not see.
-
-    jinja2 escapes it after this; text that is markup already is left alone by both.
-    """
-    if value is None:
-        return ""
-    return printable(value) if type(value) is str else value
 
 
 def name_html(test: Result | OwnOutcome) -> str:

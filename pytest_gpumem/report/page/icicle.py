@@ -106,9 +106,13 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
         if cell.extent * MIN_PART < root.extent:
             continue
         deepest = max(deepest, depth)
+        shade = "same" if cell.known else "unknown"
+        if cell.difference:
+            step = -(-SHADES * abs(cell.difference) // steepest)
+            shade = f"{'grew' if cell.difference > 0 else 'shrank'}-{min(step, SHADES)}"
         x, width = (f"{100 * nbytes / root.extent:.3f}%" for nbytes in (start, cell.extent))
         cells.append(
-            f'<g role="treeitem" class="{_shade(cell, steepest)}" aria-level="{depth + 1}" '
+            f'<g role="treeitem" class="{shade}" aria-level="{depth + 1}" '
             f'aria-label="{escape(_cell_words(cell))}"><svg x="{x}" y="{depth * HEIGHT}" '
             f'width="{width}" height="{HEIGHT}"><rect width="100%" height="100%"/>'
             f'<text x="5" y="17">{escape(_label(cell))}</text></svg></g>'
@@ -124,14 +128,6 @@ def _placed(cell: _Cell, depth: int, start: int) -> Iterator[tuple[_Cell, int, i
     for lower in cell.below.values():
         yield from _placed(lower, depth + 1, start)
         start += lower.extent
-
-
-def _shade(cell: _Cell, steepest: int) -> str:
-    """Return the class of a cell's colour: "grew-3", "shrank-1", "same"."""
-    if not cell.difference:
-        return "same" if cell.known else "unknown"
-    step = -(-SHADES * abs(cell.difference) // steepest)
-    return f"{'grew' if cell.difference > 0 else 'shrank'}-{min(step, SHADES)}"
 
 
 def _cell_words(cell: _Cell) -> str:

@@ -58,7 +58,12 @@ def merge(
     Raises:
         ReportError: they are not of one commit and project, or a test has two figures.
     """
-    reports = _each_once(reports)
+    once: list[tuple[str, SavedReport]] = []
+    for name, saved in reports:
+        # Two reports without results may be different reports.
+        if not any(name == shard or (saved.results and saved == same) for shard, same in once):
+            once.append((name, saved))
+    reports = once
     _require_one_project(reports)
     origins: list[Origin] = []
     names: list[str] = []
@@ -84,11 +89,21 @@ def merge(
             else result
             for result in results
         ]
+    updates = [saved.report.updates for _, saved in reports if saved.report.updates is not None]
+    fates = {
+        name: tuple(entry for update in updates for entry in getattr(update, name))
+        for name in _GROUPS
+    }
+    devices = [part for _, saved in reports for part in saved.report.device.split("; ")]
+    options: dict[str, list[str]] = {}
+    for _, saved in reports:
+        for name, value in saved.report.options.items():
+            options.setdefault(name, []).append(value)
     report = Report(
         tuple(results),
-        _merged_updates(saved.report.updates for _, saved in reports),
-        _devices(reports),
-        _common_options(reports),
+        UpdateSummary(**fates) if updates else None,
+        "; ".join(dict.fromkeys(filter(None, devices))),
+        {name: ", ".join(dict.fromkeys(values)) for name, values in options.items()},
         tuple(_merged_remarks(reports, missing, stale)),
         origins=tuple(origins),
         own_outcomes=tuple(
@@ -118,15 +133,6 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
             if all(key in unseen for collected, unseen in telling if key.module in collected):
                 stale.add(key)
     return tuple(sorted(stale, key=lambda key: (key.nodeid, key.device)))
-
-
-def _each_once(reports: Sequence[tuple[str, SavedReport]]) -> list[tuple[str, SavedReport]]:
-    """Leave out copies; two reports without results may be different reports, and both stay."""
-    once: list[tuple[str, SavedReport]] = []
-    for name, saved in reports:
-        if not any(name == shard or (saved.results and saved == same) for shard, same in once):
-            once.append((name, saved))
-    return once
 
 
 def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
@@ -230,21 +236,6 @@ def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> 
     return "; ".join(lost)
 
 
-def _devices(reports: Sequence[tuple[str, SavedReport]]) -> str:
-    """Return the devices of all reports in words; a sentence that several have, once."""
-    sentences = [part for _, saved in reports for part in saved.report.device.split("; ")]
-    return "; ".join(dict.fromkeys(filter(None, sentences)))
-
-
-def _common_options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
-    """Return the options of all reports; of one that differs, each of its values."""
-    options: dict[str, list[str]] = {}
-    for _, saved in reports:
-        for name, value in saved.report.options.items():
-            options.setdefault(name, []).append(value)
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in options.items()}
-
-
 def _merged_remarks(
     reports: Sequence[tuple[str, SavedReport]], missing: str, stale: Sequence[Key]
 ) -> list[str]:
@@ -266,14 +257,3 @@ def _merged_remarks(
         )
     remarks += [remark for _, saved in reports for remark in saved.report.remarks]
     return list(dict.fromkeys(remarks))
-
-
-def _merged_updates(all_updates: Iterable[UpdateSummary | None]) -> UpdateSummary | None:
-    updates = [each for each in all_updates if each is not None]
-    if not updates:
-        return None
-    fields = {
-        name: tuple(entry for update in updates for entry in getattr(update, name))
-        for name in _GROUPS
-    }
-    return UpdateSummary(**fields)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.notes import NoteKind, ranked
-from pytest_gpumem.report.cause_sentences import shared_causes
+from pytest_gpumem.report.parts.cause_sentences import shared_causes
+from pytest_gpumem.report.parts.cells import circumstances
+from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_table
-from pytest_gpumem.report.terminal.styles import StyledText
 from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
@@ -69,7 +70,14 @@ def _brief_lines(
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
     causes = cause_table(result, width, whole_code=whole_code)
-    ending = list(_next_lines(result, width)) if next_step else []
+    ending: list[StyledText] = []
+    if next_step:
+        step = wrapped("step: ", circumstances(replace(result, part="")), width)
+        ending += map(StyledText, step.splitlines())
+        if result.snapshot:
+            snapshot = f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
+            ending.append(StyledText(snapshot))
+        ending += remedy_lines(verdict, width)
     hints = [
         hint
         for hint in hints_of(result)
@@ -106,22 +114,6 @@ def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
     return [
         note for note in ranked(notes) if not (next_step and note.kind is NoteKind.FRESH_OPTIMIZER)
     ]
-
-
-def _next_lines(result: Result, width: int) -> Iterator[StyledText]:
-    """Yield the step's circumstances, and the remedy."""
-    verdict = result.verdict
-    circumstances = [
-        "" if result.batch_size is None else f"batch size {result.batch_size}",
-        f"rank {result.rank_label}" if result.rank_label else "",
-        result.budget,
-        f"on {result.device_key}",
-    ]
-    step = wrapped("step: ", ", ".join(filter(None, circumstances)), width)
-    yield from map(StyledText, step.splitlines())
-    if result.snapshot:
-        yield StyledText(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
-    yield from remedy_lines(verdict, width)
 
 
 def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:

@@ -15,30 +15,23 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.parts.cells import circumstances, comparison_cells, shortage_facts
+from pytest_gpumem.report.parts.styles import StyledText
+from pytest_gpumem.report.parts.tables import rows_table
 from pytest_gpumem.report.terminal.brief_text import failures_in_order, remedy_lines, told_notes
 from pytest_gpumem.report.terminal.cause_text import cause_table
-from pytest_gpumem.report.terminal.styles import StyledText
 from pytest_gpumem.report.text import (
     aligned_table,
-    columns,
     encodable,
     printable,
-    shortened,
-    signed_size,
-    size,
     wrapped,
 )
-from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import OutOfMemory
 
-MIN_SITE = 24
-"""columns that the name of a source line keeps, however narrow the terminal"""
 MAX_REASONS_IN_FULL = 10
 """clauses on one source line"""
 MAX_ROWS = 10
@@ -130,21 +123,6 @@ def failure_section(
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
-def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """Return a row for each figure: its name, budget, baseline, measured size and difference."""
-    several = len({row.device for row in comparisons}) > 1
-    return [
-        (
-            row.title + (f", device {row.device}" if several else ""),
-            size(row.budget),
-            size(row.baseline),
-            size(row.measured),
-            signed_size(row.difference),
-        )
-        for row in comparisons
-    ]
-
-
 def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
     """Return two tables: the categories of a peak, and the source lines that allocated it.
 
@@ -177,95 +155,3 @@ def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
         rows_table("allocated by", sites_of_peak, width, max_rows, titles),
         *(wrapped("note: ", note.text, width) for note in attributions[device].notes),
     ]
-
-
-def rows_table(
-    title: str,
-    rows: Sequence[BreakdownRow],
-    width: int,
-    max_rows: int | None,
-    sides: tuple[str, str] = ("baseline", "now"),
-) -> str:
-    """Return rows of categories or source lines as a table, the first ``max_rows`` of them.
-
-    Args:
-        title: of the first column.
-        rows: the rows.
-        width: columns of the terminal.
-        max_rows: rows to show; None: all.
-        sides: the titles of the two columns.
-    """
-    shown = rows[:max_rows]
-    if not shown:
-        return ""
-    compared = any(row.baseline is not None for row in shown)
-    old, new = map(printable, sides)
-    titles = [title, old, new, "difference"] if compared else [title, new]
-    table = [titles]
-    for row in shown:
-        sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
-        table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
-    align = ["left", *("right" for _ in titles[1:])]
-    if any(row.site for row in shown):
-        table, align = _with_subjects(table, shown, width), [*align, "left"]
-    hidden = len(rows) - len(shown)
-    drawn = aligned_table(table, align)
-    return f"{drawn}\n({hidden} more with -vv)" if hidden else drawn
-
-
-def _with_subjects(
-    table: list[list[str]], rows: Sequence[BreakdownRow], width: int
-) -> list[list[str]]:
-    """Add a column with each line's memory: "activations, 12 blocks, GPT2.h.*.attn".
-
-    Where the width does not allow all of that, only the category.
-    """
-    subjects = ["of"]
-    for row in rows:
-        blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
-        words = (row.site.category, blocks, row.site.module) if row.site else ()
-        subjects.append(printable(", ".join(filter(None, words))))
-    sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
-    names = max(columns(row[0]) for row in table)
-    if names + sizes + 2 + max(map(columns, subjects)) > width:
-        subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
-    room = max(width - sizes - 2 - max(map(columns, subjects)), MIN_SITE)
-    return [
-        # Without its folders, and if need be without its beginning.
-        [
-            shortened(name if columns(name) <= room else name.rpartition("/")[2], room),
-            *cells,
-            subject,
-        ]
-        for (name, *cells), subject in zip(table, subjects, strict=True)
-    ]
-
-
-def circumstances(result: Result) -> str:
-    """Return how a step was measured: "part forward, batch size 32, max_gib=8, on virtual-T4"."""
-    parts = [
-        f"part {result.part}" if result.part else "",
-        "" if result.batch_size is None else f"batch size {result.batch_size}",
-        f"rank {result.rank_label}" if result.rank_label else "",
-        result.budget,
-        f"on {result.device_key}",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def shortage_facts(result: Result, oom: OutOfMemory | None) -> list[tuple[str, str]]:
-    """Return an out-of-memory error's facts, as titles and texts; none without an error."""
-    if oom is None:
-        return []
-    several = result.measurement is not None and len(result.measurement.peaks) > 1
-    facts = [
-        ("part", result.part),
-        ("batch size", str(result.batch_size or "")),
-        ("rank", result.rank_label),
-        ("budget", result.budget or "only the device's memory"),
-        ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
-        ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),
-        ("asked for", "" if oom.requested is None else f"{format_size(oom.requested)} more"),
-        ("at", oom.site),
-    ]
-    return [(title, printable(fact)) for title, fact in facts if fact]

@@ -7,15 +7,13 @@ allow; names from outside are shown with their control characters escaped.
 from __future__ import annotations
 
 import posixpath
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import DECLINED, MISSING, Kind
-from pytest_gpumem.nodeids import module_of
-from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.terminal.styles import StyledText
+from pytest_gpumem.judge.verdict import DECLINED, MISSING
+from pytest_gpumem.report.parts.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.parts.session_words import FEW, counts
+from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -23,13 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import UpdateCommand
     from pytest_gpumem.measurement import DeviceInfo
-
-FEW = 3
-"""tests or files that a command still names one by one"""
-LONG = 120
-"""characters that a command with names has at most, where a shorter one does as well"""
 
 
 def header(
@@ -60,22 +52,6 @@ def header(
         predicted = "memory is predicted; kernels do not run"
         return [f"virtual GPU {description}{besides}", predicted]
     return [f"{description}, driver {printable(driver)}" if driver else description]
-
-
-def counts(results: Sequence[Result]) -> list[StyledText]:
-    """Return the number of results of each kind, in words; none without results."""
-    recorded = sum(result.verdict.recorded for result in results)
-    expected = count_kinds(result for result in results if result.expected)
-    parts = []
-    for kind, number in count_kinds(results).items():
-        if kind is Kind.NO_BASELINE:
-            missing = number - recorded
-            parts += [StyledText(f"{missing} without baseline", kind.tone)] if missing else []
-            parts += [StyledText(f"{recorded} recorded", "good")] if recorded else []
-        else:
-            as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
-            parts.append(StyledText(f"{number} {kind.word}{as_expected}", kind.tone))
-    return [text for part in parts for text in (StyledText(", "), part)][1:]
 
 
 def quiet_line(
@@ -144,42 +120,3 @@ def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
     if len(errors) > FEW:
         lines.append(f"gpumem: and {len(errors) - FEW} more snapshots could not be written")
     return lines
-
-
-def next_command(
-    results: Sequence[Result], *, updating: bool = False, arguments: Sequence[str] = ()
-) -> UpdateCommand | None:
-    """Return the command that records missing baselines; None if nothing needs it.
-
-    It never covers a test that regressed: to accept that is a decision of its own.
-
-    Args:
-        results: of the session.
-        updating: whether it writes baselines.
-        arguments: files and folders of its command line.
-    """
-    regressed = {
-        target
-        for result in results
-        if result.verdict.kind is Kind.REGRESSED
-        for target in (result.verdict.command and result.verdict.command.targets)
-        or (result.nodeid,)
-    }
-    # A result that asks for a baseline for another reason than a regression.
-    asking = {
-        target: result.verdict.command
-        for result in results
-        if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
-        for target in result.verdict.command.targets
-    }
-    missing = list(asking)
-    if updating or not missing:
-        return None
-    any_command = asking[missing[0]]
-    spared = regressed | {module_of(nodeid) for nodeid in regressed}
-    files = list(dict.fromkeys(map(module_of, missing)))
-    for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
-        command = any_command.of(targets)
-        if len(targets) <= FEW and len(str(command)) <= longest and spared.isdisjoint(targets):
-            return command
-    return None if regressed else any_command.of(arguments)

@@ -4,50 +4,33 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
-from pytest_gpumem.report.cause_sentences import row_cause
-from pytest_gpumem.report.terminal.styles import Line, StyledText, encodable_lines, lines_of, tone
-from pytest_gpumem.report.text import aligned_table, columns, mib, printable, shortened, wrapped
-from pytest_gpumem.sizes import MIB
+from pytest_gpumem.report.parts.cause_sentences import row_cause
+from pytest_gpumem.report.parts.cells import figure_cells
+from pytest_gpumem.report.parts.styles import Line, StyledText, encodable_lines, lines_of, tone
+from pytest_gpumem.report.parts.tables import TableRow, drawn_rows
+from pytest_gpumem.report.text import mib, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import FigureName
-    from pytest_gpumem.measurement import Measurement
 
 FEW_ROWS = 25
 """results that are all listed without being asked for; of more, those that are not within"""
-MIN_NAME = 12
-"""columns that a test's name keeps, however narrow the terminal"""
 MAX_NOTES = 10
 """notes below the table; each kind that says that a figure may be wrong has one in any case"""
 
 _SIZES = re.compile(r"\d[\d,.]* (?:[KMGT]i)?B\b")
 """sizes in a note, and no lines or versions; of notes that differ in these alone, one is shown"""
-_CAUSE_INDENT = " " * 6
-"""before the cause that stands below a failed test: more than before any name"""
 
 _TITLES = ("test", "allocated", "reserved", "pinned", "change", "budget", "verdict")
-
-
-class TableRow(NamedTuple):
-    """A row of a table about tests."""
-
-    cells: tuple[str, ...]
-    """one cell is the head of the rows below it: a line of its own, across all columns"""
-    result: Result | None = None
-    """whose verdict is the last cell; None in another table"""
-    is_cause: bool = False
-    """whether its one cell is the cause of the failure above it, which is never cut"""
 
 
 _DETAIL_TITLES = (
@@ -85,7 +68,11 @@ def summary_table(
         ]
     )
     table = [*lines_of(wrapped("", title, width)), ()]
-    table += _table(_TITLES, _rows(listed, _summary_row, of_verdicts=True), width)
+    table += _table(
+        _TITLES,
+        _rows(listed, lambda result: (*figure_cells(result), result.word), of_verdicts=True),
+        width,
+    )
     if verbosity > 1:
         table += [(), *lines_of("Allocated before the test and retained after it, in MiB"), ()]
         table += _table(_DETAIL_TITLES, _rows(listed, _detail_row), width)
@@ -147,17 +134,9 @@ def _rows(
     return rows
 
 
-def named_table(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
-    """Return a table without empty columns, with names cut until it fits the width.
-
-    A row of one cell is the head of those below it: a line of its own, across all columns.
-    """
-    return "\n".join(_drawn_rows(titles, [TableRow(tuple(row)) for row in rows], width))
-
-
 def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[Line]:
     """Return such a table with the styles of verdicts."""
-    head, *drawn = _drawn_rows(titles, rows, width)
+    head, *drawn = drawn_rows(titles, rows, width)
     lines = lines_of(head)
     for row, drawn_row in zip(rows, drawn, strict=True):
         if row.result is None:
@@ -168,94 +147,6 @@ def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[
                 (StyledText(drawn_row[:start]), StyledText(drawn_row[start:], tone(row.result)))
             )
     return lines
-
-
-def _drawn_rows(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[str]:
-    """Return a table's head, of two lines, and the text of each row."""
-    full_rows = [row.cells for row in rows if len(row.cells) > 1]
-    used = [i for i in range(len(titles)) if any(row[i] for row in full_rows)]
-    table = [[row[i] for i in used] for row in (titles, *full_rows)]
-    figures = list(zip(*table, strict=True))[1:]
-    room = max(width - sum(2 + max(map(columns, column)) for column in figures), MIN_NAME)
-    for cells in table:
-        name = cells[0].lstrip(" ")
-        indent = cells[0][: len(cells[0]) - len(name)]
-        cells[0] = indent + shortened(name, max(room - len(indent), 1))
-    left = {titles[0], "verdict", "peak"}
-    drawn = aligned_table(table, ["left" if title in left else "right" for title in table[0]])
-    head, rule, *lines = drawn.splitlines()
-    remaining = iter(lines)
-    return [
-        f"{head}\n{rule}",
-        *(next(remaining) if len(row.cells) > 1 else _whole_line(row, width) for row in rows),
-    ]
-
-
-def _whole_line(row: TableRow, width: int) -> str:
-    """Return a line across all columns: the head of a group; or a cause, which is never cut."""
-    (cell,) = row.cells
-    return wrapped(_CAUSE_INDENT, cell, width) if row.is_cause else shortened(cell, width)
-
-
-def _summary_row(result: Result) -> tuple[str, ...]:
-    return (
-        *(peak_cells(result.measurement) if result.measurement else ("", "")),
-        pinned_cell(result),
-        change_cell(result),
-        budget_cell(result),
-        result.word,
-    )
-
-
-def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Return both peaks in MiB; of out of memory the needs, or ">" the last figures."""
-    oom, sign = measurement.out_of_memory, ""
-    allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
-    if oom and oom.needed:
-        allocated, reserved = oom.needed.allocated, oom.needed.reserved
-    elif oom:
-        sign = ">"
-    return f"{sign}{mib(allocated)}", f"{sign}{mib(reserved)}"
-
-
-def pinned_cell(result: Result) -> str:
-    """Return the peak pinned in MiB; "" where nothing was."""
-    pinned = result.measurement.peak_pinned if result.measurement else 0
-    return mib(pinned) if pinned else ""
-
-
-_MARKS: dict[FigureName, str] = {
-    "allocated": "",
-    "reserved": " res.",
-    "per sample": " a sample",
-    "fixed": " fixed",
-    "pinned": " pinned",
-    "host": " host",
-}
-
-
-def change_cell(result: Result) -> str:
-    """Return the leading difference from the baseline in MiB and percent; "new" without one.
-
-    "n/a" where a baseline could not be compared.
-    """
-    lead = result.leading_comparison
-    if lead is None or lead.difference is None:
-        return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
-    if not lead.difference:
-        return f"0{_MARKS[lead.peak]}"
-    share = f" ({100 * lead.difference / lead.baseline:+.1f}%)" if lead.baseline else ""
-    return f"{lead.difference / MIB:+.2f}{_MARKS[lead.peak]}{share}"
-
-
-def budget_cell(result: Result) -> str:
-    """Return the share used of a test's tightest budget, never rounded across the limit."""
-    budgeted = [(row.measured, row.budget) for row in result.verdict.comparisons if row.budget]
-    if not budgeted:
-        return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""
-    measured, budget = max(budgeted, key=lambda pair: Fraction(*pair))
-    percent = measured * 100 // budget if measured <= budget else -(-measured * 100 // budget)
-    return f"{percent}%"
 
 
 def _detail_row(result: Result) -> tuple[str, ...]:

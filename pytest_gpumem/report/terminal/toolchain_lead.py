@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.toolchain_change import (
-    ToolchainChange,
-    find_common_changes,
-    moved_categories,
-)
 from pytest_gpumem.judge.verdict import Kind, UpdateCommand
-from pytest_gpumem.report.terminal.styles import StyledText, encodable_lines, lines_of
+from pytest_gpumem.report.parts.session_words import moved_together
+from pytest_gpumem.report.parts.styles import StyledText, encodable_lines, lines_of
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -19,41 +14,9 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.toolchain_change import CommonChange
-    from pytest_gpumem.report.terminal.styles import Line
+    from pytest_gpumem.report.parts.styles import Line
 
 _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)"
-
-
-def moved_together(results: Iterable[Result]) -> list[CommonChange]:
-    """Return the figures that moved beyond tolerance together with their toolchain."""
-    toolchain_changes = []
-    for result in results:
-        entry, measurement = result.baseline_entry, result.measurement
-        lead = result.leading_comparison
-        if entry is None or measurement is None or lead is None or measurement.out_of_memory:
-            continue
-        if entry.provenance == measurement.provenance:
-            continue
-        if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
-            continue
-        change = ToolchainChange(
-            result.nodeid,
-            result.part,
-            measurement.device.key,
-            entry.provenance,
-            measurement.provenance,
-        )
-        if lead.excess:
-            breakdowns = [attribution.breakdown for attribution in measurement.attributions]
-            change = replace(
-                change,
-                peak=lead.peak,
-                difference=lead.difference or 0,
-                categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
-            )
-        # One within tolerance counts as well: it says that not all tests of a toolchain moved.
-        toolchain_changes.append(change)
-    return find_common_changes(toolchain_changes)
 
 
 def lead_lines(

@@ -38,10 +38,10 @@ from pytest_gpumem.measurement import (
     Stayed,
     Timeline,
 )
-from pytest_gpumem.report.history.plot import SPARK_HEIGHT, sparkline
 from pytest_gpumem.report.model import OwnOutcome, Report
 from pytest_gpumem.report.page import html, timeline_svg
 from pytest_gpumem.report.page.html import MAX_OPEN, anchor, page
+from pytest_gpumem.report.parts.plot import SPARK_HEIGHT, sparkline
 from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")

@@ -19,9 +19,9 @@ from helpers.terminal_results import (
 )
 
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
-from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.report.parts import session_words
+from pytest_gpumem.report.parts.styles import Style
 from pytest_gpumem.report.terminal.failure_text import failure_section
-from pytest_gpumem.report.terminal.styles import Style
 from pytest_gpumem.report.terminal.summary_table import summary_table
 
 ESCAPE = re.compile("\x1b\\[[\\d;]*m")
@@ -43,7 +43,7 @@ def test_words_of_verdicts_have_styles():
         "no baseline": "open",
         "recorded": "good",
     }
-    assert styles_of([session_text.counts(results)]) == {
+    assert styles_of([session_words.counts(results)]) == {
         "1 ok": "good",
         "1 regressed": "bad",
         "1 out of memory (1 as expected)": "bad",

@@ -43,7 +43,8 @@ from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.verdict import Kind, Lookup, UpdateCommand
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.terminal import session_text, update_text
+from pytest_gpumem.report.parts import session_words, update_text
+from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import MIB
@@ -175,9 +176,9 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
 
 
 def test_counts_name_each_kind_in_one_line():
-    spans = session_text.counts([WITHIN] * 12 + [GROWN, NEW, NEW])
+    spans = session_words.counts([WITHIN] * 12 + [GROWN, NEW, NEW])
     assert plain_text([spans]) == "12 ok, 1 regressed, 2 without baseline"
-    assert session_text.counts([]) == []
+    assert session_words.counts([]) == []
     assert Report((GROWN, WITHIN)).counts == {Kind.WITHIN: 1, Kind.REGRESSED: 1}
 
 
@@ -205,7 +206,7 @@ def test_the_header_gives_the_reason_where_there_is_no_device():
 
 def next_text(*arguments, **options):
     """The command as it is typed."""
-    return str(session_text.next_command(*arguments, **options))
+    return str(session_words.next_command(*arguments, **options))
 
 
 def named(one, module, test):
@@ -217,7 +218,7 @@ def named(one, module, test):
 
 def test_the_next_command_names_few_tests_each_once_and_quoted():
     assert str(
-        session_text.next_command([WITHIN, NEW, replace(NEW, part="forward"), ELSEWHERE])
+        session_words.next_command([WITHIN, NEW, replace(NEW, part="forward"), ELSEWHERE])
     ) == (f"pytest '{MODULE}::test_new[a b]' {MODULE}::test_l4 --gpumem-update-baselines")
 
 
@@ -242,7 +243,7 @@ def test_the_next_command_starts_the_ranks_as_that_of_a_test_does():
     launcher = ("torchrun", "--standalone", "--nproc-per-node=2", "-m", "pytest")
     command = UpdateCommand(launcher, ("tests/test_a.py::test_new",), ("--gpumem-card=T4",))
     new = replace(NEW, verdict=replace(NEW.verdict, command=command))
-    assert session_text.next_command([new]) == command
+    assert session_words.next_command([new]) == command
     assert str(command.of(["a"])) == (
         "torchrun --standalone --nproc-per-node=2 -m pytest a --gpumem-card=T4 "
         "--gpumem-update-baselines"
@@ -252,21 +253,21 @@ def test_the_next_command_starts_the_ranks_as_that_of_a_test_does():
 def test_the_next_command_never_covers_a_regression():
     many = [named(NEW, "tests/test_a.py", f"test_{i}") for i in range(4)]
     there, elsewhere = (named(GROWN, f"tests/test_{x}.py", "test_grown") for x in "ab")
-    assert session_text.next_command([*many, there]) is None
+    assert session_words.next_command([*many, there]) is None
     assert next_text([*many, elsewhere]) == ("pytest tests/test_a.py --gpumem-update-baselines")
     long = named(NEW, "tests/test_a.py", "test_" + "x" * 120)
     assert next_text([long, there]).startswith("pytest tests/test_a.py::test_xxx")
     part = replace(named(NEW, "tests/test_a.py", "test_grown"), part="forward")
-    assert session_text.next_command([part, there]) is None
+    assert session_words.next_command([part, there]) is None
 
 
 @pytest.mark.parametrize("one", [WITHIN, GROWN, TOO_LARGE, OVER, BROKEN])
 def test_there_is_no_next_command_where_a_baseline_is_not_what_is_missing(one):
-    assert session_text.next_command([one]) is None
+    assert session_words.next_command([one]) is None
 
 
 def test_there_is_no_next_command_in_a_run_that_updates():
-    assert session_text.next_command([NEW], updating=True) is None
+    assert session_words.next_command([NEW], updating=True) is None
 
 
 # The summary of an update

@@ -28,7 +28,7 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
-from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.report.parts import session_words
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 
@@ -78,7 +78,7 @@ def test_tests_of_several_modules_are_named_with_them():
 def test_what_failed_as_its_xfail_says_is_told_apart():
     expected = replace(TOO_LARGE, expected=True)
     assert "out of memory (xfail)" in table_text([expected], 0, 80)
-    spans = session_text.counts([TOO_LARGE, expected, WITHIN])
+    spans = session_words.counts([TOO_LARGE, expected, WITHIN])
     assert plain_text([spans]) == "1 ok, 2 out of memory (1 as expected)"
 
 

@@ -9,7 +9,8 @@ from helpers.terminal_results import BEFORE, MODULE, known, measured, peak, resu
 
 from pytest_gpumem.judge.verdict import Kind, Policy
 from pytest_gpumem.measurement import Attribution, Breakdown
-from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, moved_together, short_texts
+from pytest_gpumem.report.parts.session_words import moved_together
+from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.sizes import MIB
 
 

@@ -6,7 +6,7 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import DeviceInfo, Measurement, OutOfMemory, Peak, Provenance
-from pytest_gpumem.report.card_matrix import cards_matrix, headroom
+from pytest_gpumem.report.parts.card_matrix import cards_matrix, headroom
 from pytest_gpumem.sizes import GIB
 
 DEVICE = DeviceInfo("virtual", "T4", 15 * GIB, (7, 5), 40)

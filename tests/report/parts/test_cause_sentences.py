@@ -25,14 +25,14 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.measurement import Keeper
-from pytest_gpumem.report.cause_sentences import (
+from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.parts.cause_sentences import (
     cause_lines,
     shared_causes,
     short_cause,
     short_message,
 )
-from pytest_gpumem.report.markdown import markdown
-from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.brief_text import brief_failures
 from pytest_gpumem.sizes import MIB
 

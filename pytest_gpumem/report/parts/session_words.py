@@ -1,0 +1,116 @@
+"""Facts of a session in words, the same in every renderer: counts, the next command, what moved."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.judge.result import count_kinds
+from pytest_gpumem.judge.toolchain_change import (
+    ToolchainChange,
+    find_common_changes,
+    moved_categories,
+)
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.nodeids import module_of
+from pytest_gpumem.report.parts.styles import StyledText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.toolchain_change import CommonChange
+    from pytest_gpumem.judge.verdict import UpdateCommand
+
+FEW = 3
+"""tests or files that a command still names one by one"""
+LONG = 120
+"""characters that a command with names has at most, where a shorter one does as well"""
+
+
+def moved_together(results: Iterable[Result]) -> list[CommonChange]:
+    """Return the figures that moved beyond tolerance together with their toolchain."""
+    toolchain_changes = []
+    for result in results:
+        entry, measurement = result.baseline_entry, result.measurement
+        lead = result.leading_comparison
+        if entry is None or measurement is None or lead is None or measurement.out_of_memory:
+            continue
+        if entry.provenance == measurement.provenance:
+            continue
+        if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
+            continue
+        change = ToolchainChange(
+            result.nodeid,
+            result.part,
+            measurement.device.key,
+            entry.provenance,
+            measurement.provenance,
+        )
+        if lead.excess:
+            breakdowns = [attribution.breakdown for attribution in measurement.attributions]
+            change = replace(
+                change,
+                peak=lead.peak,
+                difference=lead.difference or 0,
+                categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
+            )
+        # One within tolerance counts as well: it says that not all tests of a toolchain moved.
+        toolchain_changes.append(change)
+    return find_common_changes(toolchain_changes)
+
+
+def counts(results: Sequence[Result]) -> list[StyledText]:
+    """Return the number of results of each kind, in words; none without results."""
+    recorded = sum(result.verdict.recorded for result in results)
+    expected = count_kinds(result for result in results if result.expected)
+    parts = []
+    for kind, number in count_kinds(results).items():
+        if kind is Kind.NO_BASELINE:
+            missing = number - recorded
+            parts += [StyledText(f"{missing} without baseline", kind.tone)] if missing else []
+            parts += [StyledText(f"{recorded} recorded", "good")] if recorded else []
+        else:
+            as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
+            parts.append(StyledText(f"{number} {kind.word}{as_expected}", kind.tone))
+    return [text for part in parts for text in (StyledText(", "), part)][1:]
+
+
+def next_command(
+    results: Sequence[Result], *, updating: bool = False, arguments: Sequence[str] = ()
+) -> UpdateCommand | None:
+    """Return the command that records missing baselines; None if nothing needs it.
+
+    It never covers a test that regressed: to accept that is a decision of its own.
+
+    Args:
+        results: of the session.
+        updating: whether it writes baselines.
+        arguments: files and folders of its command line.
+    """
+    regressed = {
+        target
+        for result in results
+        if result.verdict.kind is Kind.REGRESSED
+        for target in (result.verdict.command and result.verdict.command.targets)
+        or (result.nodeid,)
+    }
+    # A result that asks for a baseline for another reason than a regression.
+    asking = {
+        target: result.verdict.command
+        for result in results
+        if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
+        for target in result.verdict.command.targets
+    }
+    missing = list(asking)
+    if updating or not missing:
+        return None
+    any_command = asking[missing[0]]
+    spared = regressed | {module_of(nodeid) for nodeid in regressed}
+    files = list(dict.fromkeys(map(module_of, missing)))
+    for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
+        command = any_command.of(targets)
+        if len(targets) <= FEW and len(str(command)) <= longest and spared.isdisjoint(targets):
+            return command
+    return None if regressed else any_command.of(arguments)
