@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pytest_gpumem.notes import Hinted, Note
 
 DeviceKind = Literal["cuda", "virtual"]
+Signed = Annotated[int, "may be below zero"]
+"""a number that files may have with a sign; any other one of a record is a size or a count"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +294,8 @@ class Slope:
 
     sizes: tuple[int, ...]
     """batch sizes that were measured, ascending"""
-    fixed: int
-    per_sample: int
+    fixed: Signed
+    per_sample: Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,7 @@ class Stayed:
     """A leak of one device: held after the test, or growing from step to step, in bytes."""
 
     device: int
-    nbytes: int
+    nbytes: Signed
     sites: tuple[Site, ...] = ()
     """the lines that allocated it, the largest first; none without a recorded history"""
     holders: tuple[Holder, ...] = ()
@@ -328,13 +330,13 @@ class DeviceUse:
 
     peak: int
     """the highest value seen"""
-    besides: int
+    besides: Signed
     """in use when the step began, besides what PyTorch's allocator had reserved: CUDA contexts,
     other libraries, other processes"""
-    outside: int
+    outside: Signed
     """the most of it besides PyTorch's memory that came during the step: exact at its end, and on
     the virtual GPU at least so much at its highest"""
-    others: int = 0
+    others: Signed = 0
     """memory of other processes when the step ended, as far as it is known"""
     processes: int = 0
     """number of these processes"""

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
+from pytest_gpumem import measurement
+
 MAX_INT: Final = 2**63 - 1
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 """bytes, or a count"""
@@ -38,10 +40,8 @@ class Forms:
         record: type,
         *,
         base: type[msgspec.Struct] | None = None,
-        signed: tuple[str, ...] = (),
         optional: tuple[str, ...] = (),
         without: tuple[str, ...] = (),
-        more: tuple[tuple[str, Any], ...] = (),
         types_of: dict[str, Any] | None = None,
         name: str = "",
     ) -> type:
@@ -50,21 +50,18 @@ class Forms:
         Args:
             record: a dataclass.
             base: has fields of its own, which come first.
-            signed: fields with numbers that may be below zero.
             optional: fields that a file may lack: it has the record's default then.
             without: fields that are not in files.
-            more: fields that only files have, which come before the record's, with their types.
             types_of: the types of fields that differ in files.
             name: the form's, where the record has another one.
         """
         base = base or self._base
-        hints = get_type_hints(record)
-        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = list(more)
+        hints = get_type_hints(record, include_extras=True)
+        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for field in dataclasses.fields(record):
             if field.name in without or field.name in base.__struct_fields__:
                 continue
-            number = Signed if field.name in signed else Bytes
-            kind = (types_of or {}).get(field.name) or self._in_file(hints[field.name], number)
+            kind = (types_of or {}).get(field.name) or self._in_file(hints[field.name])
             default = (field.default,) if field.name in optional else ()
             fields.append((field.name, kind, *default))
         form = msgspec.defstruct(
@@ -79,16 +76,16 @@ class Forms:
         self._forms[record] = form
         return form
 
-    def _in_file(self, kind: Any, number: Any) -> Any:  # noqa: ANN401 - types
+    def _in_file(self, kind: Any) -> Any:  # noqa: ANN401 - types
         """Return the type of a field in a file, by that of the record."""
-        if kind is int:
-            return number
+        if kind in {int, measurement.Signed}:
+            return Bytes if kind is int else Signed
         if kind in self._forms:
             return self._forms[kind]
         origin, parts = get_origin(kind), get_args(kind)
         if origin is None or origin is Literal:
             return kind
-        parts = tuple(part if part is ... else self._in_file(part, number) for part in parts)
+        parts = tuple(part if part is ... else self._in_file(part) for part in parts)
         if origin in {Union, types.UnionType}:
             return Union[parts]  # noqa: UP007 - of a list
         return origin[parts]

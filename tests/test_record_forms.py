@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from pytest_gpumem.measurement import Signed  # noqa: TC001 - the form reads annotations
 from pytest_gpumem.record_forms import MAX_INT, Forms
 
 
@@ -18,7 +19,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 class Row:
     path: str
     nbytes: int
-    change: int = 0
+    change: Signed = 0
     kind: str | None = None
 
 
@@ -59,7 +60,7 @@ def test_fields_are_required_unless_they_are_optional(forms):
 
 
 def test_numbers_are_of_64_bits_and_below_zero_only_where_that_is_said(forms):
-    form = forms.of(Row, optional=("kind",), signed=("change",))
+    form = forms.of(Row, optional=("kind",))
     assert read(form, path="", bytes=MAX_INT, change=-MAX_INT - 1).change < 0
     for fields in ({"bytes": -1, "change": 0}, {"bytes": MAX_INT + 1, "change": 0}):
         with pytest.raises(msgspec.ValidationError):
@@ -83,7 +84,10 @@ def test_records_in_fields_have_their_forms(forms):
 
 
 def test_a_form_may_lack_fields_have_more_and_have_another_name(forms):
-    form = forms.of(Row, without=("kind", "change"), more=(("key", str),), name="Line")
+    class Keyed(Strict):
+        key: str
+
+    form = forms.of(Row, base=Keyed, without=("kind", "change"), name="Line")
     assert form.__struct_fields__ == ("key", "path", "nbytes")
     assert form.__name__ == "Line"
 

@@ -98,6 +98,10 @@ class _OfLine(_Strict):
         self.path = package_path(self.path)
 
 
+class _OfDevice(_Strict):
+    key: str
+
+
 if TYPE_CHECKING:
     # A form has the fields of its record.
     from pytest_gpumem.measurement import Breakdown as _Breakdown
@@ -106,12 +110,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Slope as _Slope
 else:
     _FORMS: Final = Forms(_Strict)
-    _Device = _FORMS.of(DeviceInfo, more=(("key", str),), without=("kind", "context"))
+    _Device = _FORMS.of(DeviceInfo, base=_OfDevice, without=("kind", "context"))
     _Provenance = _FORMS.of(Provenance)
     _FORMS.of(Site, base=_OfLine)
     _FORMS.of(LinePeak, base=_OfLine, optional=("calls_pass",))
     _Breakdown = _FORMS.of(Breakdown, optional=("sites", "lines", "unsplit", "autocast", "course"))
-    _Slope = _FORMS.of(Slope, signed=("fixed", "per_sample"), types_of={"sizes": _AtLeastTwo})
+    _Slope = _FORMS.of(Slope, types_of={"sizes": _AtLeastTwo})
 
 
 class _Entry(_Strict):

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.measurement import Keeper, Site  # noqa: TC001
+from pytest_gpumem.measurement import Keeper, Signed, Site  # noqa: TC001
 from pytest_gpumem.notes import Note, Noted, NoteKind
 from pytest_gpumem.sizes import MIB, Tolerance
 
@@ -223,9 +223,9 @@ class Comparison:
     device: int
     """index among the test's devices"""
     peak: FigureName
-    measured: int
+    measured: Signed
     """the figure; after out of memory, the peak of a second run without the limit"""
-    baseline: int | None = None
+    baseline: Signed | None = None
     """None where no baseline can be compared"""
     allowance: int | None = None
     """the tolerance in bytes"""

@@ -6,13 +6,20 @@ the data is plain.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, TypedDict
 
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_gpumem.report.model import OwnOutcome
+
 ATTRIBUTE: Final = "gpumem"
 """the attribute of pytest's reports"""
+OWN_CLASS: Final = re.compile(r"^(?:Failed|pytest_gpumem\.errors\.\w+): ")
+"""the class before the words of pytest.fail(), or of an error of this package: it says no more"""
+MAX_TEXT: Final = 4000
+"""characters of a traceback that are kept, its last"""
 
 
 class ReportData(TypedDict, total=False):
@@ -40,3 +47,28 @@ def has_verdict(report: pytest.TestReport) -> bool:
     """Return whether a report has results, and no error of the test's own beside them."""
     data = data_of(report)
     return "results" in data and "own_error" not in data
+
+
+def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
+    """Return the outcome of a phase that the test's own code decided; None of a rerun.
+
+    Args:
+        report: pytest's, of a phase that did not pass.
+    """
+    from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
+    from pytest_gpumem.report.model import OwnOutcome
+
+    nodeid = data_of(report).get("nodeid", report.nodeid)
+    if report.skipped:
+        if hasattr(report, "wasxfail"):
+            return OwnOutcome(nodeid, "xfailed", report.wasxfail)
+        return OwnOutcome(nodeid, "skipped", skip_reason(report.longrepr))
+    if not report.failed:  # pytest-rerunfailures tries it once more
+        return None
+    longrepr = report.longreprtext
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = crash.message if crash is not None else longrepr
+    lines = [line for line in message.splitlines() if line.strip()]
+    word = "failed" if report.when == "call" else "error"
+    first = OWN_CLASS.sub("", lines[0].strip()) if lines else ""
+    return OwnOutcome(nodeid, word, first, longrepr[-MAX_TEXT:])

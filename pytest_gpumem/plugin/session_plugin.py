@@ -13,7 +13,7 @@ from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
-from pytest_gpumem.plugin.report_data import data_of, has_verdict
+from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
 from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.plugin.suites import worker_commits
 from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
@@ -196,6 +196,10 @@ class GpuMemPlugin:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
         data = data_of(report)
+        worker = ""  # that ran the test, if each worker of pytest-xdist runs all of them
+        if self.config.getoption("dist", "no") == "each":
+            gateway = getattr(getattr(report, "node", None), "gateway", None)
+            worker = str(getattr(gateway, "id", ""))
         outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
             data.get("nodeid", report.nodeid),
@@ -204,13 +208,11 @@ class GpuMemPlugin:
             data=data.get("results"),
             expected=expected,
             outcome="xfail" if hasattr(report, "wasxfail") else outcome,
-            worker=self._worker_of(report),
+            worker=worker,
         )
         self._add_hidden_skip(report)
         lists_tests = (self.settings.html or self.settings.json) is not None
         if lists_tests and not report.passed and "marked" in data and not has_verdict(report):
-            from pytest_gpumem.plugin.own_outcomes import own_outcome
-
             ended = own_outcome(report)
             if ended is not None:
                 self.results.add_own(report.when or "", ended)
@@ -220,13 +222,6 @@ class GpuMemPlugin:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
             if "gpumem_unmeasured" in properties:
                 self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
-
-    def _worker_of(self, report: pytest.TestReport) -> str:
-        """Return the worker of pytest-xdist that ran a test, where each worker runs all of them."""
-        if self.config.getoption("dist", "no") != "each":
-            return ""
-        gateway = getattr(getattr(report, "node", None), "gateway", None)
-        return str(getattr(gateway, "id", ""))
 
     def pytest_runtest_logfinish(self) -> None:
         """Show the progress of a long recording."""

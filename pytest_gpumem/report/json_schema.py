@@ -54,6 +54,12 @@ class OfLineJson(Strict, frozen=True):
         msgspec.structs.force_setattr(self, "path", package_path(self.path))
 
 
+class OfDeviceJson(Strict, frozen=True):
+    """A device."""
+
+    key: str
+
+
 if TYPE_CHECKING:
     # A form has the fields of its record.
     from pytest_gpumem.judge.verdict import Cause as CauseJson
@@ -78,7 +84,7 @@ else:
     _FORMS: Final = Forms(Strict)
     PeakJson = _FORMS.of(measurement.Peak, optional=("pinned",))
     ProvenanceJson = _FORMS.of(measurement.Provenance)
-    DeviceJson = _FORMS.of(measurement.DeviceInfo, more=(("key", str),), name="Device")
+    DeviceJson = _FORMS.of(measurement.DeviceInfo, base=OfDeviceJson, name="Device")
     OutOfMemoryJson = _FORMS.of(measurement.OutOfMemory, optional=("path", "line"))
     SiteJson = _FORMS.of(measurement.Site, base=OfLineJson)
     LinePeakJson = _FORMS.of(measurement.LinePeak, base=OfLineJson)
@@ -91,12 +97,12 @@ else:
         measurement.Breakdown, optional=("lines", "unsplit", "autocast"), without=("course",)
     )
     KeeperJson = _FORMS.of(measurement.Keeper, base=OfLineJson)
-    SlopeJson = _FORMS.of(measurement.Slope, signed=("fixed", "per_sample"))
+    SlopeJson = _FORMS.of(measurement.Slope)
     HolderJson = _FORMS.of(measurement.Holder)
-    StayedJson = _FORMS.of(measurement.Stayed, signed=("nbytes",))
-    DeviceUseJson = _FORMS.of(measurement.DeviceUse, signed=("besides", "outside", "others"))
+    StayedJson = _FORMS.of(measurement.Stayed)
+    DeviceUseJson = _FORMS.of(measurement.DeviceUse)
     PeakRangeJson = _FORMS.of(measurement.PeakRange, optional=("judged",))
-    ComparisonJson = _FORMS.of(verdict.Comparison, signed=("measured", "baseline"))
+    ComparisonJson = _FORMS.of(verdict.Comparison)
     CauseJson = _FORMS.of(verdict.Cause, optional=("old_code",))
     LeadJson = _FORMS.of(verdict.Lead, optional=("path", "line", "place"))
     UpdateCommandJson = _FORMS.of(verdict.UpdateCommand)

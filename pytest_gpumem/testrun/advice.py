@@ -8,6 +8,7 @@ from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.rerun import shown_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ def advice(
             elif trial.out_of_memory:
                 hints.append(f"variant {name!r} does not fit")
             else:
-                hints.append(f"variant {name!r} fails: {trial.error}")
+                hints.append(f"variant {name!r} fails: {shown_error(trial.error)}")
     return [*notes_of(NoteKind.TRIAL, hints)]
 
 

@@ -10,6 +10,7 @@ from pytest_gpumem.fit.scaling import Scaling, grows_evenly, uneven
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import explain
+from pytest_gpumem.testrun.rerun import shown_error
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Measurement
@@ -47,7 +48,7 @@ def with_slope(
                 raise GpuMemError(
                     f"@pytest.mark.gpu_memory(batch_sizes={list(sizes)})",
                     f"the test failed with batch size {size}: "
-                    f"{trial.error or 'one rank cannot run again without the others'}",
+                    f"{shown_error(trial.error) or 'one rank cannot run again without the others'}",
                     "make the test pass with every size, or leave out the sizes that fail",
                 )
             points[size] = run.meter.passes()[device]

@@ -22,6 +22,8 @@ class Attempt(NamedTuple):
     """the error that it failed with, its frames cleared; None where it could not be run again"""
     left: int = 0
     """bytes that earlier runs of the test had left behind, and which count for this one too"""
+    out_of_memory: bool = False
+    """of a trial: whether it failed by running out of memory"""
 
     @property
     def ran(self) -> bool:

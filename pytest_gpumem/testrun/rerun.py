@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.children import CHILDREN
@@ -34,20 +33,6 @@ MAX_ERROR_LENGTH: Final = 200
 """characters of an error that are shown"""
 MIN_LEFT: Final = MIB
 """bytes that a run has to leave behind to be told: generators' states and the like are less"""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The outcome of a test that was run once more with another batch size or variant."""
-
-    run: Run
-    passed: bool
-    out_of_memory: bool
-    """whether it failed by running out of memory"""
-    error: str
-    """the error that it failed with, as text"""
-    left: int
-    """bytes that earlier runs of the test had left behind, and which count for this one too"""
 
 
 def may_run_again(spec: MemorySpec) -> bool:
@@ -351,7 +336,7 @@ class Runner:
         *,
         handled: BaseException | None = None,
         record: bool = False,
-    ) -> Iterator[Trial]:
+    ) -> Iterator[Attempt]:
         """Run a test once more with other inputs, on the same devices, within their limits.
 
         It is torn down at the end of the block.
@@ -371,14 +356,15 @@ class Runner:
             with self.again(item, record=record, inputs=inputs) as attempt:
                 error = attempt.error
                 short = error is not None and find_out_of_memory(error, handled) is not None
-                shown = shown_error(error) if error is not None else ""
-                yield Trial(run, attempt.passed, short, shown, attempt.left)
+                yield attempt._replace(out_of_memory=short)
         finally:
             run.inputs = declared
 
 
-def shown_error(error: BaseException) -> str:
-    """Return an error's class and the first line of its message, cut short."""
+def shown_error(error: BaseException | None) -> str:
+    """Return an error's class and the first line of its message, cut short; "" without one."""
+    if error is None:
+        return ""
     lines = str(error).splitlines()
     shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return shown if len(shown) <= MAX_ERROR_LENGTH else f"{shown[:MAX_ERROR_LENGTH]}..."
