@@ -68,18 +68,14 @@ class BriefRepr:
             tw.line(line.text, **STYLES[line.style])
 
 
-def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
-    """Return the encoding of the terminal, or of the file that stands in for it."""
-    return getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
-
-
 def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
     """Return the terminal that the session's text is laid out for."""
     from pytest_gpumem.plugin.terminal_summary import Screen
 
     writer = terminalreporter._tw
     interactive = bool(getattr(writer._file, "isatty", bool)())
-    return Screen(writer.fullwidth, terminal_encoding(terminalreporter), interactive)
+    encoding = getattr(writer._file, "encoding", None) or "utf-8"
+    return Screen(writer.fullwidth, encoding, interactive)
 
 
 class GpuMemPlugin:
@@ -363,8 +359,7 @@ class GpuMemPlugin:
             updating=self.settings.update_baselines,
             arguments=self.settings.arguments,
             verbosity=terminalreporter.verbosity,
-            width=terminalreporter._tw.fullwidth,
-            encoding=terminal_encoding(terminalreporter),
+            screen=screen_of(terminalreporter),
         )
         if terminalreporter.verbosity >= 0:
             results, inipath = self.results.results(), self.config.inipath

@@ -20,7 +20,7 @@ from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_li
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
-from pytest_gpumem.report.text import can_encode, printable, wrapped
+from pytest_gpumem.report.text import can_encode, encodable, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -168,28 +168,31 @@ def failure_lines(
         by_test.setdefault(result.nodeid, []).append(result)
     if verbosity > 0:
         max_rows = None if verbosity > 1 else MAX_ROWS
-        full = {
+        texts = {
             nodeid: failure_sections(
                 members,
                 width=max(MIN_WIDTH, width),
                 max_rows=max_rows,
                 whole_code=whole_code,
-                ascii_only=ascii_only,
             )
             for nodeid, members in by_test.items()
         }
-        return {nodeid: lines for nodeid, lines in full.items() if lines}
-    texts = {
-        nodeid: brief_failures(members, width=width, ascii_only=ascii_only, whole_code=whole_code)
-        for nodeid, members in by_test.items()
+    else:
+        texts = {
+            nodeid: brief_failures(members, width=width, whole_code=whole_code)
+            for nodeid, members in by_test.items()
+        }
+        toolchain = {
+            nodeid: [StyledText(line, "headline") for line in sentence.splitlines()]
+            for nodeid, sentence in short_texts(results).items()
+        }
+        shown = [result for result in results if result.nodeid not in toolchain]
+        texts |= repeated_lines(shown, width=width) | toolchain
+    return {
+        nodeid: [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
+        for nodeid, lines in texts.items()
+        if lines
     }
-    toolchain = {
-        nodeid: [StyledText(line, "headline") for line in sentence.splitlines()]
-        for nodeid, sentence in short_texts(results).items()
-    }
-    shown = [result for result in results if result.nodeid not in toolchain]
-    repeated = repeated_lines(shown, width=width)
-    return {nodeid: lines for nodeid, lines in (texts | repeated | toolchain).items() if lines}
 
 
 def session_summary(  # noqa: PLR0913 - the results, and all that their layout depends on
@@ -199,8 +202,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     updating: bool,
     arguments: Sequence[str],
     verbosity: int,
-    width: int,
-    encoding: str,
+    screen: Screen,
 ) -> list[Line]:
     """Return the lines for the end of the session; none where no marked test ran.
 
@@ -210,25 +212,22 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         updating: whether this run writes baselines.
         arguments: files and folders of the command line.
         verbosity: pytest's; below 0 all is left out that the tests' own failures say.
-        width: columns of the terminal.
-        encoding: of the terminal.
+        screen: what the lines are laid out for.
     """
-    results = session_results.results()
-    ascii_only = not can_encode("…→", encoding)
+    results, width = session_results.results(), screen.width
     lines: list[Line] = []
     for problem in session_results.problems:
         lines += lines_of(f"gpumem: {problem}")
     for reason, number in Counter(session_results.unmeasured).items():
         tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
         lines += _told(f"{tests} not measured (--gpumem-all): {reason}", width)
-    leads = lead_lines(results, width, ascii_only=ascii_only, arguments=arguments)
+    leads = lead_lines(results, width, arguments=arguments)
     if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
-        causes = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
-        leads = encodable_lines(causes, ascii_only=ascii_only)
+        leads = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
     lines += leads
     if verbosity >= 0:
         lines += [BLANK] if lines else []
-        lines += _every_test(session_results, verbosity, width, ascii_only=ascii_only)
+        lines += _every_test(session_results, verbosity, width)
     else:
         hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
         line = session_text.quiet_line(
@@ -240,7 +239,12 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     for paragraph in session_text.snapshots(results, width=width):
         lines += lines_of(paragraph)
     if updates is not None:
-        lines += _updates(updates, width, ascii_only=ascii_only, brief=verbosity < 0)
+        brief = verbosity < 0
+        account = update_text.update_summary(updates, width=width, brief=brief)
+        lines += lines_of(f"gpumem: baselines: {account}")
+        written = [os.path.relpath(file) for file in updates.files]
+        task = "" if brief else update_text.files_to_commit(written)
+        lines += _told(task, width) if task else ()
     command = session_words.next_command(results, updating=updating, arguments=arguments)
     if verbosity >= 0 and command:
         words = StyledText(printable(str(command)), "command")
@@ -249,28 +253,17 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         if accept and verbosity >= 0:
             lead = "gpumem: to accept this run's figures on another machine: "
             lines.append((StyledText(lead), StyledText(printable(accept), "command")))
-    return lines
-
-
-def _updates(updates: UpdateSummary, width: int, *, ascii_only: bool, brief: bool) -> list[Line]:
-    """Return the outcome of writing baselines, and the next step with the files."""
-    account = update_text.update_summary(updates, width=width, ascii_only=ascii_only, brief=brief)
-    lines = lines_of(f"gpumem: baselines: {account}")
-    written = [os.path.relpath(file) for file in updates.files]
-    task = "" if brief else update_text.files_to_commit(written)
-    return [*lines, *(_told(task, width) if task else ())]
+    return encodable_lines(lines, ascii_only=not can_encode("…→", screen.encoding))
 
 
 def _told(sentence: str, width: int) -> list[Line]:
     return lines_of(wrapped("gpumem: ", sentence, width))
 
 
-def _every_test(
-    session_results: SessionResults, verbosity: int, width: int, *, ascii_only: bool
-) -> list[Line]:
+def _every_test(session_results: SessionResults, verbosity: int, width: int) -> list[Line]:
     """Return the table of tests, that of cards, and the numbers of each verdict."""
     results = session_results.results()
-    table = summary_table(results, verbosity, width, ascii_only=ascii_only)
+    table = summary_table(results, verbosity, width)
     lines: list[Line] = []
     for block in (table, lines_of(cards_matrix(results, width))):
         lines += [*block, BLANK] if block else []

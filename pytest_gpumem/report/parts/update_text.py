@@ -6,7 +6,7 @@ from posixpath import commonpath
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import EVERY_PEAK
-from pytest_gpumem.report.text import encodable, printable, signed_size, wrapped
+from pytest_gpumem.report.text import printable, signed_size, wrapped
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ MAX_UPDATES = 20
 """entries that a summary of updates lists, of each group"""
 
 
-def update_summary(
-    summary: UpdateSummary, *, width: int = 80, ascii_only: bool = False, brief: bool = False
-) -> str:
+def update_summary(summary: UpdateSummary, *, width: int = 80, brief: bool = False) -> str:
     """Return the fate of the baselines: their numbers, then changes first with their differences.
 
     ``brief`` leaves only the numbers and the errors.
@@ -44,7 +42,7 @@ def update_summary(
                 lines += (f"             {line}" for line in _figure_lines(entry.old, entry.new))
         if len(entries) > MAX_UPDATES:
             lines.append(f"{group:<8} and {len(entries) - MAX_UPDATES} more")
-    return encodable("\n".join(lines), ascii_only=ascii_only)
+    return "\n".join(lines)
 
 
 def files_to_commit(files: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pytest_gpumem.report.parts.cause_sentences import shared_causes
 from pytest_gpumem.report.parts.cells import circumstances
 from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_table
-from pytest_gpumem.report.text import encodable, printable, wrapped
+from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,24 +27,19 @@ MAX_LINES: Final = 15
 
 
 def brief_failures(
-    results: Sequence[Result],
-    *,
-    width: int = 80,
-    ascii_only: bool = False,
-    whole_code: bool = False,
+    results: Sequence[Result], *, width: int = 80, whole_code: bool = False
 ) -> list[StyledText]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed.
 
     Args:
         results: of the test and its parts.
         width: columns of the terminal.
-        ascii_only: use no other characters.
         whole_code: whether source lines are shown whole, however long.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
         lines += _brief_lines(result, width, next_step=not repeated, whole_code=whole_code)
-    return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
+    return lines
 
 
 def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]]:

@@ -22,7 +22,6 @@ from pytest_gpumem.report.terminal.brief_text import failures_in_order, remedy_l
 from pytest_gpumem.report.terminal.cause_text import cause_table
 from pytest_gpumem.report.text import (
     aligned_table,
-    encodable,
     printable,
     wrapped,
 )
@@ -44,7 +43,6 @@ def failure_sections(
     width: int = 80,
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
-    ascii_only: bool = False,
 ) -> list[StyledText]:
     """Return the lines of one test's failures, those of its parts first: they tell where.
 
@@ -55,7 +53,6 @@ def failure_sections(
         width: columns of the terminal.
         max_rows: rows of each table; None: all.
         whole_code: whether source lines are shown whole, however long.
-        ascii_only: use no other characters.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
@@ -64,9 +61,7 @@ def failure_sections(
             verdict = replace(result.verdict, command=None, advice="", accept="")
             shown = replace(result, verdict=verdict)
         lines += [StyledText("")] if lines else []
-        lines += failure_section(
-            shown, width=width, ascii_only=ascii_only, max_rows=max_rows, whole_code=whole_code
-        )
+        lines += failure_section(shown, width=width, max_rows=max_rows, whole_code=whole_code)
     return lines
 
 
@@ -74,7 +69,6 @@ def failure_section(
     result: Result,
     *,
     width: int = 80,
-    ascii_only: bool = False,
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
 ) -> list[StyledText]:
@@ -111,16 +105,13 @@ def failure_section(
     remedy = list(remedy_lines(verdict, width))
     if remedy and not sentences:
         body.append("")
-    lines = [
-        *(
-            StyledText(line, "headline")
-            for line in wrapped("", verdict.headline, width).splitlines()
-        ),
+    head = wrapped("", verdict.headline, width).splitlines()
+    return [
+        *(StyledText(line, "headline") for line in head),
         *([] if causes else [StyledText("")]),
         *map(StyledText, body),
         *remedy,
     ]
-    return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
 def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:

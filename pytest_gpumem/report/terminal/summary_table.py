@@ -13,7 +13,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
 from pytest_gpumem.report.parts.cause_sentences import row_cause
 from pytest_gpumem.report.parts.cells import figure_cells
-from pytest_gpumem.report.parts.styles import Line, StyledText, encodable_lines, lines_of, tone
+from pytest_gpumem.report.parts.styles import Line, StyledText, lines_of, tone
 from pytest_gpumem.report.parts.tables import TableRow, drawn_rows
 from pytest_gpumem.report.text import mib, printable, wrapped
 
@@ -39,9 +39,7 @@ _DETAIL_TITLES = (
 )
 
 
-def summary_table(
-    results: Sequence[Result], verbosity: int = 0, width: int = 80, *, ascii_only: bool = False
-) -> list[Line]:
+def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80) -> list[Line]:
     """Return the table for the end of the session; none without rows.
 
     Args:
@@ -49,7 +47,6 @@ def summary_table(
         verbosity: below 0 nothing, 0 every test or, of more than ``FEW_ROWS``, those that are not
             within, 1 every test and hints, 2 also memory held before and after, and provenance.
         width: columns of the terminal; long test names lose their beginning to fit.
-        ascii_only: use no other characters.
     """
     listed = list(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:
@@ -94,7 +91,7 @@ def summary_table(
         lines += _counted_lines("hint", hints, width, every_note=every_note)
     if lines:
         table += [(), *(line for paragraph in lines for line in lines_of(paragraph))]
-    return encodable_lines(table, ascii_only=ascii_only)
+    return table
 
 
 def _rows(

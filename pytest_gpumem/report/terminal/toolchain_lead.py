@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import Kind, UpdateCommand
 from pytest_gpumem.report.parts.session_words import moved_together
-from pytest_gpumem.report.parts.styles import StyledText, encodable_lines, lines_of
+from pytest_gpumem.report.parts.styles import StyledText, lines_of
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -20,18 +20,13 @@ _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)
 
 
 def lead_lines(
-    results: Sequence[Result],
-    width: int = 80,
-    *,
-    ascii_only: bool = False,
-    arguments: Sequence[str] = (),
+    results: Sequence[Result], width: int = 80, *, arguments: Sequence[str] = ()
 ) -> list[Line]:
     """Return the lines that a summary leads with; none where nothing moved together.
 
     Args:
         results: of the session.
         width: columns of the terminal.
-        ascii_only: whether the terminal has no other characters.
         arguments: files and folders of its command line.
     """
     groups = moved_together(results)
@@ -54,7 +49,7 @@ def lead_lines(
     lines = [line for paragraph in paragraphs for line in lines_of(paragraph)]
     if command:
         lines.append((StyledText("    "), StyledText(printable(str(command)), "command")))
-    return encodable_lines(lines, ascii_only=ascii_only)
+    return lines
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from helpers.terminal_results import (
 from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.measurement import Attribution, Breakdown
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.plugin.terminal_summary import Screen, failure_lines
 from pytest_gpumem.report.terminal.brief_text import MAX_LINES, brief_failures, repeated_lines
 from pytest_gpumem.sizes import MIB
 
@@ -125,7 +126,8 @@ def test_control_characters_are_shown_and_ascii_is_kept_to():
         command=UpdateCommand(targets=(NASTY,)),
     )
     nasty = replace(grown("test", line=replace(LINE, code=NASTY)), verdict=verdict, budget=NASTY)
-    brief = text(nasty, width=200, ascii_only=True)
+    (lines,) = failure_lines([nasty], Screen(200, "ascii", interactive=True), 0).values()
+    brief = "\n".join(line.text for line in lines)
     assert brief.count("\\x1b[31mred") >= 3
     assert brief.isascii()
     assert all(line.isprintable() for line in brief.splitlines())

@@ -28,7 +28,9 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
+from pytest_gpumem.plugin.terminal_summary import Screen, failure_lines
 from pytest_gpumem.report.parts import session_words
+from pytest_gpumem.report.parts.styles import encodable_lines
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 
@@ -95,12 +97,13 @@ def test_a_narrow_terminal_leaves_a_name_its_end():
 
 def test_nothing_but_ascii_where_asked():
     named = replace(GROWN, nodeid=f"{MODULE}::test_größe_" + "x" * 80)
-    for text in (
-        table_text([named], 2, 80, ascii_only=True),
-        section(replace(GROWN, part="größe"), ascii_only=True),
-    ):
-        assert text.isascii()
-    assert "...xxx" in table_text([named], 2, 80, ascii_only=True)
+    table = plain_text(encodable_lines(summary_table([named], 2, 80), ascii_only=True))
+    assert table.isascii()
+    assert "...xxx" in table
+    screen = Screen(80, "ascii", interactive=True)
+    for verbosity in (0, 1):
+        (lines,) = failure_lines([replace(GROWN, part="größe")], screen, verbosity).values()
+        assert all(line.text.isascii() for line in lines)
 
 
 def test_a_shortened_name_counts_columns_and_not_characters():
