@@ -96,20 +96,15 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
     if limit:
         name = declared_as("max_leak_mib", spec.max_leak_mib)
         finding += f", {name}={spec.max_leak_mib!r}"
-    verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
     advice = (
         "delete the references to it; for a cache that is filled once, write warmup=1 or "
         f"max_leak_mib={-(-left // MIB)}"
     )
-    notes = (*_held_by(measurement), *verdict.notes)
-    return replace(
-        verdict,
-        notes=notes,
-        advice=advice,
-        comparisons=(),
-        uncompared=before.uncompared,
-        held_to=before.held_to,
-    )
+    finding += _of_which(measurement)
+    notes = _held_by(measurement)
+    verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True, advice=advice)
+    uncompared, held_to = before.uncompared, before.held_to
+    return replace(verdict, comparisons=(), uncompared=uncompared, held_to=held_to)
 
 
 def _verdict(  # noqa: PLR0913 - the parts of a verdict
@@ -120,8 +115,9 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     *,
     failed: bool = False,
     lead: Lead | None = None,
+    advice: str = "",
 ) -> Verdict:
-    """Return a verdict with the notes that every kind has, and no remedy as yet."""
+    """Return a verdict with the notes that every kind has."""
     measurement, entry, error = case.measurement, case.entry, case.lookup.error
     notes = [*notes, *measurement.notes]
     if case.fullest is not None and kind not in _TABLED:
@@ -148,6 +144,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
         f"{kind.word}: {lead.sentence}; {finding}" if lead else f"{kind.word}: {finding}",
         case.comparisons,
         tuple(notes),
+        advice,
         uncompared=case.uncompared,
         held_to=held_to,
         lead=lead,
@@ -318,8 +315,8 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         f"it outside PyTorch's allocator, is {format_size(total - limit.nbytes)} over "
         f"{limit}"
     )
-    verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, advice=_less_or_larger(limit, total, _use_less(case, device)))
+    advice = _less_or_larger(limit, total, _use_less(case, device))
+    return _verdict(case, Kind.OVER_BUDGET, finding, failed=True, advice=advice)
 
 
 def _over_budget_in_child(case: Case) -> Verdict | None:
@@ -338,8 +335,8 @@ def _over_budget_in_child(case: Case) -> Verdict | None:
         f"a child process's peak {limit.peak} of {format_size(size)} is {format_size(over)} over "
         f"{limit}"
     )
-    verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, advice=_less_or_larger(limit, size, USE_LESS))
+    advice = _less_or_larger(limit, size, USE_LESS)
+    return _verdict(case, Kind.OVER_BUDGET, finding, failed=True, advice=advice)
 
 
 def _growing(case: Case) -> Verdict | None:
@@ -363,13 +360,12 @@ def _growing(case: Case) -> Verdict | None:
     finding = f"allocated memory grew by {amount}{case.on_device(device)} ({moved})"
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)
-    verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True)
     advice = (
         "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); steady=True "
         "tests whether memory grew in both quarters of the last half of the steps: if a cache is "
         "full after n steps, run 2 n steps or more"
     )
-    return replace(verdict, advice=advice)
+    return _verdict(case, Kind.LEAKED, finding, notes, failed=True, advice=advice)
 
 
 def _of_which(measurement: Measurement) -> str:
@@ -405,8 +401,9 @@ def _without_baseline(case: Case) -> Verdict | None:
     if not case.spec.baseline:
         return _verdict(case, Kind.WITHIN, measured)
     if lookup.error is not None:
-        verdict = _verdict(case, kind, f"cannot read the baseline: {lookup.error}", failed=True)
-        return replace(verdict, advice="repair the file, or restore it from version control")
+        finding = f"cannot read the baseline: {lookup.error}"
+        advice = "repair the file, or restore it from version control"
+        return _verdict(case, kind, finding, failed=True, advice=advice)
     device = case.policy.against or case.measurement.device.key
     if case.mismatch:
         finding, purpose = f"{case.mismatch}; {measured}", "if this is intended"

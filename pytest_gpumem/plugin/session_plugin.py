@@ -121,11 +121,9 @@ class GpuMemPlugin:
         if self.settings.select_fits:
             from pytest_gpumem.plugin.suites.memory_order import select
 
-            selection = select(items, self.settings)
-            items[:] = selection.fitting
-            self._selection = selection.sentence
-            if selection.left_out:
-                self.config.hook.pytest_deselected(items=selection.left_out)
+            items[:], left_out, self._selection = select(items, self.settings)
+            if left_out:
+                self.config.hook.pytest_deselected(items=left_out)
         if self.settings.order == "memory":
             from pytest_gpumem.plugin.suites.memory_order import largest_first
 

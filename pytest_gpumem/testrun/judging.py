@@ -35,13 +35,9 @@ class Judging:
             stores: the folders of baselines, the nearest last; baselines are written to the first.
             policy: the session's options about judging.
         """
-        self.store, *self._nearest_stores = stores
+        self._stores, self.store = stores, stores[0]
         self._policy = policy
         self._rank = current_rank()
-
-    @property
-    def _stores(self) -> list[BaselineStore]:
-        return [self.store, *self._nearest_stores]
 
     def baseline_file(self, result: Result) -> Path:
         """Return the file of a result's baseline: of the first store that has one."""

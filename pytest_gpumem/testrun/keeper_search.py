@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
@@ -37,7 +37,9 @@ class KeeperFinder:
         self._names: dict[object, list[frozenset[str]]] = {}
         """the names of the keepers of each test that was searched, by its first cause"""
 
-    def search(self, results: Sequence[Result], explanations: Explanations) -> PlannedSearch | None:
+    def search(
+        self, results: Sequence[Result], explanations: Explanations
+    ) -> tuple[str, int, KeeperSearch, list[frozenset[str]]] | None:
         """Return the search for the keepers of a peak that is too high; None without one.
 
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
@@ -46,6 +48,10 @@ class KeeperFinder:
         Args:
             results: of the test and its parts, explained.
             explanations: of their peaks, of the run that failed.
+
+        Returns:
+            the part, the index of its device, the search, and the names that earlier searches with
+            this first cause had.
         """
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
@@ -77,9 +83,7 @@ class KeeperFinder:
             if len(alike) == ALIKE and len(set(alike)) == 1:
                 return None
             search = KeeperSearch(scene, extra, self._runner.root)
-            return (
-                PlannedSearch(result.part, device, search, names) if search.has_candidates else None
-            )
+            return (result.part, device, search, names) if search.has_candidates else None
         return None
 
     def with_keepers(
@@ -107,14 +111,3 @@ class KeeperFinder:
             attributions={**explanations.attributions, part: tuple(attributions)},
             second_run=second_run,
         )
-
-
-class PlannedSearch(NamedTuple):
-    """A search for keepers, for the next run of its test."""
-
-    part: str
-    device: int
-    """the index of the device among the test's"""
-    search: KeeperSearch
-    names: list[frozenset[str]]
-    """the names that earlier searches with this first cause had"""

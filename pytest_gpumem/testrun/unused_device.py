@@ -29,10 +29,6 @@ MEMORY_LIMITS: Final = (
 REMEDY: Final = "create the model and its data on gpu_memory.device, or remove the marker"
 
 
-class UnusedDeviceError(GpuMemError):
-    """A test with a limit that took no memory of its device."""
-
-
 def is_unused(run: Run) -> bool:
     """Whether a test took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
     if run.meter.ran_apart or any(peak.reserved or peak.pinned for peak in run.meter.peaks()):
@@ -67,7 +63,7 @@ def check_unused(run: Run, path: Path) -> None:
         path: the test's file.
 
     Raises:
-        UnusedDeviceError: it declares a limit, which would hold whatever the step takes.
+        GpuMemError: it declares a limit, which would hold whatever the step takes.
     """
     by_children = any(child.peaks for child in run.children)
     problem, cause = f"the test allocated no memory on {run.info.name}", ""
@@ -77,7 +73,7 @@ def check_unused(run: Run, path: Path) -> None:
         cpu_only = bitsandbytes.has_cpu_library()
         cause = bitsandbytes.CAUSE if cpu_only else _hidden_gpu(run, path)
     if not by_children and any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
-        raise UnusedDeviceError(
+        raise GpuMemError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )
     sentence = f"{problem}, and no baseline is recorded{cause}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.baselines.paths import device_keys
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore
@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_gpumem.plugin.settings import Settings
-
-
-class Selection(NamedTuple):
-    """Tests that fit a card by their baselines, and those that are left out."""
-
-    fitting: list[pytest.Item]
-    left_out: list[pytest.Item]
-    sentence: str
 
 
 def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | None:
@@ -46,10 +38,17 @@ def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | No
     return peaks.get(preferred, max(peaks.values(), default=None))
 
 
-def select(items: list[pytest.Item], settings: Settings) -> Selection:
-    """Return the tests with baselines that fit the card of ``--gpumem-select-fits``."""
+def select(
+    items: list[pytest.Item], settings: Settings
+) -> tuple[list[pytest.Item], list[pytest.Item], str]:
+    """Return the tests with baselines that fit the card of ``--gpumem-select-fits``.
+
+    Returns:
+        also those that are left out, and a sentence.
+    """
     store, card = BaselineStore(settings.baseline_dir), CARDS[settings.select_fits]
-    selection = Selection([], [], "")
+    fitting: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     unknown = marked = 0
     for item in items:
         peak = None
@@ -58,12 +57,13 @@ def select(items: list[pytest.Item], settings: Settings) -> Selection:
             peak = recorded_peak(store, device_key("virtual", card.name), unique_nodeid(item))
             unknown += peak is None
         fits = peak is not None and peak <= card.usable_memory
-        (selection.fitting if fits else selection.left_out).append(item)
-    number = len(selection.fitting)
-    sentence = f"{number} of {marked} marked tests fit a {card.name} according to their baselines"
+        (fitting if fits else left_out).append(item)
+    sentence = (
+        f"{len(fitting)} of {marked} marked tests fit a {card.name} according to their baselines"
+    )
     if unknown:
         sentence += f"; {unknown} without baseline left out"
-    return selection._replace(sentence=sentence)
+    return fitting, left_out, sentence
 
 
 def largest_first(items: list[pytest.Item], settings: Settings) -> list[pytest.Item]:

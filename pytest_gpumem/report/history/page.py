@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.report.history.listing import move_words
 from pytest_gpumem.report.parts.plot import PlotPoint, chart
@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 
 MAX_TESTS: Final = 200
 """tests with a plot: those that moved most often, and of these those that moved furthest"""
-
-
-class _Row(NamedTuple):
-    id: str
-    commit: Commit
-    allocated: str
-    reserved: str
-    moved: str
-
-
-class _Test(NamedTuple):
-    id: str
-    name: str
-    device: str
-    chart: object
-    """markup; "" of a test that is gone and never had figures"""
-    rows: list[_Row]
 
 
 def history_page(history: BaselineHistory) -> str:
@@ -73,7 +56,7 @@ def history_page(history: BaselineHistory) -> str:
     )
 
 
-def _test(key: Key, moves: list[tuple[Commit, EntryChange]], identifier: str) -> _Test:
+def _test(key: Key, moves: list[tuple[Commit, EntryChange]], identifier: str) -> dict[str, Any]:
     """Return a test's part of the page."""
     from markupsafe import Markup
 
@@ -86,9 +69,17 @@ def _test(key: Key, moves: list[tuple[Commit, EntryChange]], identifier: str) ->
             reserved = max(peak.reserved for peak in change.new.peaks)
             label = f"{commit.short} {commit.date}".strip()
             points.append(PlotPoint(printable(label), commit.date, allocated, reserved, target))
-        rows.append(_Row(target, commit, mib(allocated), mib(reserved), move_words(change)))
+        rows.append(
+            {
+                "id": target,
+                "commit": commit,
+                "allocated": mib(allocated),
+                "reserved": mib(reserved),
+                "moved": move_words(change),
+            }
+        )
     part = f" ({key.part})" if key.part else ""
     name = f"{key.nodeid}{part}"
     title = printable(f"Peak memory of {name} by commit")
     drawn = Markup(chart(points[::-1], title)) if points else ""  # noqa: S704 - it escapes names
-    return _Test(identifier, name, key.device, drawn, rows)
+    return {"id": identifier, "name": name, "device": key.device, "chart": drawn, "rows": rows}

@@ -329,7 +329,10 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             failures=[entry for entry in entries if entry.failed],
             remarks=[remark for remark in _remarks(report) if remark not in causes],
             when=when,
-            counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
+            counts=[
+                {"word": word, "number": number, "tone": tone}
+                for (word, tone), number in counter.items()
+            ],
             devices=len({result.device_key for result in report.results}),
             batches=any(result.batch_size is not None for result in report.results),
             pins=any(map(pinned_cell, report.results)),
@@ -453,13 +456,6 @@ def refusal_of(result: Result, device: int) -> RefusedRequest | None:
     ]
     usable = measurement.device.total_memory - measurement.device.context
     return RefusedRequest(oom.requested, oom.reserved, min([*budgets, usable]))
-
-
-class _Count(NamedTuple):
-    word: str
-    """the verdict, as the table has it"""
-    number: int
-    tone: str
 
 
 def _hash(source: str) -> str:
