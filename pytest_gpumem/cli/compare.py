@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.paths import baseline_path
 from pytest_gpumem.baselines.torch_folders import folder_of_torch
+from pytest_gpumem.cli.base_commit import compare_with_commit
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
 from pytest_gpumem.cli.sources import SourceError, read_directory, read_source
 from pytest_gpumem.errors import SpecError
@@ -22,19 +23,29 @@ if TYPE_CHECKING:
 
 HELP = "print what grew, shrank, appeared and disappeared between two sets of figures"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: two
-reports (.json), two folders of baselines, two git revisions of one folder, or one of each. Exit
-status 1: with --fail-on-growth, a peak grew by more than that; 2: an input could not be read."""
+reports (.json), two folders of baselines, two git revisions of one folder, or one of each. Or,
+with --git, measure the tests of a commit and of the working tree, and fail on growth. Exit status
+1: with --fail-on-growth, a peak grew by more than that; 2: an input could not be read."""
 FOLDER = "baselines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem compare``."""
-    parser.add_argument("old", metavar="A", help="a report, a folder, or a git revision")
+    parser.add_argument("old", metavar="A", nargs="?", help="a report, a folder, or a git revision")
     parser.add_argument(
         "new",
         metavar="B",
         nargs="?",
         help="a second report, folder or revision (default: the baselines of the working tree)",
+    )
+    parser.add_argument(
+        "--git",
+        metavar="REV",
+        help="run pytest in a worktree of this commit, and then here; growth fails, with its "
+        "cause. Arguments of pytest stand behind --",
+    )
+    parser.add_argument(
+        "pytest", metavar="PYTEST", nargs="*", help="with --git: pytest's arguments"
     )
     parser.add_argument(
         "--format", choices=tuple(rendering.RENDERERS), default="table", help="format of the output"
@@ -92,6 +103,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         GpuMemError: an argument cannot be understood, or names nothing that can be read.
     """
+    words = [arguments.old, arguments.new, *arguments.pytest]
+    if arguments.git is not None:
+        return compare_with_commit(arguments.git, [word for word in words if word is not None])
+    if arguments.old is None or arguments.pytest:
+        problem = "this compares two sets of figures"
+        raise SpecError("gpumem compare", problem, "name one or two, or write --git=origin/main")
     limit = growth_limit(arguments)
     folder = Path(arguments.baseline_dir)
     old = read_source(arguments.old, folder)

@@ -162,6 +162,9 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     if case.policy.against:
         advice = f"to record the baseline of {case.policy.against}, run on that device with "
         return replace(verdict, advice=f"{advice}{UPDATE_OPTION}")
+    if case.policy.base_commit and not case.policy.updating:
+        advice = f"{purpose}, merge it: {case.policy.base_commit} is measured anew each time"
+        return replace(verdict, advice=advice if verdict.failed else "")
     if case.policy.updating:
         notes = (*verdict.notes, Note(NoteKind.RECORDED, "this run writes a new baseline"))
         return replace(verdict, failed=False, notes=notes)

@@ -61,6 +61,8 @@ AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
 }
 """How far a peak may be from another device's baseline (``--gpumem-against``)."""
 
+BASE_COMMIT = "GPUMEM_BASE_COMMIT"
+"""the environment variable by which ``gpumem compare --git`` names the commit of the baselines"""
 UPDATE_OPTION = "--gpumem-update-baselines"
 
 MISSING = "missing"
@@ -197,6 +199,8 @@ class Policy:
     repeated: tuple[str, ...] = ()
     """options of this session's command line that change figures: a command in a remedy repeats
     them, or it would record another device's baselines"""
+    base_commit: str = ""
+    """the commit whose figures are compared, and for which no file is kept"""
     accept: str = ""
     """the command that accepts figures of this session on another machine; "" without one"""
 

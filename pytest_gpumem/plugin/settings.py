@@ -344,7 +344,7 @@ class Settings(NamedTuple):
     @property
     def policy(self) -> Policy:
         """The options that bear on verdicts."""
-        from pytest_gpumem.judge.verdict import Policy
+        from pytest_gpumem.judge.verdict import BASE_COMMIT, Policy
 
         return Policy(
             missing_baseline="fail" if self.missing_fails else "note",
@@ -357,6 +357,7 @@ class Settings(NamedTuple):
             against=self.against,
             against_tolerance=self.against_tolerance,
             repeated=self.repeated,
+            base_commit=os.environ.get(BASE_COMMIT, ""),
         )
 
 

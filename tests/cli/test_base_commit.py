@@ -1,0 +1,91 @@
+"""``gpumem compare --git``: the working tree beside a commit, without committed baselines."""
+
+import subprocess
+
+import pytest
+
+MODULE = """
+import torch
+
+def step():
+    kept = torch.empty(2**20, device="cuda")
+    {more}
+    return kept, more
+"""
+TEST = """
+import pytest
+from mine import step
+
+@pytest.mark.gpu_memory
+def test_step():
+    result = step()
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_other():
+    step()
+"""
+
+
+def git(*arguments):
+    named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *named, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(here, monkeypatch):
+    """A repository with a package in src, and pytest's arguments; a commit that takes 4 MiB."""
+    monkeypatch.setenv("CI", "1")
+    (here / "src").mkdir()
+    (here / "src/mine.py").write_text(MODULE.format(more="more = None"))
+    (here / "test_mine.py").write_text(TEST)
+    (here / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "base")
+    return here
+
+
+def compare(capfd, *arguments):
+    """Run the command in this process; pytest's sessions are processes of their own."""
+    from pytest_gpumem.cli import main
+
+    status = main.main(["compare", *arguments])
+    done = capfd.readouterr()
+    return status, " ".join(done.out.split()), done.err
+
+
+def test_a_growth_since_the_commit_fails_with_its_cause(project, capfd):
+    (project / "src/mine.py").write_text(MODULE.format(more="more = kept.repeat(4)"))
+    status, out, _ = compare(capfd, "--git", "HEAD", "--", "-p", "no:asyncio", "test_mine.py")
+    assert status == 1
+    assert "regressed: other +16.00 MiB at src/mine.py:6 (step)" in out
+    assert "next: if this is intended, merge it: HEAD is measured anew each time" in out
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, check=True)
+    assert listed.stdout.count(b"\n") == 1
+    assert not (project / "baselines").exists()
+    status, out, _ = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio", "-k", "other")
+    assert (status, "1 passed, 1 deselected" in out) == (0, True)
+
+
+def test_a_commit_whose_tests_cannot_run_is_told(project, capfd):
+    (project / "test_mine.py").write_text("import nowhere")
+    git("commit", "-qam", "broken")
+    (project / "test_mine.py").write_text(TEST)
+    status, _, err = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio")
+    assert status == 2
+    assert "gpumem: pytest ended with status 2 in HEAD:" in err
+    assert "No module named 'nowhere'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--git=nowhere"], "--git=nowhere: git says: invalid reference: nowhere"),
+        ([], "gpumem compare: this compares two sets of figures; name one or two, or write --git"),
+        (["a", "b", "c"], "gpumem compare: this compares two sets of figures"),
+    ],
+)
+def test_bad_input_is_told(project, capfd, arguments, problem):
+    status, _, err = compare(capfd, *arguments)
+    assert status == 2
+    assert problem in err
