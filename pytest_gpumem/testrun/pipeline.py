@@ -182,12 +182,12 @@ class Pipeline:
             check_unused(run, runner.root / module)
         whole = run.measurement()
         growth_search.require_steps(run)
-        recorded, explanations = None, Explanations()
+        explains, recorded, explanations = policy.explains(spec), None, Explanations()
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
-        if policy.explains(spec) or (runs_on and run.meter.records):
+        if explains or (runs_on and run.meter.records):
             recorded = Recorded(run, ["", *parts])
             explanations = Explanations(recorded.recording)
-            if policy.explains(spec):
+            if explains:
                 explanations = self._explanations(recorded)
         recording = explanations.recording
         self._leak_recording = recording if spec.max_leak_mib is not None else None
@@ -256,6 +256,8 @@ class Pipeline:
                         found = replace(told, second_run=note)
                     else:
                         found = Explanations(run.meter.recording())
+        if not any(result.verdict.kind.too_much for result in results):
+            return results if found is explanations else self._judged(test, found), found
         explained = [found.of(result) for result in results]
         if found.second_run is None and may_run_again(run.spec):
             found = self._keepers.with_keepers(item, explained, found)
