@@ -256,6 +256,16 @@ def test_tests_on_several_cards_have_a_table_of_them():
     assert row
 
 
+def test_tests_may_name_different_cards():
+    results = [
+        replace(result(f"{name}[{card}]", measured(attribution(layers=1))), card=card)
+        for name, card in (("test_x", "T4"), ("test_x", "L4"), ("test_y", "L4"), ("test_y", "H100"))
+    ]
+    rows = Page(page(Report(tuple(results)))).texts("tr")
+    for name in ("test_x", "test_y"):
+        assert any(re.fullmatch(rf"\S+::{name}( \d+\.\d\d){{2}}", row.strip()) for row in rows)
+
+
 def test_a_row_has_the_history_of_its_baselines():
     moved, still = result("test_a", measured(attribution(layers=1))), grown("test_b")
     peaks = [CommittedPeak(100 * MIB, 8), CommittedPeak(120 * MIB, 8)]
