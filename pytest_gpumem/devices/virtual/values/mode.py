@@ -809,8 +809,9 @@ def is_of_an_operators_own(address: int) -> bool:
     """
     running = Interception.functions.running()
     if running is None:
-        frame = sys._getframe(1)
-        if frame.f_code not in {ValueMode._run_closed.__code__, ValueMode._run_opened.__code__}:
+        frame = sys._getframe().f_back  # None in a thread of PyTorch's own
+        runners = {ValueMode._run_closed.__code__, ValueMode._run_opened.__code__}
+        if frame is None or frame.f_code not in runners:
             return False
         variables = frame.f_locals
         running = variables["call"].args, variables["call"].kwargs
