@@ -112,7 +112,7 @@ for part in "$@"; do
             ;;
         sweep) step sweep 60 "$python" -m benchmarks.cudnn.real_gpu --count "${SHAPES:-600}" ${fake:+--virtual "$fake"} --out "$log/conv-real.csv" ;;
         overhead) step overhead 50 "$python" -m benchmarks.speed.overhead --dry ${fake:+--virtual "$fake"} ;;
-        attribution) step attribution 60 "$python" -m benchmarks.speed.attribution --repeats 3 ${fake:+--virtual} ;;
+        attribution) step attribution 60 "$python" -m benchmarks.speed.attribution --dry --repeats 3 ${fake:+--virtual} ;;
         examples)
             # The stand-in computes no values, and one test looks at its loss.
             cp -r examples "$work/examples" # with an ini file of its own: warnings are no errors

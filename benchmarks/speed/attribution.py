@@ -1,6 +1,6 @@
 """What it costs to find out where a peak comes from: ResNet-50 and GPT-2 steps, recorded or not.
 
-    python -m benchmarks.speed.attribution [--virtual] [--repeats 7]
+    python -m benchmarks.speed.attribution [--virtual] [--repeats 7] [--dry]
 
 Two steps a run, by turns: as a test runs without attribution, and recorded (hooks, and the
 allocator's history; ``--gpumem-attribution=on``). Then comes the explanation itself, once a test.
@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--virtual", action="store_true", help="on the virtual H100")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--dry", action="store_true", help="record nothing")
     options = parser.parse_args()
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.cuda import CudaDevice
@@ -77,7 +78,8 @@ def main() -> None:
         "",
         "the explanation comes once a test, after its last step",
     ]
-    publish(f"attribution-{'virtual' if options.virtual else 'cuda'}", "\n".join(text))
+    name = f"attribution-{'virtual' if options.virtual else 'cuda'}"
+    publish(name, "\n".join(text), keep=not options.dry)
 
 
 if __name__ == "__main__":
