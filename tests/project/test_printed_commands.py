@@ -32,6 +32,8 @@ WRITTEN = {
         'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
         "gpumem cards --here",
     ],
+    "cli/base_commit.py": ["git fetch brings it)"],
+    "cli/compare.py": ["gpumem compare"],
     "cli/light.py": [
         "pip install --no-deps --no-compile -r light.txt",
         "pip install --no-deps --no-compile -r FILE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 from typing import TYPE_CHECKING, Final
@@ -25,20 +26,28 @@ def chooser(expression: str) -> Callable[[str], bool]:
     """
     tokens = _TOKEN.findall(expression)
     names = [token for token in tokens if token not in _WORDS]
-    # Python's own and, or, not are those of pytest. Nothing else is evaluated.
-    python = " ".join(token if token in _WORDS else f"x[{names.index(token)}]" for token in tokens)
+    numbered = iter(range(len(names)))
+    # Python reads the words and parentheses as pytest does; a number stands for a name.
+    python = " ".join(token if token in _WORDS else str(next(numbered)) for token in tokens)
 
-    def choose(nodeid: str) -> bool:
-        found = [name.casefold() in nodeid.casefold() for name in names]
-        return bool(eval(code, {"x": found}))  # noqa: S307 - see above
+    def choose(node: ast.expr, nodeid: str) -> bool:
+        match node:
+            case ast.BoolOp(operation, values):
+                every = all if isinstance(operation, ast.And) else any
+                return every([choose(value, nodeid) for value in values])
+            case ast.UnaryOp(ast.Not(), operand):
+                return not choose(operand, nodeid)
+            case ast.Constant(int() as number):
+                return names[number].casefold() in nodeid.casefold()
+        raise SyntaxError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a name before a parenthesis is no call
-            code = compile(python, "-k", "eval")
-        choose("")
-    except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
+            warnings.simplefilter("error")  # a number is called: "1 (2)"
+            tree = ast.parse(python, mode="eval").body
+        choose(tree, "")
+    except (SyntaxError, MemoryError, RecursionError) as error:
         problem = "this is no expression of names, and, or, not, and parentheses"
         remedy = "write an expression as for pytest: 'a and not b'"
         raise SpecError(f"-k {expression}", problem, remedy) from error
-    return choose
+    return lambda nodeid: choose(tree, nodeid)
