@@ -7,7 +7,8 @@ be lower than alone. So the first such network of each test gets a new state.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.attribution.plain_tensors import place_of
@@ -46,17 +47,21 @@ class DropoutStates:
         """earlier tests' memory: it stays where it is until the test has ended"""
         self.notes: tuple[Note, ...] = ()
         """what to know of the last test"""
-        self._wrapped = False
+        self._wrappers: dict[str, Function] = {}
+        """those of RECURRENT by name; torch.jit knows them by their identities, so they stay"""
 
     @contextmanager
     def renewed(self, is_foreign: IsForeign) -> Iterator[None]:
         """Renew the states that are foreign memory, when networks use them."""
-        if not self._wrapped:
-            self._wrapped = True
+        import torch
+
+        if not self._wrappers:
             self._wrap()
         before, self._is_foreign, self.notes = self._is_foreign, is_foreign, ()
         try:
-            yield
+            with ExitStack() as stack:
+                RECURRENT.put(torch._VF, self._wrappers, stack)
+                yield
         finally:
             self._is_foreign = before
             self._earlier.clear()
@@ -92,11 +97,14 @@ class DropoutStates:
                 with Renewing():  # type: ignore[no-untyped-call]
                     return function(*args)
 
-            # torch.jit.script takes the function for an operator by its identity.
-            _register_builtin(call, f"aten::{function.__name__}")
-            return call
+            # Filters of warnings go by the module that calls PyTorch's function.
+            scope = {**globals(), "__name__": "torch.nn.modules.rnn"}
+            as_torch = FunctionType(call.__code__, scope, call.__name__, None, call.__closure__)
+            _register_builtin(as_torch, f"aten::{function.__name__}")
+            return as_torch
 
-        RECURRENT.wrap(torch._VF, make)
+        functions = RECURRENT.values(torch._VF)
+        self._wrappers = {name: make(function) for name, function in functions.items()}
 
     def _renew(self, state: Tensor) -> None:
         """Put a new state into the tensor that PyTorch keeps, if the old state is foreign."""

@@ -126,3 +126,14 @@ def test_torch_script_compiles_the_networks(suite):
         assert model(torch.zeros(8, 4, 64, device="cuda")).shape == (8, 4, 64)
     """
     assert measured(suite, source)
+
+
+def test_warnings_of_the_networks_are_torchs(suite):
+    source = """
+    @pytest.mark.gpu_memory
+    @pytest.mark.filterwarnings("error", "ignore:::torch.nn.modules.rnn")
+    def test_projected():
+        torch.nn.LSTM(4, 4, proj_size=2)(torch.zeros(2, 2, 4))  # oneDNN has no projections
+        torch.empty(1, device="cuda")
+    """
+    assert measured(suite, source)
