@@ -190,25 +190,19 @@ def add_timed(
 
 
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments
-    """Return the bytes of each copy that Inductor makes of a kernel's outputs.
+    """Return the bytes of each copy that Inductor may make of a kernel's outputs.
 
-    Where memory matters (in inference and in a backward pass), it makes none that would raise the
-    peak of the process, and copies to the host instead.
+    Where memory matters (in inference and in a backward pass), it copies to the host what would
+    raise the peak of the process: that peak has the buffers of kernels that were timed before.
     """
     import torch
 
     named = [*zip(tuner.fn.arg_names, args, strict=False), *kwargs.items()]
-    budget = float("inf")
-    if getattr(tuner, "optimize_mem", False):
-        budget = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    copies = []
-    for name, tensor in named:
-        if name in tuner.mutated_arg_names and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-            size = extent(tensor.shape, tensor.stride()) * tensor.element_size()
-            if size <= budget:
-                budget -= size
-                copies.append(size)
-    return copies
+    return [
+        extent(tensor.shape, tensor.stride()) * tensor.element_size()
+        for name, tensor in named
+        if name in tuner.mutated_arg_names and isinstance(tensor, torch.Tensor) and tensor.is_cuda
+    ]
 
 
 def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - an Autotuner, its kernel's arguments
