@@ -249,7 +249,7 @@ class Run:
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
         notes = [*self.notes, *self.device.notes(self.root)]
-        if TIMED_PLANS.was_on and not self.spec.warmup:
+        if self.on_real_gpu and TIMED_PLANS.was_on and not self.spec.warmup:
             notes.append(TIMED)
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import re
 import subprocess
@@ -11,8 +12,6 @@ import tarfile
 import pytest
 from helpers.paths import ROOT
 from helpers.warm import warm_python
-
-from benchmarks.fidelity.run import provenance
 
 CHECKS = ROOT / "tests/gpu/checks"
 PAGE = (ROOT / "docs/how-to/on-a-real-gpu.md").read_text(encoding="utf-8")
@@ -93,5 +92,7 @@ def test_a_step_s_process_finds_the_packages_of_pythonpath_and_says_why_it_faile
 ):
     (tmp_path / "torch.py").write_text("raise RuntimeError('planted')\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+    run_module = importlib.import_module("benchmarks.fidelity.run")
     with pytest.raises(SystemExit, match=r"(?s)PyTorch cannot use the GPU here.*planted"):
-        provenance(None)
+        run_module.provenance(None)
