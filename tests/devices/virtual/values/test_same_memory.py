@@ -69,7 +69,8 @@ def cuda_graph(device):
         (x @ weight).tanh().sum()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # PyTorch takes streams of a pool of 32 in turn: another one may be the first one, or may not.
+    with torch.cuda.graph(graph, stream=stream):
         result = (x @ weight).tanh().sum()
     results = []
     for _ in range(2):
