@@ -200,7 +200,7 @@ PLANTS = {
     "a variable of the context": (
         "VARIABLE.set([])",
         "VARIABLE.get().append(BIG)",
-        "global variable VARIABLE of",
+        "context variable VARIABLE",
     ),
     "finalizers": (
         "kept = []",
