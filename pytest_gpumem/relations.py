@@ -62,6 +62,11 @@ class Relation(NamedTuple):
         """Whether less than the limit fails."""
         return self.name in {"at_least", "more_than"}
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether it is a limit as those of the marker: from above, on a peak that is compared."""
+        return not self.is_lower and self.figure in {"allocated", "reserved"}
+
     def limit(self, reference: int) -> int:
         """Return the limit where the other part's figure is so many bytes; at it is within."""
         exact = self.factor * reference + self.extra
@@ -95,6 +100,13 @@ class Bound(NamedTuple):
     def excess(self) -> int:
         """Bytes beyond the limit, on its wrong side."""
         return (self.nbytes - self.measured) * (1 if self.relation.is_lower else -1)
+
+    def __str__(self) -> str:
+        """Return how far the figure is from the limit: "8.00 MiB under at_least='load' (...)"."""
+        far = f"{format_size(self.excess)} {'under' if self.relation.is_lower else 'over'}"
+        if self.excess == 1 and self.relation.name in {"less_than", "more_than"}:
+            far = "as much as"
+        return f"{far} {self.relation} ({format_size(self.nbytes)})"
 
 
 def read_relations(

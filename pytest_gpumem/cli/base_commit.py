@@ -18,6 +18,20 @@ from pytest_gpumem.judge.verdict import BASE_COMMIT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+LAUNCHER: Final = """
+import os, pytest, sys
+root, status = sys.argv[1] + os.sep, pytest.main(sys.argv[2:])
+files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+environments = tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
+environments = tuple(folder for folder in environments if folder.startswith(root))
+files = [file for file in map(os.path.realpath, files) if file.startswith(root)]
+strays = [file for file in files if not file.startswith(environments)]
+print(*sorted(strays), sep="\\n", file=sys.stderr)
+sys.exit(90 if strays else status)
+"""
+"""runs pytest in the worktree: a module of the working tree there would be compared with itself"""
+STRAYS: Final = 90
+"""its exit status then"""
 RAN: Final = (0, 1)
 """exit statuses of pytest in which tests ran: some of a base commit may fail"""
 LAST_LINES: Final = 15
@@ -37,11 +51,11 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
     """
     with TemporaryDirectory(prefix="gpumem-compare-") as folder:
         own = ["-o", f"gpumem_baseline_dir={folder}/baselines", "--gpumem-missing-baseline=note"]
-        command = [sys.executable, "-m", "pytest", *own, *arguments]
-        with _worktree(revision, Path(folder, "base")) as (place, environment):
+        options = [*own, *arguments]
+        with _worktree(revision, Path(folder, "base")) as (root, place, environment):
             sys.stderr.write(f"gpumem: measuring {revision} ...\n")
             base = subprocess.run(
-                [*command, "--gpumem-update-baselines"],
+                [sys.executable, "-c", LAUNCHER, root, *options, "--gpumem-update-baselines"],
                 cwd=place,
                 env=environment,
                 capture_output=True,
@@ -50,19 +64,22 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
         if base.returncode not in RAN:
             lines = (base.stdout + base.stderr).decode(errors="replace").splitlines()
             problem = f"gpumem: pytest ended with status {base.returncode} in {revision}:"
+            if base.returncode == STRAYS:
+                problem = f"gpumem: tests of {revision} imported these files of the working tree:"
             return Outcome("", BAD_INPUT, (problem, *lines[-LAST_LINES:]))
         if not Path(folder, "baselines").is_dir():
             sys.stderr.write(f"gpumem: no test was measured in {revision}\n")
         sys.stderr.write("gpumem: measuring the working tree ...\n")
+        command = [sys.executable, "-m", "pytest", *options]
         environment = {**os.environ, BASE_COMMIT: revision}
         return Outcome("", subprocess.run(command, env=environment, check=False).returncode)
 
 
 @contextmanager
-def _worktree(revision: str, folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Check a commit out; yield the working folder's place in it, and an environment for it.
+def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str, str]]]:
+    """Check a commit out; yield the repository, and the working folder's place in the worktree.
 
-    Packages that are imported from the repository are imported from the commit.
+    The third is an environment in which packages of the repository are the commit's.
     """
     try:
         root = repository_root()
@@ -72,17 +89,13 @@ def _worktree(revision: str, folder: Path) -> Iterator[tuple[Path, dict[str, str
         remedy = "name a commit of this repository, such as origin/main (git fetch brings it)"
         raise SpecError(f"--git={revision}", str(error), remedy) from error
     try:
-        inside = [Path(), root, *(Path(entry) for entry in sys.path if entry)]
-        paths = [folder / entry for path in inside if (entry := _within(path, root)) is not None]
-        old = os.environ.get("PYTHONPATH")
-        entries = dict.fromkeys([*map(str, paths), *([old] if old else [])])
-        yield place, {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+        top = os.path.realpath(root)
+        entries = map(os.path.realpath, [*sys.path, os.curdir, str(root), str(root / "src")])
+        within = (os.path.relpath(entry, top) for entry in entries)
+        # Folders of an environment in the repository are not in the worktree.
+        paths = [str(folder / entry) for entry in within if not entry.startswith(os.pardir)]
+        paths = [path for path in paths if Path(path).is_dir()]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
+        yield top, place, {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     finally:
         run_git("worktree", "remove", "--force", str(folder))
-
-
-def _within(path: Path, root: Path) -> str | None:
-    """Return a folder's path from the top of the repository; None of installed packages."""
-    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
-    installed = "site-packages" in inside or os.path.realpath(path).startswith(sys.prefix)
-    return None if inside.startswith(os.pardir) or installed else inside

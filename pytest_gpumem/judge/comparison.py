@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
@@ -183,10 +182,10 @@ class Case:
             if nbytes is not None
         ]
         limits += [
-            Limit(relation.name, relation.part, peak, bound.nbytes, relation)
+            Limit(bound.relation.name, bound.relation.part, peak, bound.nbytes, bound.relation)
             for bound in self.relations
-            for relation, peak in product([bound.relation], PEAKS)
-            if peak == relation.figure and not relation.is_lower
+            for peak in PEAKS
+            if bound.relation.is_limit and bound.relation.figure == peak
         ]
         return tuple(limits)
 

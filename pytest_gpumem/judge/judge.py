@@ -267,8 +267,7 @@ def _over_budget(case: Case) -> Verdict | None:
 
 def _beyond_bound(case: Case) -> Verdict | None:
     """Judge lower limits, and limits on figures that have no baseline."""
-    upper = [limit.relation for limit in case.limits]
-    bounds = [case.at_least(bound) for bound in case.relations if bound.relation not in upper]
+    bounds = [case.at_least(bound) for bound in case.relations if not bound.relation.is_limit]
     broken = [bound for bound in bounds if bound.excess > 0]
     if not broken:
         return None
@@ -276,9 +275,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
     texts = [
         f"{bound.relation.chain!r} does not hold: {bound.sizes}"
         if bound.relation.chain
-        else f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is "
-        f"{format_size(bound.excess)} {'under' if bound.relation.is_lower else 'over'} "
-        f"{bound.relation} ({format_size(bound.nbytes)})"
+        else f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is {bound}"
         for bound in broken
     ]
     worst = broken[0].relation
@@ -286,7 +283,9 @@ def _beyond_bound(case: Case) -> Verdict | None:
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     verdict = _verdict(case, kind, texts[0], notes, failed=True)
     advice = "delete references to memory that the part no longer needs"
-    if worst.is_lower:
+    if worst.chain:
+        advice = f"find the lines that differ from {worst.part}'s"
+    elif worst.is_lower:
         advice = (
             f"find the tensors that were expected: {format_size(broken[0].excess)} or more are "
             "on no device, or were freed before"

@@ -58,13 +58,13 @@ class DropoutStates:
         if not self._wrappers:
             self._wrap()
         before, self._is_foreign, self.notes = self._is_foreign, is_foreign, ()
+        earlier, self._earlier = self._earlier, []
         try:
             with ExitStack() as stack:
                 RECURRENT.put(torch._VF, self._wrappers, stack)
                 yield
         finally:
-            self._is_foreign = before
-            self._earlier.clear()
+            self._is_foreign, self._earlier = before, earlier
 
     def _wrap(self) -> None:
         import torch

@@ -198,9 +198,8 @@ class Pipeline:
         measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
         test = EndedTest(item, run, by_hook(item, measured), relations)
         results = self._judged(test, explanations)
-        if TIMED in whole.notes and any(
-            result.verdict.kind is Kind.REGRESSED for result in results
-        ):
+        grew = any(result.verdict.kind is Kind.REGRESSED for result in results)
+        if grew and TIMED in whole.notes and may_run_again(spec):
             test = self._with_timed_plans(test)
             results = self._judged(test, explanations)
         results, explanations = self._explained(test, results, recorded, explanations)

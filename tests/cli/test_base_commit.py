@@ -89,3 +89,19 @@ def test_bad_input_is_told(project, capfd, arguments, problem):
     status, _, err = compare(capfd, *arguments)
     assert status == 2
     assert problem in err
+
+
+def test_a_module_that_only_the_working_tree_has_is_told(project, capfd):
+    """As an editable installation whose folder is no entry of the path: it would be compared."""
+    (project / "lib").mkdir()
+    (project / "lib/mine.py").write_text(MODULE.format(more="more = None"))
+    (project / "conftest.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(project)!r} + '/lib')"
+    )
+    (project / "pytest.ini").write_text("[pytest]\n")
+    git("add", ".")
+    git("commit", "-qm", "absolute")
+    status, _, err = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio")
+    assert status == 2
+    assert "tests of HEAD imported these files of the working tree:" in err
+    assert str(project / "lib/mine.py") in err

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
 from pytest_gpumem.measurement import Attribution, Breakdown, OutOfMemory, Peak, PeakRange
+from pytest_gpumem.relations import Bound, Relation
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
 
@@ -345,6 +346,24 @@ def test_a_limit_is_held_to_the_largest_of_a_range():
     assert not judge(measurement, MemorySpec(max_reserved_gib=120 / 1024), NOTHING, LENIENT).failed
     estimated = replace(measurement, range=PeakRange(least, most, "cuFFT's workspaces"))
     assert not judge(estimated, spec, NOTHING, LENIENT).failed
+
+
+def test_a_lower_limit_is_held_to_the_least_of_a_range():
+    least, most = (Peak(50 * MIB, 70 * MIB),), (Peak(90 * MIB, 120 * MIB),)
+    spanned = PeakRange(least, most, "cuDNN's choice in benchmark mode", judged=True)
+    measurement = replace(measured((60 * MIB, 80 * MIB)), range=spanned)
+
+    def verdict(figure, limit, held):
+        relation = Relation("at_least", "", Fraction(0), limit * MIB, figure)
+        bound = Bound(relation, limit * MIB, held * MIB)
+        return judge(measurement, PLAIN, NOTHING, LENIENT, relations=[bound])
+
+    low = verdict("allocated", 55, 60)
+    assert low.kind is Kind.UNDER_LIMIT
+    assert "peak allocated of 50.00 MiB is 5.00 MiB under at_least='55.00 MiB'" in low.headline
+    assert "find the tensors that were expected: 5.00 MiB or more" in low.remedy
+    assert not verdict("reserved", 70, 80).failed
+    assert not verdict("held", 55, 60).failed  # ranges are of peaks
 
 
 def test_every_kind_has_a_rank_of_its_own():

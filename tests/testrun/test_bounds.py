@@ -74,7 +74,7 @@ def run(suite, offload="", work="pass", after="pass", *args):
         (
             "figure='held', more_than=load",
             "mib(1)",
-            "under limit: held memory of 100.00 MiB is 1 B under more_than='load'",
+            "under limit: held memory of 100.00 MiB is as much as more_than='load'",
         ),
     ],
 )
@@ -126,6 +126,7 @@ def test_an_order_of_parts_is_read_in_one_sentence(suite):
         "block 40.00 MiB, whole 30.00 MiB"
     )
     assert f"part whole: {sentence}" in session.flat
+    assert "next: find the lines that differ from block's" in session.flat
     results = json.loads((suite.path / "r.json").read_text())["results"]
     assert [it["verdict"]["kind"] for it in results if it["verdict"]["failed"]] == ["under limit"]
 
