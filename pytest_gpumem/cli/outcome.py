@@ -56,8 +56,8 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_max_gib(value: float | None) -> int | None:
-    """Return the bytes of ``--max-gib``; None without it.
+def read_max_gib(value: float | None, flag: str = "--max-gib") -> int | None:
+    """Return the bytes of a limit in GiB; None without it.
 
     Raises:
         SpecError: it is not a size.
@@ -65,7 +65,7 @@ def read_max_gib(value: float | None) -> int | None:
     if value is None:
         return None
     if not 0 < value < MAX_GIB:  # also refuses NaN
-        raise SpecError(f"--max-gib={value}", "this is not a size", "write GiB, as --max-gib=8")
+        raise SpecError(f"{flag}={value}", "this is not a size", f"write GiB, as {flag}=8")
     return gib(value)
 
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
+from pytest_gpumem.cli.judged_program import (
+    LIMITS,
+    JudgedProgram,
+    ProgramItem,
+    add_test_arguments,
+    flag_of,
+)
 from pytest_gpumem.cli.outcome import (
     INTERRUPTED,
     PREDICTED,
@@ -24,19 +33,18 @@ from pytest_gpumem.cli.outcome import (
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
-from pytest_gpumem.errors import DeviceError, SpecError
-from pytest_gpumem.measurement import OutOfMemory, Peak
-from pytest_gpumem.meter.meter import Meter
-from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.devices.base import Device, Values
+    from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.children import Child
+    from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.testrun.run import Run
 
 HELP: Final = "run a program on a virtual GPU (or on a real GPU) and print its peaks"
 DESCRIPTION: Final = f"{HELP[0].upper()}{HELP[1:]}."
@@ -56,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
+    add_test_arguments(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program: train.py")
     program_arguments = parser.add_argument(
@@ -71,7 +80,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         SpecError: an argument that cannot be used.
         DeviceError: no such device is here.
     """
-    limit = read_max_gib(arguments.max_gib)
+    for name in LIMITS:
+        read_max_gib(getattr(arguments, name), flag_of(name))
     if not 1 <= arguments.devices <= MAX_DEVICES:
         raise SpecError(
             f"--devices={arguments.devices}",
@@ -86,8 +96,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
     # A session of pytest in the program takes this device and card for its marked tests.
     os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
-    device, count = choice.device, arguments.devices
-    return Outcome("", measure_program(program, device, count, limit, arguments.values))
+    return Outcome("", measure_program(program, choice, arguments))
 
 
 class UserProgram:
@@ -105,19 +114,33 @@ class UserProgram:
                     target, "there is no such file", "name a script, or -m and a module"
                 )
             target = command
-        self._target = target
+        self.target = target
         self._arguments = list(arguments)
         self._module = module
 
+    def name(self, given: str | None) -> str:
+        """Return the program's name in baselines, as pytest names a test: its file, its arguments.
+
+        Args:
+            given: the name in the place of the arguments.
+        """
+        script = Path(self.target)
+        module = self.target
+        if not self._module:
+            inside = script.resolve().is_relative_to(Path.cwd())
+            module = script.resolve().relative_to(Path.cwd()).as_posix() if inside else script.name
+        words = shlex.join(self._arguments) if given is None else given
+        return f"{module}::{words}" if words else module
+
     def run(self) -> int:
         """Run it; return its exit status. Its own errors pass through."""
-        sys.argv = [self._target, *self._arguments]
-        sys.path[0] = str(Path.cwd()) if self._module else str(Path(self._target).resolve().parent)
+        sys.argv = [self.target, *self._arguments]
+        sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
             if self._module:
-                runpy.run_module(self._target, run_name="__main__", alter_sys=True)
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(self._target, run_name="__main__")
+                runpy.run_path(self.target, run_name="__main__")
         except SystemExit as end:  # as Python ends with it
             if end.code is None or isinstance(end.code, int):
                 return end.code or 0
@@ -146,13 +169,12 @@ class Use:
     A process that the program has forked before is measured as its children are.
     """
 
-    def __init__(self, device: Device, count: int, limit: int | None, values: Values) -> None:
+    def __init__(self, test: JudgedProgram, device: Device, arguments: argparse.Namespace) -> None:
+        self._test = test
         self._device = device
-        self._count = count
-        self._limit = limit
-        self._values = values
+        self._arguments = arguments
         self._owner = os.getpid()
-        self._meter: Meter | None = None
+        self._run: Run | None = None
 
     @property
     def is_fork(self) -> bool:
@@ -160,76 +182,61 @@ class Use:
         return os.getpid() != self._owner
 
     @property
-    def meter(self) -> Meter:
+    def run(self) -> Run:
         """The program's measurement; of one that used no GPU it begins now."""
-        if self._meter is None:
-            self._device.open(None, self._count)
-        assert self._meter is not None  # noqa: S101 - open() has called begin()
-        return self._meter
+        if self._run is None:
+            self._device.open(None, self._arguments.devices)
+        assert self._run is not None  # noqa: S101 - open() has called begin()
+        return self._run
 
     def begin(self) -> None:
         """Measure from now on."""
-        info = self._device.open(None, self._count)
-        self._device.values.compute(self._values)
         if self.is_fork:
+            self._device.open(None, self._arguments.devices)
+            self._device.values.compute(self._arguments.values)
             watch_this_fork()
             return
-        self._meter = Meter(self._device, info, self._count)
-        self._meter.start(count_held=True)
-        self._meter.cap(self._limit)
+        self._run = self._test.begin()
 
 
-def measure_program(
-    program: UserProgram, device: Device, count: int, limit: int | None, values: Values
-) -> int:
-    """Run a program on ``count`` devices, print its peaks, return its exit status."""
-    use = Use(device, count, limit, values)
+def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Namespace) -> int:
+    """Run a program on the devices of a choice, print its peaks, return its exit status."""
+    device, count = choice.device, arguments.devices
+    assert device is not None  # noqa: S101 - for the type checker
+    watch, status, error = ChildWatch(), 1, None
+
+    def execute() -> None:
+        nonlocal status
+        status = program.run()
+
+    item = ProgramItem(program.name(arguments.name), program.target, execute)
+    test = JudgedProgram(item, arguments, choice, watch)
+    use = Use(test, device, arguments)
     device.await_use(count, use.begin)
-    device.values.compute(values)
-    status, shortage = 1, None
-    watch = ChildWatch()
+    device.values.compute(arguments.values)
     try:
-        with watch.watching(values):
-            status = program.run()
+        with watch.watching(arguments.values):
+            item.runtest()
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
-        show_error(error)
-        cause = find_out_of_memory(error)
-        if cause is not None:
-            refusal = WATCH.last(cause)
-            held = refusal.held or Peak(0, 0)
-            where = str(site_of(cause.__traceback__, Path.cwd()))
-            shortage = OutOfMemory(
-                refusal.requested, held.allocated, held.reserved, where, refusal.device
-            )
+    except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
+        show_error(caught)
+        error = caught
     if use.is_fork:  # it ends where the program does; that one tells its peaks
         return status
-    meter = use.meter
-    notes = device.notes(Path.cwd())
-    measurement = meter.result(out_of_memory=shortage, notes=notes)
-    trouble = device.trouble()
+    run = use.run
+    try:
+        lines, failed = test.finish(error, passed=not status)
+    except GpuMemError as worthless:
+        lines, failed = [f"gpumem: {worthless}"], True
+    measurement = run.measurement()
+    if failed:  # the verdict's text has them
+        measurement = replace(measurement, notes=())
+    limit = run.spec.bytes_of("max_gib")
+    print(summary(measurement, limit, watch.children()), *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a session of pytest in the program has closed it
-    meter.stop()
-    if shortage is not None:
-        print(shortage_text(shortage), file=sys.stderr)
-    print(summary(measurement, limit, watch.children()), file=sys.stderr)
-    if trouble is not None:
-        print(f"gpumem: {trouble}: these figures are not valid", file=sys.stderr)
-        return status or 1
-    return status
-
-
-def shortage_text(shortage: OutOfMemory) -> str:
-    """Return an out-of-memory error in one line."""
-    asked = format_size(shortage.requested) if shortage.requested else "memory"
-    where = f", at {shortage.site}" if shortage.site else ""
-    return (
-        f"gpumem: out of memory on cuda:{shortage.device_index}: it asked for {asked} more "
-        f"when {format_size(shortage.allocated)} were allocated, "
-        f"{format_size(shortage.reserved)} reserved"
-        f"{where}"
-    )
+    run.meter.stop()
+    return status or int(failed)
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:
@@ -272,6 +279,4 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         for child in children
         if not child.ended
     ]
-    if children and limit is not None:
-        lines.append("note: --max-gib limits the program's own process, not its child processes")
     return "\n".join(lines)

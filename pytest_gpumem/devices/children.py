@@ -141,6 +141,8 @@ class ChildWatch:
 
 CHILDREN: Final = ChildWatch()
 """those of marked tests"""
+CHILD_PROCESSES: Final = "child processes"
+"""the name of the part of a test that they are"""
 
 
 def value_notes(children: Sequence[Child], root: Path) -> list[Note]:

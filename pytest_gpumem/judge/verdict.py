@@ -195,7 +195,8 @@ class Policy:
     measurement is beyond tolerance; or fail as incomparable"""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """the words by which a command in a remedy starts pytest; empty: no one command does"""
+    """the words by which a command in a remedy starts pytest; empty: no one command does; or all
+    words of ``gpumem run``"""
     repeated: tuple[str, ...] = ()
     """options of this session's command line that change figures: a command in a remedy repeats
     them, or it would record another device's baselines"""
@@ -309,7 +310,8 @@ class UpdateCommand:
 
     def __str__(self) -> str:
         """Return the words as they are typed."""
-        return shlex.join([*self.launcher, *self.targets, *self.options, UPDATE_OPTION])
+        words = [*self.launcher, *self.targets, *self.options]
+        return shlex.join(words if self.launcher[:1] == ("gpumem",) else [*words, UPDATE_OPTION])
 
     def of(self, targets: Iterable[str]) -> UpdateCommand:
         """Return the same command for other targets."""

@@ -17,7 +17,7 @@ import pytest
 from pytest_gpumem.devices.torch_import import TorchGuard
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.plugin.ini_file import as_text, read_ini
-from pytest_gpumem.plugin.settings import REPEATED, Option, Settings, read_settings
+from pytest_gpumem.session.settings import REPEATED, Option, Settings, read_settings
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from pytest_gpumem.plugin.device_choice import (
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
 from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
-from pytest_gpumem.plugin.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.plugin.suites import defaults
+from pytest_gpumem.session.settings import FIRST_OPTIONS, OPTIONS
 
 if TYPE_CHECKING:
     from pytest_gpumem.testrun.fixture import GpuMemory

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.plugin.session import MemorySession
+    from pytest_gpumem.session.memory_session import MemorySession
     from pytest_gpumem.testrun.run import Run
 
 NAME: Final = "gpumem-items"
@@ -90,7 +90,7 @@ class ItemHooks:
     def opened_session(self) -> MemorySession:
         """Return the session of marked tests, opened for the first of them."""
         if self._session is None:
-            from pytest_gpumem.plugin.session import MemorySession
+            from pytest_gpumem.session.memory_session import MemorySession
 
             settings, choice = self.config.stash[SETTINGS], choice_of(self.config)
             root = Path(self.config.rootpath)
@@ -419,7 +419,7 @@ class ItemHooks:
                 self._forget_errors()
 
     def _failure_text(self, results: Sequence[Result]) -> str:
-        from pytest_gpumem.plugin.terminal_summary import failure_text
+        from pytest_gpumem.session.terminal_summary import failure_text
 
         return failure_text(results, self.config.get_verbosity())
 

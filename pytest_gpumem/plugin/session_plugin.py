@@ -14,10 +14,10 @@ from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
-from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.plugin.suites import worker_commits
-from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
+from pytest_gpumem.session.hidden_skip import HiddenSkip
+from pytest_gpumem.session.results import SessionResults
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.result import Outcome
     from pytest_gpumem.plugin.item_hooks import ItemHooks
-    from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.recording_progress import RecordingProgress
-    from pytest_gpumem.plugin.settings import Settings
-    from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
     from pytest_gpumem.report.parts.styles import StyledText
+    from pytest_gpumem.session.outputs import Published
+    from pytest_gpumem.session.settings import Settings
+    from pytest_gpumem.session.terminal_summary import Screen
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -70,7 +70,7 @@ class BriefRepr:
 
 def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
     """Return the terminal that the session's text is laid out for."""
-    from pytest_gpumem.plugin.terminal_summary import Screen
+    from pytest_gpumem.session.terminal_summary import Screen
 
     writer = terminalreporter._tw
     interactive = bool(getattr(writer._file, "isatty", bool)())
@@ -142,7 +142,7 @@ class GpuMemPlugin:
 
     def _device_header(self) -> list[str]:
         """Return the sentences at the head of the session."""
-        from pytest_gpumem.plugin.terminal_summary import device_header
+        from pytest_gpumem.session.terminal_summary import device_header
 
         return device_header(choice_of(self.config), self.settings, self._cards)
 
@@ -265,7 +265,7 @@ class GpuMemPlugin:
             self._updates = self._items.opened_session().store.update(changes)
             failed |= bool(self._updates.errors)
         if self.settings.writes or (self.results and self.settings.on_github):
-            from pytest_gpumem.plugin.outputs import publish
+            from pytest_gpumem.session.outputs import publish
 
             header = self._device_header() if self.results else []
             if not self._listing:
@@ -285,7 +285,7 @@ class GpuMemPlugin:
         if self.settings.json is None:
             return None
         from pytest_gpumem.plugin import stale_hooks
-        from pytest_gpumem.plugin.suites.origin import session_origin, shard_of
+        from pytest_gpumem.session.origin import session_origin, shard_of
 
         shard = shard_of(lambda name: self.config.getoption(name, default=None))
         origin = session_origin(Path(self.config.rootpath), self.settings, shard)
@@ -308,7 +308,7 @@ class GpuMemPlugin:
         The terminal gets copies of their reports: the reports themselves stay whole.
         """
         if self.results and not self._worker:
-            from pytest_gpumem.plugin.terminal_summary import failure_lines
+            from pytest_gpumem.session.terminal_summary import failure_lines
 
             texts = failure_lines(
                 self.results.results(), screen_of(terminalreporter), terminalreporter.verbosity
@@ -336,20 +336,20 @@ class GpuMemPlugin:
             if report.failed or terminalreporter.verbosity >= 0:
                 terminalreporter.write_line(report.line)
         if self.results and self.settings.on_github:
-            from pytest_gpumem.plugin.outputs import github_lines
+            from pytest_gpumem.session.outputs import github_lines
 
             for line in github_lines(self.results, Path(self.config.rootpath)):
                 terminalreporter.write_line(line)
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_gpumem.plugin.terminal_summary import (
+        from pytest_gpumem.report.parts.styles import lines_of
+        from pytest_gpumem.report.text import wrapped
+        from pytest_gpumem.session.terminal_summary import (
             card_hint,
             failure_lines,
             session_summary,
             versions_hint,
         )
-        from pytest_gpumem.report.parts.styles import lines_of
-        from pytest_gpumem.report.text import wrapped
 
         summary = session_summary(
             self.results,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection as Collection_
     from collections.abc import Sequence
 
-    from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.session.settings import Settings
 
 NAME: Final = "gpumem-collecting"
 SENT: Final = "gpumem_stale"

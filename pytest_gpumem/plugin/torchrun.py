@@ -19,7 +19,7 @@ from pytest_gpumem.torchrun_env import TorchrunRank, current_rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpumem.plugin.results import SessionResults
+    from pytest_gpumem.session.results import SessionResults
 
 
 def open_rank_session() -> Exchange | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.children import value_notes
+from pytest_gpumem.devices.children import CHILD_PROCESSES, value_notes
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -49,7 +49,8 @@ def child_notes(run: Run) -> Iterator[Note]:
     if shown:
         number = sum(bool(child.peaks) for child in run.children)
         sentence = (
-            f"{_counted(number)} reserved {', '.join(shown)}, which no figure of this test includes"
+            f"{_counted(number)} reserved {', '.join(shown)}, which only the part "
+            f'"{CHILD_PROCESSES}" includes'
         )
         yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)

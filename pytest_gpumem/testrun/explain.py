@@ -149,10 +149,11 @@ class Recorded:
 
         Args:
             run: with a recording or without.
-            parts: names; "" is the whole test.
+            parts: names; "" is the whole test. Child processes have no recording here.
         """
         self._devices = run.meter.devices
         self._foreign = run.meter.kept_foreign
+        parts = [part for part in parts if not part or part in run.parts]
         self._windows = {part: run.windows(part) for part in parts}
         self._peaks = {part: run.peaks_of(part) for part in self._windows}
         self.recording = run.meter.recording()

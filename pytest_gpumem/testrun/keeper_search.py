@@ -100,7 +100,7 @@ class KeeperFinder:
             with self._runner.again(item, record=True, at_moment=search.at_moment) as attempt:
                 keepers = search.keepers() if attempt.passed else ()
             names.append(frozenset(keeper.name for keeper in keepers))
-            second_run = ran_again("what keeps its blocks")
+            second_run = ran_again("what keeps its blocks") if attempt.ran else None
             attributions[device] = replace(told, keepers=keepers)
         else:
             second_run = None

@@ -68,6 +68,8 @@ class Runner:
         self.root = root
         self.run: Run | None = None
         """the marked test that runs"""
+        self.children = CHILDREN
+        """the watch of the processes that the test starts"""
         self.fixtures: dict[FixtureKey, WideFixture] = {}
         """the memory that live fixtures of wider scope retain"""
         self._progress = progress
@@ -261,7 +263,7 @@ class Runner:
                 for fixture in run.fixtures.used
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
             ]
-        run.children = CHILDREN.children()
+        run.children = self.children.children()
         run.notes += child_notes(run)
         return run
 

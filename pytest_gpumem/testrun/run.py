@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.children import CHILDREN
+from pytest_gpumem.devices.children import CHILD_PROCESSES, CHILDREN
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -302,6 +302,24 @@ class Run:
             )
             for name, largest in self.searches.items()
         }
+
+    def child_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
+        """Return the declaration and the measurement of the processes that the test started.
+
+        Of each device that is the peak of the fullest process: ranks have a device each. The
+        test's limits hold for each process, and are judged with the test.
+        """
+        largest: dict[int, Peak] = {}
+        for child in self.children:
+            for index, peak in child.peaks.items():
+                known = largest.get(index, Peak(0, 0))
+                allocated = max(known.allocated, peak.allocated)
+                largest[index] = Peak(allocated, max(known.reserved, peak.reserved))
+        if not largest or CHILD_PROCESSES in self.parts:
+            return {}
+        peaks = tuple(largest.get(index, Peak(0, 0)) for index in range(max(largest) + 1))
+        spec = MemorySpec(tolerance=self.spec.tolerance, baseline=self.spec.baseline)
+        return {CHILD_PROCESSES: (spec, replace(self.meter.result(), peaks=peaks, notes=()))}
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""

@@ -220,9 +220,14 @@ def test_the_program_prints_what_its_comment_says(same_torch, suite):
 def test_a_program_is_run_as_it_is(tmp_path, virtual_gpu):
     place = Place(tmp_path / "project")
     place.write("train.py", "import torch\nx = torch.empty(2**20, device='cuda')\n")
-    (command,) = re.findall(r"^\$ (gpumem run .*)$", read(PROGRAMS), re.MULTILINE)
+    command, *gate = re.findall(r"^\$ (gpumem run .*)$", read(PROGRAMS), re.MULTILINE)
     done = place.sh(command)
     assert done.ret == 0, done.err
+    for held in gate:
+        place.sh(held)
+    place.write("train.py", "import torch\nx = torch.empty(2**21, device='cuda')\n")
+    grown = place.sh(gate[-1])
+    assert (grown.ret, "+4.00 MiB  other  train.py:2" in grown.err) == (1, True), grown.err
     assert "gpumem: virtual GPU T4" in done.err
     assert "4.00 MiB" in done.err
 

@@ -233,8 +233,7 @@ def test_the_step_for_github_has_inputs_that_the_action_knows():
     assert step["with"]["light"] == "cudnn"
 
 
-def test_the_containerfile_of_the_examples_is_the_one_on_the_page():
+def test_the_containerfile_of_the_examples_copies_what_is_there():
     containerfile = (ROOT / "examples/Containerfile").read_text(encoding="utf-8")
-    assert f"```dockerfile\n{containerfile}```\n" in read("how-to/light.md")
     copied = re.search(r"^COPY (.+) \./$", containerfile, re.MULTILINE)[1].split()
     assert all((ROOT / name).is_file() for name in copied)

@@ -16,9 +16,9 @@ from pytest_gpumem.judge.breakdown_diff import CACHED
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.plugin import hookspecs
-from pytest_gpumem.plugin.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.plugin.suites.defaults import INI
 from pytest_gpumem.report.json_report import schema
+from pytest_gpumem.session.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.fixture import GpuMemory
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.plugin.settings import OPTIONS, read_settings
+from pytest_gpumem.session.settings import OPTIONS, read_settings
 
 USAGE_ERROR = 4
 BAD_OPTIONS = [

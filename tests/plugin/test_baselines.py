@@ -11,7 +11,7 @@ import signal
 import pytest
 from helpers.sources import HELPER, WITHOUT
 
-from pytest_gpumem.plugin.settings import folder_of_root
+from pytest_gpumem.session.settings import folder_of_root
 
 THREE = """
 import os

@@ -263,7 +263,7 @@ def pytest_unconfigure():
     assert "IMPORTED []" in session.out
     (ours,) = (line.split()[1:] for line in session.out.splitlines() if line.startswith("OURS"))
     assert "pytest_gpumem.plugin.entry" in ours
-    assert "pytest_gpumem.plugin.session" not in ours
+    assert "pytest_gpumem.session.memory_session" not in ours
     rooms = "attribution", "baselines", "cli", "fit", "judge", "meter", "report"
     assert not [name for name in ours if name.split(".")[1:2] and name.split(".")[1] in rooms]
     devices = {name for name in ours if name.startswith("pytest_gpumem.devices.")}

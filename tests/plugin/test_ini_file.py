@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.session.settings import OPTIONS
 
 CONFTEST = """
 from pytest_gpumem.plugin.device_choice import SETTINGS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.plugin.settings import OPTIONS
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS
+from pytest_gpumem.session.settings import OPTIONS
 
 SOURCE = """
 import os

@@ -18,8 +18,8 @@ from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import read_dump
 from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.plugin.settings import OPTIONS, read_settings
 from pytest_gpumem.report.json_report import dumps, loads
+from pytest_gpumem.session.settings import OPTIONS, read_settings
 
 NUMBER = 2_000
 PIECES = (

@@ -87,7 +87,7 @@ WRITTEN = {
             "--no-cache-dir pytest-gpumem"
         ),
     ],
-    "plugin/settings.py": ["pip install 'pytest-gpumem[html]'"],
+    "session/settings.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
     "report/shards/merge.py": ["gpumem prune --delete removes them): "],
     "setup.py": [
@@ -106,9 +106,10 @@ JOINED = {
     "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
     "cli/prune.py": 2,
     "cli/reports/report.py": 1,  # of these three cli/test_shards.py and cli/test_accept.py run any
+    "cli/run_program.py": 1,  # a program's arguments, which name its baseline
     "cli/show.py": 1,
     "judge/verdict.py": 1,
-    "plugin/suites/origin.py": 1,
+    "session/origin.py": 1,
     "report/json_report.py": 1,
     "report/shards/accept_command.py": 2,
     "setup.py": 2,  # the compiler's, which it runs itself

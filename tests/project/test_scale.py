@@ -15,7 +15,6 @@ from helpers.sample_report import many
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
@@ -25,6 +24,7 @@ from pytest_gpumem.report.parts import breakdown_rows
 from pytest_gpumem.report.serialize import to_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
+from pytest_gpumem.session.results import SessionResults
 
 FEW, MANY = 300, 3000
 

@@ -93,7 +93,7 @@ def sizes(*nbytes):
 def test_processes_are_told_by_device_in_any_order():
     expected = (
         "3 child processes reserved 5.00 MiB and 4.00 MiB of device 0, 7.00 MiB of device "
-        "1, which no figure of this test includes"
+        '1, which only the part "child processes" includes'
     )
     children = sizes(4 * MIB), sizes(5 * MIB), sizes(0, 7 * MIB)
     assert notes_of(*children) == notes_of(*reversed(children)) == [expected]

@@ -16,7 +16,7 @@ from pytest_gpumem.attribution.snapshots import (
     snapshot_name,
     write_snapshot,
 )
-from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.session.settings import OPTIONS
 from pytest_gpumem.sizes import MIB
 
 SOURCE = """

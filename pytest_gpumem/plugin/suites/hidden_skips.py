@@ -9,31 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.session.hidden_skip import HiddenSkip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import pytest
 
 ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)
 """words of a reason that tell of a missing GPU"""
-
-_NOUNS: Final = {
-    False: ("1 marked test", "marked tests"),
-    True: ("1 file of marked tests", "files of marked tests"),
-}
-
-
-class HiddenSkip(NamedTuple):
-    """A skipped test, or file of tests: its condition was evaluated while the GPU was hidden."""
-
-    whole_file: bool
-    reason: str
-    """as its skip gives it"""
-    place: str
-    """the line that asked for GPUs: "tests/test_model.py:12" """
 
 
 def hidden_skip(
@@ -72,18 +58,3 @@ def skip_decorated(item: pytest.Item) -> bool:
     """Return whether unittest's decorators skip a test: it does so itself, in the call."""
     owners = (getattr(item, "obj", None), getattr(item, "cls", None))
     return any(getattr(owner, "__unittest_skip__", False) for owner in owners)
-
-
-def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
-    """Yield a sentence for each reason of such skips."""
-    groups: dict[tuple[bool, str], list[HiddenSkip]] = {}
-    for skip in skips:
-        groups.setdefault((skip.whole_file, skip.reason), []).append(skip)
-    for (whole_file, reason), members in groups.items():
-        singular, several = _NOUNS[whole_file]
-        subject = f"{singular} was" if len(members) == 1 else f"{len(members)} {several} were"
-        yield (
-            f"{subject} skipped ({reason}): {members[0].place} looked for GPUs during its "
-            "import, when no GPU was visible; --gpumem-visible=session shows the virtual "
-            "GPU from the start"
-        )

@@ -15,7 +15,7 @@ from pytest_gpumem.plugin.pytest_item import is_marked, unique_nodeid
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.session.settings import Settings
 
 
 def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | None:

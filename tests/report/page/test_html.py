@@ -696,7 +696,7 @@ def test_the_points_are_there_for_the_script():
 def test_a_page_needs_neither_matplotlib_nor_torch():
     code = (
         "import sys; sys.path.insert(0, 'tests')\n"
-        "import pytest_gpumem.plugin.outputs\n"
+        "import pytest_gpumem.session.outputs\n"
         "from helpers import sample_report\n"
         "from pytest_gpumem.report.page import html\n"
         "from pytest_gpumem.report.model import Report\n"

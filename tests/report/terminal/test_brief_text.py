@@ -26,8 +26,8 @@ from helpers.terminal_results import (
 from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.measurement import Attribution, Breakdown
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.plugin.terminal_summary import Screen, failure_lines
 from pytest_gpumem.report.terminal.brief_text import MAX_LINES, brief_failures, repeated_lines
+from pytest_gpumem.session.terminal_summary import Screen, failure_lines
 from pytest_gpumem.sizes import MIB
 
 

@@ -28,11 +28,11 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
-from pytest_gpumem.plugin.terminal_summary import Screen, failure_lines
 from pytest_gpumem.report.parts import session_words
 from pytest_gpumem.report.parts.styles import encodable_lines
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
+from pytest_gpumem.session.terminal_summary import Screen, failure_lines
 
 
 def table_text(*arguments, **options):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OutputFile(NamedTuple):
-    """A file that an option has a session write; plugin/outputs.py has its writer."""
+    """A file that an option has a session write; session/outputs.py has its writer."""
 
     title: str
     """as messages name it"""

@@ -14,13 +14,13 @@ from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.baselines.commits import recent_peaks
 from pytest_gpumem.baselines.git import GitError
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.plugin.settings import FILES, OPTIONS
-from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.parts.session_words import moved_together
+from pytest_gpumem.session.hidden_skip import hidden_skip_lines
+from pytest_gpumem.session.settings import FILES, OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
-    from pytest_gpumem.plugin.results import SessionResults
-    from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.report.model import Origin
+    from pytest_gpumem.session.results import SessionResults
+    from pytest_gpumem.session.settings import Settings
 
 SHOWN = (
     *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),

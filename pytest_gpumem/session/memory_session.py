@@ -1,20 +1,16 @@
-"""The marked tests of one session: a test begins before its set-up, and is finished once it ended.
-
-Of pytest there is only the class of the error with which ``pytest.fail`` ends a test.
-"""
+"""The marked tests of one session: each begins before its set-up, and is finished once it ended."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import pytest
 
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
-from pytest_gpumem.plugin.suites.origin import session_accept_command
+from pytest_gpumem.session.origin import session_accept_command
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import ExplainPolicy
 from pytest_gpumem.testrun.judging import Judging
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.session.settings import Settings
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
@@ -51,7 +47,12 @@ class MemorySession:
     """The marked tests of one process's session: their device, their baselines, their results."""
 
     def __init__(
-        self, settings: Settings, choice: Choice, root: Path, progress: Callable[[str], None]
+        self,
+        settings: Settings,
+        choice: Choice,
+        root: Path,
+        progress: Callable[[str], None],
+        launcher: tuple[str, ...] = ("pytest",),
     ) -> None:
         """Measure a session's tests.
 
@@ -60,6 +61,7 @@ class MemorySession:
             choice: its device.
             root: pytest's root folder.
             progress: shows the waiting user a line.
+            launcher: that of :attr:`Policy.launcher`.
         """
         self.settings = settings
         self.runner = Runner(choice, root, progress, settings.values)
@@ -74,7 +76,9 @@ class MemorySession:
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
-        policy = replace(settings.policy, accept=session_accept_command(settings))
+        policy = replace(
+            settings.policy, launcher=launcher, accept=session_accept_command(settings)
+        )
         self._judging = Judging([self.store, *nearest_stores], policy)
         self._pipeline = Pipeline(self.runner, self._explain_policy, self._judging)
 
@@ -143,7 +147,9 @@ def _explain_values(run: Run, error: BaseException) -> None:
     """Add to a test's own error that it may come of values that the virtual GPU did not compute."""
     own, values = isinstance(error, GpuMemError), run.device.values
     # With these a test or a library refuses a value, and with a RuntimeError PyTorch sizes.
-    kinds = (AssertionError, pytest.fail.Exception, ValueError, ArithmeticError, LookupError)
+    kinds: tuple[type, ...] = (AssertionError, ValueError, ArithmeticError, LookupError)
+    if "pytest" in sys.modules:  # gpumem run has none
+        kinds += (sys.modules["pytest"].fail.Exception,)
     of_values = isinstance(error, kinds) and not own
     of_sizes = isinstance(error, RuntimeError) and not (
         own

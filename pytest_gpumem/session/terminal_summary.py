@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import DeviceInfo, device_key
-from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.parts import session_words, update_text
 from pytest_gpumem.report.parts.card_matrix import cards_matrix
 from pytest_gpumem.report.parts.cause_sentences import cause_lines
@@ -21,6 +20,7 @@ from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_section
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.report.text import can_encode, encodable, printable, wrapped
+from pytest_gpumem.session.hidden_skip import hidden_skip_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.plugin.results import SessionResults
-    from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.report.parts.styles import Line
+    from pytest_gpumem.session.results import SessionResults
+    from pytest_gpumem.session.settings import Settings
 
 MIN_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""

@@ -204,8 +204,8 @@ def test_what_was_measured_before_a_stop_is_written(suite, monkeypatch, argument
 
 
 def test_each_file_that_an_option_names_has_a_writer():
-    from pytest_gpumem.plugin.outputs import _WRITERS
-    from pytest_gpumem.plugin.settings import FILES, Settings
+    from pytest_gpumem.session.outputs import _WRITERS
+    from pytest_gpumem.session.settings import FILES, Settings
 
     assert set(_WRITERS) == set(FILES)
     assert set(FILES) <= set(Settings._fields)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from helpers.git import commit, git
 
-from pytest_gpumem.plugin.suites.origin import shard_of
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.model import Shard
+from pytest_gpumem.session.origin import shard_of
 
 GITLAB = {"CI_NODE_INDEX": "3", "CI_NODE_TOTAL": "8"}
 PLAIN = {"num_shards": 1, "shard_id": 0}

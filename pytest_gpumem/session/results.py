@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Outcome, Result
-    from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
     from pytest_gpumem.report.model import OwnOutcome
+    from pytest_gpumem.session.hidden_skip import HiddenSkip
 
 
 _BY: Final = "\0"

@@ -10,8 +10,8 @@ from helpers.sample_report import H100, NOW
 from pytest_gpumem.judge.result import Result, urgency
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import Measurement, Peak
-from pytest_gpumem.plugin.results import SessionResults, worst_of_ranks
 from pytest_gpumem.report.serialize import to_text
+from pytest_gpumem.session.results import SessionResults, worst_of_ranks
 
 PASSES = {Kind.WITHIN, Kind.IMPROVED, Kind.NO_BASELINE}
 

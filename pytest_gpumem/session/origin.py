@@ -12,14 +12,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.plugin.settings import in_ci
 from pytest_gpumem.report.model import MAX_SHARDS, Origin, Shard
 from pytest_gpumem.report.shards.accept_command import accept_command
+from pytest_gpumem.session.settings import in_ci
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.session.settings import Settings
 
 SPLITS: Final = (("splits", "group", 0), ("num_shards", "shard_id", 1))
 """options of pytest-split and pytest-shard: how many shards, which of them, and what makes the

@@ -1,0 +1,277 @@
+"""A program as a marked test: a baseline, limits, a verdict and reports, without pytest's session.
+
+The program runs once: what a second run would find (docs/explanation/second-runs.md) is not found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.errors import GpuMemError, SpecError
+from pytest_gpumem.report.parts.update_text import update_summary
+from pytest_gpumem.report.serialize import to_text
+from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.session.memory_session import MemorySession
+from pytest_gpumem.session.origin import session_origin
+from pytest_gpumem.session.outputs import github_lines, publish
+from pytest_gpumem.session.results import SessionResults
+from pytest_gpumem.session.settings import read_settings
+from pytest_gpumem.session.terminal_summary import failure_text
+from pytest_gpumem.spec import spec_from_marks
+from pytest_gpumem.testrun.marked_item import Attempt
+from pytest_gpumem.testrun.unused_device import is_unused
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from pytest_gpumem.devices.children import ChildWatch
+    from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.session.settings import Option
+    from pytest_gpumem.testrun.marked_item import FixtureKey
+    from pytest_gpumem.testrun.run import Run
+
+LIMITS: Final = (
+    *("max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"),
+)
+"""the marker's limits that ``gpumem run`` has as options"""
+SETTINGS: Final = {
+    "baseline_dir": "baseline",
+    "update_baselines": "update",
+    "tolerance": "tolerance",
+    "json": "json",
+    "html": "html",
+    "markdown": "markdown",
+}
+"""options of the plugin that ``gpumem run`` has, with their names there"""
+
+
+def add_test_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments by which a program is a test."""
+    judged = parser.add_argument_group(
+        "the program as a test", "the exit status is 1 where its memory regressed or does not fit"
+    )
+    judged.add_argument(
+        "--baseline",
+        metavar="DIR",
+        help="compare the peaks with the baseline in this folder, one a device, a program and its "
+        "arguments",
+    )
+    judged.add_argument(
+        "--update", action="store_true", help="write the baseline, if the program ends well"
+    )
+    judged.add_argument(
+        "--name", help="the name of the baseline, in the place of the program's arguments"
+    )
+    judged.add_argument("--tolerance", metavar="SIZE", help='as --gpumem-tolerance: "2%%, 64MiB"')
+    for limit in LIMITS[1:]:
+        judged.add_argument(
+            flag_of(limit), type=float, metavar="GIB", help=f"limit, as the marker's {limit}"
+        )
+    for name in ("json", "html", "markdown"):
+        judged.add_argument(f"--{name}", metavar="PATH", help=f"write the report --gpumem-{name}")
+
+
+def flag_of(limit: str) -> str:
+    """Return the option of a limit: "--max-gib" of "max_gib"."""
+    return f"--{limit.replace('_', '-')}"
+
+
+class ProgramItem:
+    """A program, as running and judging a marked test needs it (:class:`MarkedItem`)."""
+
+    declared = True
+
+    def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
+        """Take a program.
+
+        Args:
+            nodeid: its name in baselines.
+            script: its file or its module.
+            run: runs it.
+        """
+        self.nodeid, self.argument = nodeid, ""  # its command has it
+        self._script = script
+        self.runtest = run
+
+    def location(self) -> tuple[str, int]:
+        """Return the program's file and its first line."""
+        return self._script, 1
+
+    def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
+        """Tear down nothing: a program has no fixtures."""
+
+    def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
+        """Tear down nothing: a program has no fixtures."""
+
+    def run_again(
+        self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
+    ) -> Attempt:
+        """Run nothing: a program has read its input and written its files."""
+        del self, error, prepare, execute
+        return Attempt(passed=False)
+
+    def tear_down(self) -> None:
+        """Tear down nothing."""
+
+    def measured(self, part: str, measurement: Measurement) -> Measurement:
+        """Return the measurement as it is."""
+        del self, part
+        return measurement
+
+
+class JudgedProgram:
+    """A program's measurement, its verdict and its reports."""
+
+    def __init__(
+        self, item: ProgramItem, arguments: argparse.Namespace, choice: Choice, children: ChildWatch
+    ) -> None:
+        """Prepare a program's measurement.
+
+        Args:
+            item: the program.
+            arguments: those of ``gpumem run``.
+            choice: the device.
+            children: the watch of the program's processes, from its start.
+
+        Raises:
+            SpecError: an argument that cannot be used.
+        """
+        self._item, self._root = item, Path.cwd()
+        if arguments.update and arguments.baseline is None:
+            raise SpecError("--update", "no folder is named", "write --baseline=baselines --update")
+        self._spec = spec_from_marks(
+            [
+                (
+                    (),
+                    {
+                        **{name: getattr(arguments, name) for name in LIMITS},
+                        "devices": arguments.devices,
+                        "card": arguments.card,
+                        "baseline": arguments.baseline is not None,
+                    },
+                )
+            ],
+            find_card=lambda name: find_card(name).name,
+        )
+
+        def get(option: Option) -> tuple[object, str]:
+            name = SETTINGS.get(option.name)
+            value = None if name is None else getattr(arguments, name)
+            if option.name == "values":
+                value = arguments.values
+            if option.name == "attribution" and self.is_judged:
+                return "on", option.ini  # a program does not run again to be explained
+            return (option.default, option.ini) if value in {None, False} else (value, f"--{name}")
+
+        self._arguments = arguments
+        self._settings = read_settings(get, self._root)
+        self._session = MemorySession(
+            self._settings, choice, self._root, print, self._update_command()
+        )
+        self._children = self._session.runner.children = children
+        self._results = SessionResults()
+
+    def _used_below(self) -> bool:
+        """Whether a process of the program told of its use of a GPU."""
+        return any(child.peaks for child in self._children.children())
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the program is held to a baseline or to limits."""
+        return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
+
+    def _update_command(self) -> tuple[str, ...]:
+        """Return the command that writes the program's baseline."""
+        given = self._arguments
+        words = ["gpumem", "run", "--update"]
+        for name in (
+            "card",
+            "device",
+            "devices",
+            "values",
+            "baseline",
+            "name",
+            *LIMITS,
+            "tolerance",
+        ):
+            value = getattr(given, name)
+            if value not in {None, 1, "auto"}:
+                words.append(f"{flag_of(name)}={value}")
+        return *words, *["-m"] * given.module, given.script, *given.args
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether an option asks for a verdict or a report, and not for the peaks alone."""
+        names = *SETTINGS.values(), *LIMITS[1:]
+        return any(getattr(self._arguments, name) not in {None, False} for name in names)
+
+    def begin(self) -> Run:
+        """Measure from now on; return the run."""
+        self._session.begin(self._item, self._spec)
+        run = self._session.run
+        assert run is not None  # noqa: S101 - there is a device
+        return run
+
+    def finish(self, error: BaseException | None, *, passed: bool) -> tuple[list[str], bool]:
+        """Judge the program that has ended; write its baseline and its reports.
+
+        Args:
+            error: the error that it ended with.
+            passed: whether it ended well.
+
+        Returns:
+            lines to print, and whether the program fails by its memory, or by a file that was not
+            written.
+
+        Raises:
+            GpuMemError: the measurement means nothing.
+        """
+        run, results = self._session.run, []
+        if run is not None and error is None and is_unused(run) and not self._used_below():
+            if self._is_held:
+                raise GpuMemError(
+                    self._item.nodeid,
+                    f"the program took no memory of {run.info.name}: it has no peak to judge",
+                    "run what uses CUDA, or leave the limits and --baseline out",
+                )
+        elif passed or error is not None:
+            results = self._session.finish(self._item, error)
+        failed, nodeid = any(result.verdict.failed for result in results), self._item.nodeid
+        lines = failure_text(results, 1).splitlines()
+        if not self.is_judged:
+            return lines, failed
+        for when in ("setup", "call", "teardown"):
+            data = to_text(results) if results and when == "call" else None
+            ok = when != "call" or (passed and not failed)
+            self._results.add(nodeid, when, passed=ok, data=data)
+        updates = None
+        if self._settings.update_baselines:
+            updates = self._session.store.update(self._results.changes())
+            failed |= bool(updates.errors)
+            lines.append(f"gpumem: baselines: {update_summary(updates)}")
+        device = self._session.choice.device
+        header = session_text.header(device.expected()) if device and device.expected() else []
+        origin = session_origin(self._root, self._settings, None) if self._settings.json else None
+        published = publish(self._results, self._settings, header, updates=updates, origin=origin)
+        failed |= any(report.failed for report in published)
+        lines += github_lines(self._results, self._root)
+        lines += [report.line for report in published]
+        if not failed:
+            lines += map(verdict_line, filter(is_measured, results))
+        return lines, failed
+
+
+def is_measured(result: Result) -> bool:
+    """Whether a result is of a process that used its device: a launcher does not."""
+    return result.measurement is not None and result.measurement.peak_reserved > 0
+
+
+def verdict_line(result: Result) -> str:
+    """Return a result that does not fail, in a line."""
+    part = f" ({result.part})" if result.part else ""
+    return f"gpumem{part}: {result.verdict.headline}"

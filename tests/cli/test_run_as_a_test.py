@@ -1,0 +1,186 @@
+"""``gpumem run`` with a baseline, limits and reports: a program is judged as a marked test is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.warm import HANGS, warm_python
+
+PROGRAM = """
+import os, subprocess, sys, torch
+
+if "idle" in sys.argv:
+    sys.exit()
+mib = int(os.environ.get("MIB", "8"))
+kept = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+if "child" in sys.argv:
+    subprocess.run([sys.executable, __file__], env={**os.environ, "MIB": os.environ["BELOW"]})
+if "fail" in sys.argv:
+    sys.exit(3)
+if "pytest" in sys.modules:
+    print("pytest is imported")
+if "more" in sys.argv:
+    try:
+        torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        print("caught")
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run program.py with options and its own arguments; return the status and the text."""
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.delenv("CI", raising=False)
+
+    def run(*options, own=(), new=False, **variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        python = sys.executable if new else warm_python()
+        command = [python, "-m", "pytest_gpumem.cli.main", "run", "--card=T4", *options]
+        ended = subprocess.run(
+            [*command, "program.py", *own],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS,
+        )
+        return ended.returncode, " ".join((ended.stderr + ended.stdout).split())
+
+    return run
+
+
+def entries(tmp_path, name="program"):
+    text = (tmp_path / "kept" / "virtual-T4" / f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)["tests"]
+
+
+def test_a_programs_growth_fails_with_its_line_and_the_command_that_records_it(run, tmp_path):
+    status, text = run("--baseline=kept", "--update", own=["a b"])
+    assert status == 0
+    assert "gpumem: baselines: 1 created" in text
+    assert list(entries(tmp_path)) == ["'a b'"]
+    status, text = run("--baseline=kept", own=["a b"])
+    assert (status, "gpumem: ok: 8.00 MiB allocated" in text) == (0, True)
+
+    before = entries(tmp_path)
+    status, text = run("--baseline=kept", own=["a b"], MIB="20")
+    assert status == 1
+    assert "regressed: other +12.00 MiB at program.py:7 (<module>)" in text
+    command = "gpumem run --update --card=T4 --baseline=kept program.py 'a b'"
+    assert f"next: if this is intended, run {command}" in text
+    assert "second time" not in text  # a program runs once
+    assert entries(tmp_path) == before
+
+    assert run("--baseline=kept", "--update", own=["a b"])[0] == 0
+    assert entries(tmp_path) != before
+
+
+def test_a_name_takes_the_place_of_the_arguments(run, tmp_path):
+    assert run("--baseline=kept", "--update", "--name=small", own=["--out", "/tmp/1"])[0] == 0
+    assert list(entries(tmp_path)) == ["small"]
+    status, text = run("--baseline=kept", "--name=small", own=["--out", "/tmp/2"], MIB="30")
+    assert (status, "regressed" in text) == (1, True)
+
+
+def test_a_program_without_a_baseline_fails_in_ci_alone(run):
+    status, text = run("--baseline=kept")
+    assert (status, "no baseline: 8.00 MiB allocated" in text) == (0, True)
+    status, text = run("--baseline=kept", CI="1")
+    assert (status, "gpumem run --update --card=T4" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--max-allocated-gib=0.005", "peak allocated of 8.00 MiB is 2.88 MiB over max_allocated"),
+        ("--max-reserved-gib=0.005", "peak reserved of 20.00 MiB is 14.88 MiB over max_reserved"),
+        ("--max-gib=0.005", "out of memory: the step does not fit in max_gib=0.005"),
+        ("--max-host-gib=0.000001", "over max_host_gib=1e-06"),
+    ],
+)
+def test_the_markers_limits_are_options(run, option, said):
+    status, text = run(option)
+    assert status == 1
+    assert said in text
+    assert "program.py:7" in text or "host" in option
+
+
+def test_reports_are_a_sessions(run, tmp_path):
+    options = ("--json=out.json", "--markdown=out.md", "--html=out.html")
+    status, text = run("--baseline=kept", *options)
+    assert status == 0
+    assert "JSON report written to" in text
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    [result] = report["results"]
+    assert (result["nodeid"], result["outcome"]) == ("program.py", "passed")
+    assert "program.py" in (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert "program.py" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    status, text = run("--json=absent/out.json", "--max-allocated-gib=1")
+    assert (status, (tmp_path / "absent/out.json").exists()) == (0, True)
+
+
+def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
+    assert run("--baseline=kept", "--update", own=["child"], BELOW="30", new=True)[0] == 0
+    assert sorted(entries(tmp_path)["child"]["parts"]) == ["child processes"]
+    status, text = run("--baseline=kept", own=["child"], BELOW="30", new=True)
+    assert status == 0
+    assert "gpumem (child processes): ok: 30.00 MiB allocated" in text
+    status, text = run("--baseline=kept", own=["child"], BELOW="50", new=True)
+    assert status == 1
+    assert "peak allocated grew by 20.00 MiB (+66.7%): 30.00 -> 50.00 MiB" in text
+    status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50", new=True)
+    assert status == 1
+    assert "a child process's peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
+
+
+def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_path):
+    assert run("--baseline=kept", "--update", own=["fail"])[0] == 3
+    assert not (tmp_path / "kept").exists()
+    assert run("--baseline=kept", "--update")[0] == 0
+    before = entries(tmp_path)
+    status, text = run("--baseline=kept", "--update", "--name=", own=["fail"], MIB="40")
+    assert (status, "regressed" in text) == (3, False)
+    assert entries(tmp_path) == before
+
+
+def test_a_program_that_catches_its_out_of_memory_error_is_judged_by_its_peak(run):
+    status, text = run("--baseline=kept", own=["more"])
+    assert (status, "caught" in text) == (0, True)
+    assert "the step caught 1 out-of-memory error(s) itself" in text
+
+
+def test_a_program_that_takes_no_memory_is_held_to_nothing(run, tmp_path):
+    assert run(own=["idle"])[0] == 0
+    for option in ("--baseline=kept", "--max-gib=2"):
+        status, text = run(option, own=["idle"])
+        assert status == 1
+        assert "program.py::idle: the program took no memory of T4: it has no peak to judge" in text
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--update"], "--update: no folder is named; write --baseline=baselines --update"),
+        (["--max-reserved-gib=nan"], "--max-reserved-gib=nan: this is not a size"),
+        (["--max-pinned-gib=-1"], "--max-pinned-gib=-1.0: this is not a size"),
+        (["--tolerance=x"], "--tolerance=x: "),
+        (["--baseline="], "--baseline=: this is not a folder; write --baseline=baselines"),
+        (["--json=program.py"], "--json=program.py: "),
+        (["--json=a", "--html=a"], "names the same file"),
+    ],
+)
+def test_bad_input_is_told_before_the_program_runs(run, options, said):
+    status, text = run(*options, own=["child"])
+    assert status == 2
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_pytest_is_not_imported(run):
+    assert "pytest is imported" not in run("--baseline=kept", new=True)[1]
