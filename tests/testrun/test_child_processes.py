@@ -60,8 +60,8 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
         session.flat
     )
     assert (
-        "note: 1 child process reserved 32.00 MiB of device 0, which no figure of this "
-        "test includes"
+        'note: 1 child process reserved 32.00 MiB of device 0, which only the part "child '
+        'processes" includes'
     ) in session.flat
     assert "the test allocated no memory on H100, and no baseline is recorded; its child" in (
         session.flat
