@@ -198,7 +198,6 @@ NO_PATCHES = {
     "setattr(compiled, attribute, graph)": "compiled code gets an attribute of ours",
     "setattr(compiled, PROGRAM, program)": "likewise",
     "setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))": "likewise",
-    "setattr(virtual, 'demanded', None)": "our own device",
     "setattr(_kind, f'__{_name}__', _wrapped(getattr(_plain, f'__{_name}__')))": "our own class",
     "module.__loader__ = self._loader": "a loader's own duty",
     "module.__spec__.loader = self._loader": "likewise",

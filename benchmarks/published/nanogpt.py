@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import MIB, line, percent, read, spreads, table
 from benchmarks.published.runner import holds, looked, missing, unseen, with_range, within
-from pytest_gpumem.devices.lone_rank import joined
-from pytest_gpumem.devices.unwaited_collectives import Progress
+from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +109,7 @@ def train(row: Row, process: Process) -> list[float]:
     """Run a row; return its peaks allocated and reserved in MiB."""
     import torch
 
-    with chdir(process.source), joined(0, RANKS, "virtual"):
+    with chdir(process.source), process.device.join_alone(0, RANKS):
         if row["log"]:
             logged(Path(row["log"]))
         else:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import GIB, MIB, line, percent, read, spreads, table
 from benchmarks.published.runner import holds, looked, missing, unseen, with_range, within
-from pytest_gpumem.devices.lone_rank import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +101,7 @@ def epoch(row: Row, process: Process) -> float:
         Path("middlemarch.txt").write_text("x" * TOKENS, encoding="utf-8")
         stand_in()
         ranks = int(row["ranks"])
-        with joined(0, ranks, "virtual") if ranks > 1 else nullcontext():
+        with process.device.join_alone(0, ranks) if ranks > 1 else nullcontext():
             distributed = torch.distributed
             distributed.init_process_group = lambda *_, **__: None  # it is there
             distributed.destroy_process_group = lambda *_, **__: None

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness import line, percent, read, spreads, table
 from benchmarks.published.runner import looked, missing, unseen, within
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.lone_rank import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +69,7 @@ def step(row: Row, process: Process) -> list[float]:
 
     ranks = int(row["ranks"])
     seen: list[float] = []
-    with chdir(process.source), joined(0, ranks, "virtual"):
+    with chdir(process.source), process.device.join_alone(0, ranks):
         torch.distributed.init_process_group = lambda *_, **__: None  # it is there
         torch.distributed.destroy_process_group = lambda *_, **__: None
         tool = Path("bin/lspci")  # whose answer tells the card

@@ -18,9 +18,9 @@ from pytest_gpumem.cli.outcome import (
     show_error,
 )
 from pytest_gpumem.cli.step_function import find_function, takes_size
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD, choose
-from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.report.text import aligned_table, printable
 from pytest_gpumem.sizes import format_size
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
     if len(cards) > 1:
-        keep_no_plans()  # cuDNN's choices for one card are not those for the next
+        virtual.prepare_many_cards()  # cuDNN's choices for one card are not those for the next
     target = arguments.function
     step = find_function(target)
     sized = takes_size(target, step)

@@ -22,8 +22,7 @@ from tabulate import tabulate
 from pytest_gpumem.cli.outcome import Outcome
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.torch_build import installed_torch
-from pytest_gpumem.devices.virtual.cudnn_notes import MIN_CUDNN
-from pytest_gpumem.devices.virtual.native import build_problem
+from pytest_gpumem.devices.virtual import Status
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.version import __version__
 
@@ -56,20 +55,10 @@ print(json.dumps({
     "gpus": [[gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}"] for gpu in gpus],
 }))
 """
-# cuDNN is looked up when a first convolution needs it.
 VIRTUAL_PROGRAM: Final = """
-import json, pytest_gpumem
-pytest_gpumem.use_virtual_gpu("T4")
-import torch
-from pytest_gpumem.devices.virtual.device import VirtualDevice
-images = torch.empty(1, 3, 8, 8, device="cuda")
-torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
-device = VirtualDevice.loaded()
-print(json.dumps({
-    "cudnn": device.cudnn_version(),
-    "stubs": list(device.stubs),
-    "linked": device.linked_functions(),
-}))
+import json
+from pytest_gpumem.devices import virtual
+print(json.dumps(virtual.status()._asdict()))
 """
 
 
@@ -173,19 +162,19 @@ def describe_gpus(facts: dict[str, Any]) -> str:
 
 def describe_virtual(facts: dict[str, Any]) -> str:
     """Return whether the virtual GPU works, and which cuDNN it asks for workspaces."""
-    problem = build_problem()
-    if problem is not None:
-        return f"not built: {problem.problem}; {problem.remedy}"
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
-    if not facts["cudnn"]:
+    status = Status(**facts)
+    if status.problem:
+        return f"not built: {status.problem}"
+    cudnn = f"cuDNN {format_cudnn(status.cudnn)}"
+    if not status.cudnn:
         sentence = "works; there is no cuDNN to compute workspaces"
-    elif facts["cudnn"] < MIN_CUDNN:
-        cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
+    elif not status.computes_workspaces:
         sentence = f"works; {cudnn} is too old to compute workspaces (9.8 and later can)"
     else:
-        sentence = f"works; cuDNN {format_cudnn(facts['cudnn'])} computes workspaces"
-    return sentence + describe_linked(*facts.get("linked", (0, ())))
+        sentence = f"works; {cudnn} computes workspaces"
+    return sentence + describe_linked(*status.linked)
 
 
 def describe_linked(count: int, missing: Sequence[str]) -> str:

@@ -190,5 +190,15 @@ class Device(Protocol):
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
 
+    def release(self) -> None:
+        """Free what PyTorch keeps for work that has ended, until more work of its kind begins."""
+
+    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+        """Return a context in which this process is rank ``rank`` of ``size``, without the others.
+
+        Raises:
+            DeviceError: this process has a default process group, or PyTorch has none of NCCL.
+        """
+
     def turn(self) -> AbstractContextManager[None]:
         """Return a test's turn on the devices that were opened: other processes' tests wait."""

@@ -17,15 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.devices.object_messages import carry_objects
-from pytest_gpumem.devices.virtual.environment import (
-    HOOK,
-    INHERITED,
-    PYTHON_PATH,
-    prepend,
-    set_variable,
-    skip_shape_check,
-)
+from pytest_gpumem.devices import virtual
+from pytest_gpumem.devices.torch_import import IMPORTS
+from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.patches import Patch
@@ -35,8 +29,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
-    from pytest_gpumem.devices.virtual.decisions import Decisions, Row
-    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+    from pytest_gpumem.devices.virtual import GuessRows
 
 PEAK_RESET: Final = Patch(
     "torch._C",
@@ -47,8 +40,6 @@ VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
 IMPORTER: Final = os.getpid()
 """the process that imported this; any other one that has it is a fork"""
-VALUES: Final = "GPUMEM_VALUES"
-"""the environment's name for the values that are computed"""
 
 
 class Child(NamedTuple):
@@ -60,8 +51,7 @@ class Child(NamedTuple):
     """by device; only those that it used"""
     ended: bool
     """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
-    guesses: Sequence[Sequence[Row]] = ((), ())
-    """the unknown and the assumed values that it decided by, as Decisions counts them"""
+    guesses: GuessRows = ((), ())
     notes: Sequence[str] = ()
     """sentences on values that were not computed, where all should have been"""
 
@@ -85,7 +75,7 @@ class ChildWatch:
         with ExitStack() as stack:
             prepend(stack, VARIABLE, str(self._own_folder()))
             prepend(stack, PYTHON_PATH, HOOK)
-            set_variable(stack, VALUES, values)
+            set_variable(stack, virtual.VALUES, values)
             yield
 
     def _own_folder(self) -> Path:
@@ -150,16 +140,11 @@ def value_notes(children: Sequence[Child], root: Path) -> list[Note]:
 
     They name no process, and are the same in whatever order the processes ended.
     """
-    # Each Python process that a test starts imports this file, and most need no more of it.
-    from pytest_gpumem.devices.virtual.decisions import Decisions
-
-    decisions = Decisions()
-    for child in children:
-        decisions.add(child.guesses)
+    guesses = virtual.guess_notes((child.guesses for child in children), root)
     uncomputed = sorted({note for child in children for note in child.notes})
     return [
         Note(NoteKind.VALUES, f"in child processes: {sentence}")
-        for sentence in (*decisions.notes(root), *uncomputed)
+        for sentence in (*guesses, *uncomputed)
     ]
 
 
@@ -174,91 +159,43 @@ def _runs(pid: int) -> bool:
 
 def watch_this_process() -> None:
     """Adapt this process to its parent's virtual GPU, and note its peaks for its parent."""
-    from pytest_gpumem.devices.torch_import import IMPORTS
-
-    folders, inherits = os.environ.get(VARIABLE), INHERITED in os.environ
-    if "torch" in sys.modules or not (folders or inherits):
+    if "torch" in sys.modules:
         return
-
-    if inherits:
-        from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
-
-        supply_missing_libraries()
+    inherited, folders = virtual.begin_in_child(), os.environ.get(VARIABLE)
 
     def imported(torch: ModuleType) -> None:
-        if inherits:
-            skip_shape_check(ExitStack())  # never closed: for as long as the process lives
-            carry_objects(sys.modules.get("torch.distributed"))
         if torch.version.cuda:
-            watch = _Watch(torch, [Path(folder) for folder in (folders or "").split(os.pathsep)])
-            if inherits:
-                watch.number_on_the_machine = _machine_device
-                torch.cuda._lazy_call(watch.begin_values)
-            if folders:
-                watch.begin()
+            watch = _Watch(torch)
+            if inherited is not None:
+                watch.guesses = inherited.guesses
+                watch.number_on_the_machine = inherited.machine_device
+            watch.begin()
 
-    IMPORTS.call_after("torch", imported)
+    if folders:
+        IMPORTS.call_after("torch", imported)
 
 
 def watch_this_fork() -> None:
     """Note the peaks of this process, a fork that uses CUDA first, for the program it is of."""
     import torch
 
-    from pytest_gpumem.devices.virtual.device import VirtualDevice
-
-    folders = os.environ.get(VARIABLE, "").split(os.pathsep)
-    device = VirtualDevice.loaded()
-    watch = _Watch(torch, [Path(folder) for folder in folders])
+    watch, device = _Watch(torch), virtual.loaded()
     if device is not None:
-        watch.take_values(*device.values.counted)
+        watch.guesses = device.values.guesses
     watch.begin()
 
 
-def _machine_device(device: int) -> int:
-    from pytest_gpumem.devices.virtual.library import NativeLibrary
-
-    return NativeLibrary().machine_device(device)
-
-
 class _Watch:
-    """The peaks of this process, resets by its own code not counted, and its values."""
+    """The peaks of this process, resets by its own code not counted, and its guesses."""
 
-    def __init__(self, torch: ModuleType, folders: list[Path]) -> None:
+    def __init__(self, torch: ModuleType) -> None:
         self._torch: Any = torch
-        self._folders = folders
+        self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's number of a device of this process"""
+        self.guesses: Callable[[], tuple[GuessRows, Sequence[str]]] = lambda: (((), ()), ())
+        """returns the values that it decided by, and sentences on those that were not computed"""
         self._peaks: dict[int, Peak] = {}
-        self._decisions: Decisions | None = None
-        self._stack = ExitStack()
-        self._mode: ValueMode | None = None
-        self._failure = ""
-        """the reason why it has no values"""
-
-    def begin_values(self) -> None:
-        """Compute values, and count the unknown ones, from now on: as CUDA is initialised."""
-        from pytest_gpumem.devices.virtual.decisions import Decisions
-        from pytest_gpumem.devices.virtual.device import VirtualDevice
-        from pytest_gpumem.devices.virtual.library import NativeLibrary
-        from pytest_gpumem.devices.virtual.uncertain_numbers import watching
-
-        if VirtualDevice.loaded() is not None:
-            return  # a session of pytest, or use_virtual_gpu(), which have values of their own
-        scope: Any = os.environ.get(VALUES, "off")
-        try:
-            library = NativeLibrary()
-            self._decisions = decisions = Decisions(library.set_endless)
-            self._stack.enter_context(watching(decisions, library))
-            if scope != "off":
-                from pytest_gpumem.devices.virtual.values.mode import ValueMode
-
-                self._mode = ValueMode(library, scope, decisions).__enter__()
-        except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
-            self._failure = f"no values are computed: {type(error).__name__}: {error}"
-
-    def take_values(self, decisions: Decisions, mode: ValueMode | None) -> None:
-        """Tell of values that are computed already."""
-        self._decisions, self._mode = decisions, mode
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
@@ -303,13 +240,14 @@ class _Watch:
 
     def _write(self, peaks: dict[int, list[int]] | None) -> None:
         rank = os.environ.get("RANK", "")
+        guesses, notes = self.guesses()
         record = {
             "pid": os.getpid(),
             "rank": int(rank) if rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
             "peaks": peaks,
-            "guesses": self._decisions.rows() if self._decisions else ((), ()),
-            "notes": [*(self._mode.notes() if self._mode else ()), *filter(None, [self._failure])],
+            "guesses": guesses,
+            "notes": notes,
         }
         for folder in self._folders:
             path = folder / f"{os.getpid()}.json"

@@ -12,6 +12,7 @@ from pytest_gpumem.devices.base import Alternatives
 from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
+from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.memory_cap import set_memory
 from pytest_gpumem.devices.sharing.gpu_locks import locked
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
@@ -171,6 +172,13 @@ class CudaDevice:
         from pytest_gpumem.devices.memory_use import watch_gpus
 
         return watch_gpus(devices)
+
+    def release(self) -> None:
+        """A real GPU's work ends while the host goes on: PyTorch decides."""
+
+    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; collectives do nothing."""
+        return joined(rank, size)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.nvml import import_nvml
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
-from pytest_gpumem.measurement import MIN_OUTSIDE, DeviceUse
+from pytest_gpumem.measurement import DeviceUse
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -102,6 +103,16 @@ class UseWatch:
                 )
             )
         return tuple(figures)
+
+    def notes(self, use: Sequence[DeviceUse], name: str, peak: int) -> list[Note]:  # noqa: ARG002 - the account's
+        """Return notes on the readings of a step.
+
+        Args:
+            use: the readings.
+            name: of the device.
+            peak: bytes that the step allocated at most.
+        """
+        return [*notes_of(NoteKind.DEVICE, shared(use, name))]
 
     def stop(self) -> None:
         """Read no more."""
@@ -201,16 +212,6 @@ def watch_gpus(devices: range) -> UseWatch:
     except (AttributeError, nvml.NVMLError):
         nvml.nvmlShutdown()
         return MemInfoWatch(devices)
-
-
-def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Yield a sentence if other libraries of this process took memory of a virtual device."""
-    outside = max((device.outside for device in use), default=0)
-    if outside >= MIN_OUTSIDE:
-        yield (
-            f"at least {format_size(outside)} of {name}'s memory were allocated outside "
-            "PyTorch's allocator: this memory is in no peak, and must fit too"
-        )
 
 
 MAX_CONTEXT: Final = 1 << 30

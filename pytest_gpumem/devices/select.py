@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.driver import visible_gpus
 from pytest_gpumem.devices.sharing.xdist_order import take_turns
 from pytest_gpumem.devices.torch_build import installed_torch
-from pytest_gpumem.devices.virtual.device import VirtualDevice
-from pytest_gpumem.devices.virtual.environment import INHERITED
 from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -55,13 +54,13 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     if kind == "none":
         return Choice(None, "switched off by --gpumem-device=none")
     GRAPHS.watch()
-    loaded = VirtualDevice.loaded()
+    loaded = virtual.loaded()
     named = loaded is not None and loaded.named is not None  # by use_virtual_gpu()
     if kind == "cuda" or (kind == "auto" and not named and real_gpu_expected()):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     try:
-        device = VirtualDevice.load(card)
+        device = virtual.load(card)
         device.first, device.least = first, rank.local_size if rank else 1
         return Choice(device)
     except DeviceError as error:
@@ -75,7 +74,7 @@ def real_gpu_expected() -> bool:
 
     It is AMD's for a build of torch for ROCm, else NVIDIA's.
     """
-    if INHERITED in os.environ:
+    if virtual.is_inherited():
         return False  # a marked test, or gpumem run, has started this process: it sees no driver
     # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
     variables = ["CUDA_VISIBLE_DEVICES"]

@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.select import DEFAULT_CARD
-from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.spec_fields import read_values
@@ -45,7 +44,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
         DeviceError: torch was imported already, or there can be no virtual GPU here.
     """
     values = read_values("values", values)
-    device = VirtualDevice.load(find_card(card))
+    device = virtual.load(card)
     device.values.initial = values
     device.named = device.card
     device.card = device.demanded or device.card
@@ -81,8 +80,7 @@ class Measuring:
             tally = self._stack.enter_context(meter.part())
             self._stack.push(lambda *_: self._finish(meter, tally))
             return self
-        virtual = VirtualDevice.loaded()
-        device: Device = virtual if virtual is not None else CudaDevice()
+        device: Device = virtual.loaded() or CudaDevice()
         import torch
 
         visible = torch.cuda.device_count()

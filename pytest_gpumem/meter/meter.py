@@ -17,8 +17,6 @@ from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd,
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
-from pytest_gpumem.devices.memory_use import beside, shared
-from pytest_gpumem.devices.unwaited_collectives import UNWAITED
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
@@ -432,10 +430,9 @@ class Meter:
         """Free the memory of all garbage, also of objects made before the step.
 
         Autograd's threads are waited for: the callback of the last backward pass may hold a module
-        that nothing else refers to. Tensors of unwaited collectives go as well, as the next
-        collective would let go of them.
+        that nothing else refers to.
         """
-        UNWAITED.clear()
+        self.device.release()
         await_autograd()
         collect_all()
         self.resettle()
@@ -595,17 +592,14 @@ class Meter:
             collect_garbage()
             retained = self.counted()
         own = [*notes, *(tally.notes if tally else ())]
-        own += notes_of(NoteKind.DEVICE, shared(use, self.info.name))
-        if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants
-            own += notes_of(NoteKind.OUTSIDE, beside(use, self.info.name))
         if whole:
+            peaks = [peak.allocated for peak in self._whole.peaks]
+            own += self._use.notes(use, self.info.name, max(peaks, default=0))
             if self._left_off or is_switched_off():
                 own.append(SWITCHED_OFF)
             own += [*self._isolation.notes(self._whole.peaks), *DROPOUT.notes]
-            peaks = [peak.allocated for peak in self._whole.peaks]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
-            own += notes_of(NoteKind.STILL_HELD, UNWAITED.notes(max(peaks, default=0)))
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())

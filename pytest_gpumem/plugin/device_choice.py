@@ -89,23 +89,24 @@ def choice_of(config: pytest.Config) -> Choice:
     """Return the session's device, chosen at its first use or when torch is imported."""
     if CHOICE in config.stash:
         return config.stash[CHOICE]
+    from pytest_gpumem.devices import virtual
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import choose
-    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     GUARD.remove()  # it chooses at the import of torch, which choosing itself may do
     settings = config.stash[SETTINGS]
     worker = getattr(config, "workerinput", {}).get("workerid", "")
-    card, rank, loaded = find_card(settings.card), current_rank(), VirtualDevice.loaded()
+    card, rank, loaded = find_card(settings.card), current_rank(), virtual.loaded()
     if loaded is not None and loaded.named is not None and not settings.names_card:
         card = loaded.named  # by a conftest file's use_virtual_gpu()
     choice = choose(settings.device, card, worker=worker, rank=rank)
-    virtual = choice.device
-    if isinstance(virtual, VirtualDevice) and settings.names_card:
-        virtual.demanded = card
-        config.add_cleanup(lambda: setattr(virtual, "demanded", None))
-    if isinstance(virtual, VirtualDevice) and settings.shown_always > virtual.shown_always:
-        config.add_cleanup(partial(virtual.show_always, virtual.shown_always))
-        virtual.show_always(settings.shown_always)
+    device = virtual.loaded()
+    if device is not None and device is choice.device:
+        if settings.names_card:
+            device.demanded = card
+            config.add_cleanup(partial(setattr, device, "demanded", None))
+        if settings.shown_always > device.shown_always:
+            config.add_cleanup(partial(device.show_always, device.shown_always))
+            device.show_always(settings.shown_always)
     config.stash[CHOICE] = choice
     return choice

@@ -134,9 +134,9 @@ class GpuMemPlugin:
         """Let PyTorch keep no plan of a convolution where several cards take turns."""
         marked = [item for item in session.items if is_marked(item)]
         if len(marked) > 1 and len(cards_of(marked)) > 1:
-            from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
+            from pytest_gpumem.devices import virtual
 
-            keep_no_plans()
+            virtual.prepare_many_cards()
 
     # -- the header --
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILD_PROCESSES, CHILDREN
-from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
@@ -132,7 +131,7 @@ class Run:
             stack.enter_context(CHILDREN.watching(values))
             stack.enter_context(device.turn())
             if spec.world_size is not None:
-                stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
+                stack.enter_context(device.join_alone(spec.rank or 0, spec.world_size))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
             fixtures = WideFixtures(meter, (info.key, spec.devices))

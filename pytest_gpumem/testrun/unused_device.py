@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.quirks import bitsandbytes
-from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import describe_budget
 from pytest_gpumem.notes import Note, NoteKind
@@ -36,25 +34,6 @@ def is_unused(run: Run) -> bool:
     return not any(use.outside > 0 for use in run.measurement().device_use)
 
 
-def _hidden_gpu(run: Run, path: Path) -> str:
-    """Return the likely reason: the virtual GPU is hidden while files are imported."""
-    device = run.device
-    if not isinstance(device, VirtualDevice) or device.shown_always:
-        return ""
-    question = device.question_of(path, run.root)
-    if question is None:
-        return (
-            "; if a file calls torch.cuda.is_available() at its top, the answer is False, because "
-            "the virtual GPU is visible only in marked tests: --gpumem-visible=session shows it "
-            "from the start"
-        )
-    place = f"{os.path.relpath(question.path, run.root)}:{question.line}"
-    return (
-        f"; the virtual GPU is visible only in marked tests, and {place} looked for GPUs "
-        "during its import: --gpumem-visible=session shows the virtual GPU from the start"
-    )
-
-
 def check_unused(run: Run, path: Path) -> None:
     """Add a note to a test that took no memory of its device.
 
@@ -70,8 +49,7 @@ def check_unused(run: Run, path: Path) -> None:
     if by_children:
         cause = "; its child processes did"
     elif not run.device.values.all_computed:  # the step may have run on the CPU
-        cpu_only = bitsandbytes.has_cpu_library()
-        cause = bitsandbytes.CAUSE if cpu_only else _hidden_gpu(run, path)
+        cause = virtual.unused_cause(path, run.root)
     if not by_children and any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         raise GpuMemError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY

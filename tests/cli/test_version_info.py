@@ -16,7 +16,9 @@ from pytest_gpumem.cli.version_info import (
     facts_of,
     format_cudnn,
 )
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.torch_build import TorchBuild
+from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.native import BuildProblem
 from pytest_gpumem.version import __version__
 
@@ -32,7 +34,6 @@ def quick(monkeypatch):
         version_info.VIRTUAL_PROGRAM: {"cudnn": 92600},
     }
     monkeypatch.setattr(version_info, "facts_of", answers.get)
-    monkeypatch.setattr(version_info, "build_problem", lambda: None)
     return answers
 
 
@@ -107,7 +108,7 @@ def test_the_gpus_that_torch_sees():
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"cudnn": 92600}, "works; cuDNN 9.26.0 computes workspaces"),
+        ({"cudnn": 92600, "computes_workspaces": True}, "works; cuDNN 9.26.0 computes workspaces"),
         (
             {"cudnn": 90501},
             "works; cuDNN 9.5.1 is too old to compute workspaces (9.8 and later can)",
@@ -116,15 +117,15 @@ def test_the_gpus_that_torch_sees():
         (BROKEN, f"built, but it does not run: {BROKEN['error']}"),
     ],
 )
-def test_the_virtual_gpu(monkeypatch, facts, expected):
-    monkeypatch.setattr(version_info, "build_problem", lambda: None)
+def test_the_virtual_gpu(facts, expected):
     assert describe_virtual(facts) == expected
 
 
 def test_a_virtual_gpu_that_was_not_built_says_why(monkeypatch):
     problem = BuildProblem("no C compiler was found", "install one", "")
-    monkeypatch.setattr(version_info, "build_problem", lambda: problem)
-    assert describe_virtual(BROKEN) == "not built: no C compiler was found; install one"
+    monkeypatch.setattr(native, "build_problem", lambda: problem)
+    row = describe_virtual(virtual.status()._asdict())
+    assert row == "not built: no C compiler was found; install one"
 
 
 @pytest.mark.parametrize(("number", "text"), [(92600, "9.26.0"), (90501, "9.5.1"), (8907, "8.9.7")])

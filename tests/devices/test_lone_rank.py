@@ -10,7 +10,7 @@ from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, settle_all, virtual_card, virtual_device
 
 from pytest_gpumem.devices.autograd_threads import awaited_passes
-from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.errors import DeviceError
 
 N = 3 * MIB
@@ -20,11 +20,15 @@ PARAMS = 4 * N * COUNT
 WORLD = 8
 
 
+def joined(rank, size):
+    return virtual_device().join_alone(rank, size)
+
+
 @pytest.fixture(params=[0, 3])
 def world(request):
     import torch
 
-    with virtual_card(), joined(request.param, WORLD, "virtual"):
+    with virtual_card(), joined(request.param, WORLD):
         torch.cuda.reset_peak_memory_stats()
         yield request.param
 
@@ -68,7 +72,7 @@ def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     before = {name: os.environ.get(name) for name in names}
-    with virtual_card(), joined(5, 64, "virtual"):
+    with virtual_card(), joined(5, 64):
         assert (distributed.get_rank(), distributed.get_world_size()) == (5, 64)
         assert [os.environ[name] for name in names[:3]] == ["5", "64", "0"]
         assert "nccl" in distributed.get_backend()
@@ -80,7 +84,7 @@ def test_a_cuda_graph_is_captured_after_a_step_of_such_a_rank(torch):
     """Torch 2.6 waits, without end, for collectives that it counts as pending."""
     from torch import distributed
 
-    with virtual_card(), joined(0, 2, "virtual"):
+    with virtual_card(), joined(0, 2):
         distributed.all_reduce(torch.ones(8, device="cuda"))
     with virtual_card():
         graph = torch.cuda.CUDAGraph()
@@ -105,7 +109,7 @@ def test_deepspeed_lets_go_of_its_groups_by_a_function_of_its_own(monkeypatch):
             destroy_process_group=destroy_process_group,
         )
         monkeypatch.setitem(sys.modules, "deepspeed.comm", comm)
-        with virtual_card(), joined(0, 2, "virtual"):
+        with virtual_card(), joined(0, 2):
             pass
         assert called == ["deepspeed"] * initialized
         assert not distributed.is_initialized()
@@ -131,7 +135,7 @@ def test_checkpoints_outside_of_such_a_rank_are_pytorchs_own():
     from torch.distributed.checkpoint import default_planner, utils
 
     names = (utils._DistWrapper.__init__, default_planner._validate_global_plan)
-    with virtual_card(), joined(0, 2, "virtual"):
+    with virtual_card(), joined(0, 2):
         assert utils._DistWrapper.__init__ is not names[0]
     assert (utils._DistWrapper.__init__, default_planner._validate_global_plan) == names
 
@@ -142,20 +146,20 @@ def test_a_world_may_be_large(rank):
     import torch
     from torch import distributed
 
-    with virtual_card(), joined(rank, 1024, "virtual"):
+    with virtual_card(), joined(rank, 1024):
         distributed.all_reduce(torch.ones(8, device="cuda"))
         assert distributed.new_group(list(range(1024))).size() == 1024
 
 
 def test_a_process_group_of_somebody_else_is_not_replaced(world):
     with pytest.raises(DeviceError, match="already has a default process group"):
-        joined(0, 2, "virtual").__enter__()
+        joined(0, 2).__enter__()
 
 
 def test_one_that_the_test_destroyed_itself_is_not_missed():
     from torch import distributed
 
-    with virtual_card(), joined(0, 2, "virtual"):
+    with virtual_card(), joined(0, 2):
         distributed.destroy_process_group()
 
 
@@ -674,7 +678,7 @@ def test_such_collectives_are_let_go_of_with_their_group():
 
     with virtual_card():
         wait = torch._C._distributed_c10d.Work.wait
-        with joined(0, WORLD, "virtual"):
+        with joined(0, WORLD):
             distributed.all_reduce(torch.ones(MIB, device="cuda"), async_op=True).get_future()
         assert allocated() == 0
         assert torch._C._distributed_c10d.Work.wait is wait
@@ -694,7 +698,7 @@ def test_a_stage_of_a_pipeline_runs_alone_where_its_shapes_are_given():
 
     skip_where_stages_vote()
     microbatch = torch.empty(8, 64, requires_grad=True, device="meta")
-    with virtual_card(), joined(3, 4, "virtual"):
+    with virtual_card(), joined(3, 4):
         metadata = {"input_args": (microbatch,), "output_args": (microbatch,)}
         losses = []
         pipeline(3, **metadata).step(target=torch.ones(32, 64, device="cuda"), losses=losses)
@@ -706,7 +710,7 @@ def test_a_rank_that_is_alone_receives_no_objects():
     import torch
 
     plain = torch.distributed.recv_object_list
-    with virtual_card(), joined(1, 4, "virtual"):
+    with virtual_card(), joined(1, 4):
         with pytest.raises(DeviceError, match="this rank runs alone; for a PipelineStage"):
             pipeline(1).step()
         with pytest.raises(DeviceError, match="this rank runs alone"):
@@ -719,7 +723,7 @@ def test_on_a_real_gpu_a_sum_over_ranks_is_the_rank_s_own_tensor():
     import torch
     from torch import distributed
 
-    with virtual_card(), joined(0, 2, "cuda"):
+    with virtual_card(), CudaDevice().join_alone(0, 2):
         tensor = torch.ones(8, device="cuda")
         future = distributed.all_reduce(tensor, async_op=True).get_future()
         (result,) = future.value()

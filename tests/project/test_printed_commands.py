@@ -73,7 +73,7 @@ WRITTEN = {
         "python setup.py build_ext --inplace",
         "pytest -p gpumem ...), and leave libcuda.so.1 out of LD_PRELOAD",
     ],
-    "devices/object_messages.py": ["gpumem run torchrun ..."],
+    "devices/lone_rank.py": ["gpumem run torchrun ..."],
     "devices/virtual/cudnn_notes.py": ["pip install --no-deps "],
     "devices/virtual/compilation/max_autotune.py": [
         (

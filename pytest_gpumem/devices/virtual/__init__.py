@@ -1,4 +1,159 @@
-"""The virtual GPU: PyTorch over a native library that keeps the accounts.
+"""The virtual GPU, PyTorch over a native library that keeps the accounts: this is its facade.
 
-It may import devices and base modules.
+Other rooms import nothing below this module: import-linter checks it. The virtual GPU itself
+imports devices and base modules. The facade promises:
+
+- This import loads nothing and imports no other module: a session on a real GPU costs no more.
+- ``load``, before torch is imported, gives the process a :class:`pytest_gpumem.devices.base.Device`
+  that PyTorch takes for an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code asks for them.
+- The device is visible between its ``open`` and ``close``, or always after ``show_always``.
+- Processes that are started while the device is visible have the same virtual GPU
+  (``begin_in_child``).
+- A call of CUDA that is not supported makes ``Device.trouble`` say so. No figure is silently wrong:
+  what a real GPU may do otherwise is in ``Device.alternatives`` and ``Device.notes``.
 """
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual.decisions import Row
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.devices.virtual.inherited import InheritedGpu
+    from pytest_gpumem.devices.virtual.visibility import Question
+
+    GuessRows = Sequence[Sequence[Row]]
+    """the unknown and the assumed values that a process decided by, by its lines"""
+
+INHERITED: Final = "GPUMEM_VIRTUAL"
+"""the environment variable that describes the virtual GPU to child processes"""
+VALUES: Final = "GPUMEM_VALUES"
+"""the one that names the values that they compute"""
+
+
+def load(card: Card | str) -> VirtualDevice:
+    """Load the virtual GPU, once a process; ``card``, or its name, is for steps that name none.
+
+    Raises:
+        SpecError: no card has this name.
+        DeviceError: it cannot be loaded here, or torch was imported before.
+    """
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    return VirtualDevice.load(find_card(card) if isinstance(card, str) else card)
+
+
+def loaded() -> VirtualDevice | None:
+    """Return this process's virtual GPU, if there is one."""
+    module: Any = sys.modules.get(f"{__name__}.device")
+    device: VirtualDevice | None = module and module.VirtualDevice.loaded()
+    return device
+
+
+def is_inherited() -> bool:
+    """Return whether a process with a virtual GPU has started this one, which sees no driver."""
+    return INHERITED in os.environ
+
+
+def begin_in_child() -> InheritedGpu | None:
+    """Adapt this process, which is about to import torch, to its parent's virtual GPU, if any."""
+    if not is_inherited():
+        return None
+    from pytest_gpumem.devices.virtual.inherited import InheritedGpu
+
+    return InheritedGpu()
+
+
+def guess_notes(processes: Iterable[GuessRows], root: Path) -> list[str]:
+    """Return sentences on the unknown and assumed values that child processes decided by."""
+    from pytest_gpumem.devices.virtual.decisions import Decisions
+
+    decisions = Decisions()
+    for rows in processes:
+        decisions.add(rows)
+    return decisions.notes(root)
+
+
+def prepare_many_cards() -> None:
+    """Prepare this process for steps on several cards, before its first convolution."""
+    from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
+
+    keep_no_plans()
+
+
+def question_of(path: Path, root: Path) -> Question | None:
+    """Return the line of a project that looked for GPUs while the virtual GPU was hidden.
+
+    Args:
+        path: a test's file, whose own line comes first.
+        root: the project's folder.
+    """
+    device = loaded()
+    return None if device is None or device.shown_always else device.question_of(path, root)
+
+
+def unused_cause(path: Path, root: Path) -> str:
+    """Return a clause on why a test may have taken no memory of the device; arguments as above."""
+    from pytest_gpumem.devices.virtual.quirks import bitsandbytes
+
+    device = loaded()
+    if bitsandbytes.has_cpu_library():
+        return bitsandbytes.CAUSE
+    if device is None or device.shown_always:
+        return ""
+    question = device.question_of(path, root)
+    if question is None:
+        return (
+            "; if a file calls torch.cuda.is_available() at its top, the answer is False, because "
+            "the virtual GPU is visible only in marked tests: --gpumem-visible=session shows it "
+            "from the start"
+        )
+    return (
+        f"; the virtual GPU is visible only in marked tests, and {question.place(root)} looked for "
+        "GPUs during its import: --gpumem-visible=session shows the virtual GPU from the start"
+    )
+
+
+class Status(NamedTuple):
+    """Whether a virtual GPU works on this machine."""
+
+    problem: str = ""
+    """why its libraries were not built, with the remedy"""
+    cudnn: int = 0
+    """the version of the cuDNN that is asked for workspaces (92600 is 9.26.0); 0: there is none"""
+    computes_workspaces: bool = False
+    """whether that cuDNN can compute them"""
+    stubs: Sequence[str] = ()
+    """CUDA's libraries that are not installed, by their SONAMEs"""
+    linked: tuple[int, Sequence[str]] = (0, ())
+    """how many functions of CUDA torch links, and the names of those that are not answered"""
+
+
+def status() -> Status:
+    """Try a convolution on the virtual GPU, in a process that has not imported torch.
+
+    Raises:
+        DeviceError: it cannot be loaded here.
+    """
+    from pytest_gpumem.devices.virtual.cudnn_notes import MIN_CUDNN
+    from pytest_gpumem.devices.virtual.native import build_problem
+
+    problem = build_problem()
+    if problem is not None:
+        return Status(f"{problem.problem}; {problem.remedy}")
+    device = load("T4")
+    device.show_always(1)
+    import torch
+
+    images = torch.empty(1, 3, 8, 8, device="cuda")
+    torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
+    cudnn = device.cudnn_version()  # looked up by the first convolution
+    return Status("", cudnn, cudnn >= MIN_CUDNN, device.stubs, device.linked_functions())

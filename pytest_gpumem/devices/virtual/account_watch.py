@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.memory_use import UseWatch
+from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import UNWAITED
+from pytest_gpumem.measurement import MIN_OUTSIDE
+from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.measurement import DeviceUse
 
 
 class AccountWatch(UseWatch):
@@ -43,6 +48,18 @@ class AccountWatch(UseWatch):
             outside = max(highest - peak, self.used(device) - own) - self._besides[device]
             self._outside[device] = max(self._outside[device], outside)
         self.forget()
+
+    def notes(self, use: Sequence[DeviceUse], name: str, peak: int) -> list[Note]:
+        """See :meth:`UseWatch.notes`; a virtual GPU's account is exact, and so are these notes."""
+        notes = super().notes(use, name, peak)
+        outside = max((device.outside for device in use), default=0)
+        if outside >= MIN_OUTSIDE:
+            sentence = (
+                f"at least {format_size(outside)} of {name}'s memory were allocated outside "
+                "PyTorch's allocator: this memory is in no peak, and must fit too"
+            )
+            notes.append(Note(NoteKind.OUTSIDE, sentence))
+        return [*notes, *notes_of(NoteKind.STILL_HELD, UNWAITED.notes(peak))]
 
     def _read(self) -> None:
         for device in self.devices:

@@ -28,7 +28,6 @@ from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
-from pytest_gpumem.devices.quirks import install_hooks
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
@@ -41,6 +40,8 @@ from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
+from pytest_gpumem.devices.virtual.quirks import install_hooks
+from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import UNWAITED
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
@@ -542,6 +543,16 @@ class VirtualDevice:
         for index in devices:  # of free blocks of one size PyTorch takes that of the lowest address
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
+
+    def release(self) -> None:
+        """Free tensors of collectives that no code waits for, as the next collective would."""
+        UNWAITED.clear()
+
+    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; NCCL takes its buffers."""
+        from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
+
+        return joined_to_nccl(rank, size)
 
     def turn(self) -> AbstractContextManager[None]:
         """Return a turn at once: each process has its own virtual GPUs."""

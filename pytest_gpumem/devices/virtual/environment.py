@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
+from pytest_gpumem.devices.virtual import INHERITED, native
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -17,15 +17,11 @@ if TYPE_CHECKING:
 TRITON: Final = "TRITON_LIBCUDA_PATH"
 COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
-INHERITED: Final = "GPUMEM_VIRTUAL"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
 """tells child processes the value of VISIBLE that is about the machine's own GPUs: "=" and the
 value, or nothing where that variable is not set"""
 LIBRARIES: Final = ":".join(map(str, native.ALL))
-PYTHON_PATH: Final = "PYTHONPATH"
-HOOK: Final = str(Path(__file__).parents[1] / "child_process")
-"""the folder with the sitecustomize.py that Python runs first in child processes"""
 SHAPE_CHECK: Final = Patch(
     "torch.distributed",
     "_verify_params_across_processes",
@@ -67,19 +63,3 @@ def skip_shape_check(stack: ExitStack) -> None:
     that they are zeros here.
     """
     SHAPE_CHECK.wrap(sys.modules.get(SHAPE_CHECK.module), lambda _: lambda *_args: None, stack)
-
-
-def prepend(stack: ExitStack, name: str, folder: str) -> None:
-    """Put a folder before the other ones of an environment variable until the stack ends."""
-    folders = os.environ.get(name)
-    set_variable(stack, name, f"{folder}{os.pathsep}{folders}" if folders else folder)
-
-
-def set_variable(stack: ExitStack, name: str, value: str) -> None:
-    """Set an environment variable until the stack ends."""
-    old_value = os.environ.get(name)
-    os.environ[name] = value
-    if old_value is None:
-        stack.callback(os.environ.pop, name, None)
-    else:
-        stack.callback(os.environ.__setitem__, name, old_value)

@@ -11,11 +11,12 @@ from pytest_gpumem.devices.virtual.uncertain_numbers import watching
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.virtual import GuessRows
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
     from pytest_gpumem.notes import Note
@@ -51,10 +52,9 @@ class VirtualValues:
         self._recompile_limits.end()
         self.compute(self.initial)
 
-    @property
-    def counted(self) -> tuple[Decisions, ValueMode | None]:
-        """The counters of unknown and assumed values, and the mode that computes all other ones."""
-        return self._decisions, self._mode
+    def guesses(self) -> tuple[GuessRows, Sequence[str]]:
+        """Return the unknown values that a program decided by, and on why they are unknown."""
+        return self._decisions.rows(), self._mode.notes() if self._mode else ()
 
     @property
     def all_computed(self) -> bool:

@@ -10,6 +10,7 @@ that asks the driver or NVML.)
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -67,6 +68,10 @@ class Question(NamedTuple):
     """of the file: the line that asked, or that called or imported the code that did"""
     direct: bool
     """whether the line itself asked PyTorch"""
+
+    def place(self, root: Path) -> str:
+        """Return "tests/test_model.py:12", as seen from a folder."""
+        return f"{os.path.relpath(self.path, root)}:{self.line}"
 
 
 class Curtain:

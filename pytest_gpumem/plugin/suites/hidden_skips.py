@@ -6,9 +6,7 @@ like ``skipif(not torch.cuda.is_available())`` is evaluated at the import, and h
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.session.hidden_skip import HiddenSkip
@@ -33,19 +31,12 @@ def hidden_skip(
         reason: of the skip, without "Skipped: ".
         whole_file: the file was skipped while it was collected.
     """
-    # Torch may have been imported before the session chose its device, which is not needed here.
-    if "pytest_gpumem.devices.virtual.device" not in sys.modules:
-        return None
-    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.devices import virtual
 
-    device = VirtualDevice.loaded()
-    if device is None or device.shown_always:
-        return None
-    question = device.question_of(path, config.rootpath)
+    question = virtual.question_of(path, config.rootpath)
     if question is None or not (question.direct or ABOUT_GPUS.search(reason)):
         return None
-    place = f"{os.path.relpath(question.path, config.rootpath)}:{question.line}"
-    return HiddenSkip(whole_file, reason, place)
+    return HiddenSkip(whole_file, reason, question.place(config.rootpath))
 
 
 def skip_reason(longrepr: object) -> str:

@@ -13,7 +13,7 @@ from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.quirks import jax, numba_cuda
+from pytest_gpumem.devices.virtual.quirks import jax, numba_cuda
 
 EXITING = """
 #include <stdlib.h>
@@ -186,7 +186,7 @@ def test_the_runtimes_bindings_of_an_older_cuda_are_refused_by_name():
     pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")
     begin = """
 import pytest_gpumem
-from pytest_gpumem.devices.quirks import cuda_bindings
+from pytest_gpumem.devices.virtual.quirks import cuda_bindings
 
 cuda_bindings.FIRST_CUDA = 99
 pytest_gpumem.use_virtual_gpu("T4")

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.virtual_gpu import settle_all, virtual_card
+from helpers.virtual_gpu import settle_all, virtual_card, virtual_device
 from torch import nn
 from torch.utils import checkpoint
 
 from pytest_gpumem.devices.autograd_threads import await_autograd
-from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 WIDTH = 256
@@ -241,7 +240,7 @@ ON_HOST["FSDP2 of meta"] = lambda _device: [True, 0]
 
 @contextmanager
 def group(name, size):
-    with joined(0, size, "virtual") if name in ON_HOST else nullcontext():
+    with virtual_device().join_alone(0, size) if name in ON_HOST else nullcontext():
         yield
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_gpumem.devices.quirks import cuda_bindings, jax, numba_cuda
 from pytest_gpumem.devices.torch_import import IMPORTS
+from pytest_gpumem.devices.virtual.quirks import cuda_bindings, jax, numba_cuda
 
 HOOKED: Final = (cuda_bindings, jax, numba_cuda)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,7 +18,6 @@ from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import ExitStack
     from types import ModuleType
 
 NAMES: Final = ("send_object_list", "recv_object_list")
@@ -28,11 +27,6 @@ CARRIED: Final = Patch(
     "torch.distributed",
     *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
     reason="ranks send each other objects by their store: a virtual GPU moves no bytes",
-)
-REFUSED: Final = Patch(
-    "torch.distributed",
-    *("recv_object_list", "distributed_c10d.recv_object_list"),
-    reason="a rank that runs alone receives no objects, and an error says so",
 )
 
 
@@ -181,18 +175,3 @@ def carry_objects(distributed: Any) -> None:  # noqa: ANN401 - a module
     c10d = getattr(distributed, "distributed_c10d", None)
     if c10d is not None and hasattr(c10d, "recv_object_list"):
         ObjectMessages(c10d).install(distributed)
-
-
-def refuse_objects(stack: ExitStack, distributed: Any) -> None:  # noqa: ANN401 - a module
-    """Have a rank that is alone receive no objects, with an error that says so, for a while."""
-
-    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
-        raise DeviceError(
-            "torch.distributed.recv_object_list",
-            "this call receives objects from another rank, but this rank runs alone",
-            "for a PipelineStage, write input_args= and output_args=, which give it its "
-            "shapes (not with torch 2.13 and 2.14, whose stages vote on their shapes); or "
-            "run all ranks as processes: gpumem run torchrun ...",
-        )
-
-    REFUSED.put(distributed, dict.fromkeys(REFUSED.names, refuse), stack)

@@ -1,0 +1,30 @@
+"""Environment variables that child processes inherit, each set for a block."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+PYTHON_PATH: Final = "PYTHONPATH"
+HOOK: Final = str(Path(__file__).parent / "child_process")
+"""the folder with the sitecustomize.py that Python runs first in child processes"""
+
+
+def prepend(stack: ExitStack, name: str, folder: str) -> None:
+    """Put a folder before the other ones of an environment variable until the stack ends."""
+    folders = os.environ.get(name)
+    set_variable(stack, name, f"{folder}{os.pathsep}{folders}" if folders else folder)
+
+
+def set_variable(stack: ExitStack, name: str, value: str) -> None:
+    """Set an environment variable until the stack ends."""
+    old_value = os.environ.get(name)
+    os.environ[name] = value
+    if old_value is None:
+        stack.callback(os.environ.pop, name, None)
+    else:
+        stack.callback(os.environ.__setitem__, name, old_value)

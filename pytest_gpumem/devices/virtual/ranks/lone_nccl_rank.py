@@ -1,0 +1,83 @@
+"""One rank without the others, in PyTorch's own process group of NCCL: it takes the same buffers.
+
+The native library stands in for NCCL.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import unwaited_collectives_kept
+from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+NCCL: Final = Patch(
+    "torch.distributed.distributed_c10d",
+    *("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"),
+    reason="a rank that runs alone finds NCCL's id, which the first rank would store",
+)
+_UNIQUE_ID: Final = "\0" * 128
+"""an ncclUniqueId, as the native library makes it: zeros"""
+
+
+def joined_to_nccl(rank: int, size: int) -> AbstractContextManager[None]:
+    """See :func:`pytest_gpumem.devices.lone_rank.joined`."""
+    variables = {
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
+        "GPUMEM_LONE_RANK": "1",  # NCCL's ids of the virtual GPU are zeros: no other rank comes
+    }
+    if TORCH >= (2, 8):
+        # From then on a thread frees the collectives' buffers every 100 ms, in which many steps
+        # are over here. With blocking waits the collectives alone have them, which
+        # unwaited_collectives keeps. (With such waits torch 2.6 counts each collective as pending,
+        # and waits forever before it captures a CUDA graph.)
+        variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    return joined(rank, size, "nccl", _alone, variables)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let every process group of NCCL find the id that another rank would have stored.
+
+    Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
+    chooses.
+    """
+
+    def with_ids(group_class: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
+        class Seeded(group_class):  # type: ignore[misc] # a base class without types
+            """A process group of NCCL without its other ranks."""
+
+            def __init__(
+                self,
+                store: Any,  # noqa: ANN401
+                rank: int,
+                size: int,
+                options: Any,  # noqa: ANN401
+                *arguments: Any,  # noqa: ANN401
+            ) -> None:
+                # ProcessGroupNCCL.cpp's keys of the whole group: the communicators' counter, with
+                # newer versions in words and behind the group's name ...
+                group = getattr(options, "group_name", "")
+                keys = ["0", "nccl_storekey_0", f"{group}/nccl_storekey_0"]
+                # ... and of each pair that this rank is in: both ranks, the lower one first.
+                keys += [f"{min(rank, peer)}:{max(rank, peer)}" for peer in range(size)]
+                for key in keys:
+                    store.set(key, _UNIQUE_ID)
+                super().__init__(store, rank, size, options, *arguments)
+
+        Seeded.__name__ = group_class.__name__
+        return Seeded
+
+    with ExitStack() as stack:
+        NCCL.wrap(torch.distributed.distributed_c10d, with_ids, stack)
+        if TORCH >= (2, 8):
+            stack.enter_context(unwaited_collectives_kept())
+        yield

@@ -1,0 +1,74 @@
+"""The virtual GPU's facade: another tool needs nothing else, and its import is light."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+from helpers.virtual_gpu import MIB
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from pytest_gpumem.devices import virtual
+
+device = virtual.load(sys.argv[1])
+card = device.open(None, 1)
+
+import torch
+
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(2):
+    loss = model(torch.ones(256, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+peak = torch.cuda.max_memory_allocated()
+problems = [device.trouble(), *device.notes(Path.cwd())]
+device.close()
+"""
+"""of another tool, that wants a step's peak on a card: nothing but torch and the facade"""
+TELL = """
+import json
+ours = [name for name in sys.modules if name.startswith("pytest_gpumem.")]
+print(json.dumps([card.name, peak, problems, torch.cuda.is_available(), ours]))
+"""
+WORKSPACES = {"T4": 8 * MIB + 128 * 1024, "H100": 32 * MIB}
+"""of cuBLAS, by the card"""
+
+
+def python(program, *arguments):
+    """What a program of a process of its own prints: which modules are loaded is the matter."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+def test_a_short_program_needs_nothing_of_the_package_but_the_facade():
+    assert len(PROGRAM.splitlines()) <= 30
+    besides = {}
+    for card, workspace in WORKSPACES.items():
+        name, peak, problems, visible, modules = python(PROGRAM + TELL, card)
+        assert (name, problems, visible) == (card, [None], False)
+        assert "pytest_gpumem.devices.virtual.device" in modules
+        packages = "attribution", "baselines", "cli", "fit", "judge", "meter", "plugin", "testrun"
+        assert not {name.split(".")[1] for name in modules} & set(packages)
+        besides[card] = peak - workspace
+    # Weights, gradients and momentum; the batch, the result and its square.
+    assert 12 * MIB < besides["T4"] == besides["H100"] < 16 * MIB
+
+
+@pytest.mark.parametrize("kind", ["none", "cuda"])
+def test_a_session_without_the_virtual_gpu_imports_its_facade_alone(kind):
+    program = f"""
+import json, sys
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.select import choose
+from pytest_gpumem.devices import children
+choose({kind!r}, CARDS["T4"])
+print(json.dumps([name for name in sys.modules if "devices.virtual" in name]))
+"""
+    assert python(program) == ["pytest_gpumem.devices.virtual"]
