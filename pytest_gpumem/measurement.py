@@ -73,6 +73,21 @@ class DeviceInfo:
     """bytes that the CUDA context takes of it (known of a card's profile; 0 where unknown)"""
 
     @property
+    def is_own(self) -> bool:
+        """Whether this process alone takes memory of it; a real GPU's driver does when it wants."""
+        return self.kind == "virtual"
+
+    @property
+    def has_values_on_host(self) -> bool:
+        """Whether the values that its kernels would compute are in host memory."""
+        return self.kind == "virtual"
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether its figures are predictions for the card that it is named for: no kernel runs."""
+        return self.kind == "virtual"
+
+    @property
     def key(self) -> str:
         """The name of this device's baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
         return device_key(self.kind, self.name)

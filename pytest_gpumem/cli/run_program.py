@@ -245,7 +245,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     A launcher's own process, which used no GPU where its children did, has no row.
     """
     info = measurement.device
-    virtual = "virtual GPU " if info.kind == "virtual" else ""
+    virtual = "virtual GPU " if info.is_predicted else ""
     room = info.total_memory - info.context if limit is None else limit
     peaks = [("program", index, peak) for index, peak in enumerate(measurement.peaks)]
     if children and not measurement.peak_reserved:
@@ -270,7 +270,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         colalign=("left", "right", "right", "right", "right")[first:] if rows else None,
     )
     lines = [f"gpumem: {virtual}{info.name}", table]
-    if info.kind == "virtual":
+    if info.is_predicted:
         lines.append(PREDICTED)
     notes = [*measurement.notes, *value_notes(children, Path.cwd())]
     lines += [f"note: {note}" for note in notes]

@@ -124,7 +124,11 @@ class Device(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """The kind: "cuda" or "virtual"."""
+        """The word for it in options and baselines; whoever measures asks for a reason instead."""
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether kernels run, after the calls that launch them have returned."""
 
     @property
     def values(self) -> ValueEngine:

@@ -56,6 +56,7 @@ class CudaDevice:
     """The GPUs that this process's torch sees."""
 
     kind: DeviceKind = "cuda"
+    runs_kernels = True
     values = ComputedValues()
 
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:

@@ -248,7 +248,7 @@ def _over_budget(case: Case) -> Verdict | None:
     ]
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     notes = (*_pinned_by(case.measurement), *notes)
-    if excesses[0][1].peak == "host" and case.measurement.device.kind == "virtual":
+    if excesses[0][1].peak == "host" and case.measurement.device.has_values_on_host:
         sentence = 'values of the virtual GPU are in host memory too: values="off" computes none'
         notes = (*notes, Note(NoteKind.LIMIT, sentence))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
@@ -296,7 +296,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
 def _over_budget_outside(case: Case) -> Verdict | None:
     """Judge memory that was taken beside PyTorch's allocator, together with what that reserved."""
     measurement = case.measurement
-    if measurement.device.kind != "virtual":  # a GPU's driver takes memory there when it wants
+    if not measurement.device.is_own:
         return None
     totals = [
         (use.peak - use.besides - held.reserved, use.outside, device)

@@ -99,11 +99,11 @@ class MemorySession:
             DeviceError: the device cannot be what the test asks for.
         """
         device = self.choice.device
-        virtual = device is not None and device.kind == "virtual"
+        predicted = device is not None and not device.runs_kernels
         self.runner.begin(
             item,
             spec,
-            record=self._explain_policy.records_first_run(spec, virtual=virtual),
+            record=self._explain_policy.records_first_run(spec, predicted=predicted),
             values=spec.values or self.settings.values,
         )
 

@@ -54,7 +54,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
     # Code without a marker sees the default card.
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
-    if expected and expected.kind == "virtual" and named:
+    if expected and named:
         expected = DeviceInfo(
             "virtual",
             named[0].name,
@@ -63,13 +63,13 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
             named[0].sm_count,
             named[0].context,
         )
-    further = [card.name for card in named[1:]] if expected and expected.kind == "virtual" else []
+    further = [card.name for card in named[1:]] if expected else []
     sentences = (
         session_text.header(expected, cards=further) if expected else [f"{device.kind} device"]
     )
     if settings.all:
         sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
-    elif settings.shown_always and device.kind == "virtual":
+    elif settings.shown_always and expected:
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
         sentences.append(f"all code of this session sees {number}; unmarked tests read zeros")
     if settings.strict_in_ci and not settings.update_baselines:

@@ -52,16 +52,17 @@ class ExplainPolicy:
         """Whether peaks are explained at all."""
         return self.attribution != "off"
 
-    def records_first_run(self, spec: MemorySpec, *, virtual: bool) -> bool:
+    def records_first_run(self, spec: MemorySpec, *, predicted: bool) -> bool:
         """Whether a test is recorded from the start, so that its own run tells why it failed.
 
-        On the virtual GPU a recording is cheap (benchmarks/speed/attribution.py), and the range of
-        its workspaces comes of it. What it takes on a real GPU has not been measured: a test that
-        failed there runs once more for it. With a JSON report it is recorded there too: what passes
-        may be a new baseline, and the report has what an update would have written.
+        Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
+        range of the peaks comes of it. What a recording takes where kernels run has not been
+        measured: a test that failed there runs once more for it. With a JSON report it is recorded
+        there too: what passes may be a new baseline, and the report has what an update would have
+        written.
         """
         reported = self.reporting and self.attribution == "auto"
-        return virtual or reported or self.explains(spec)
+        return predicted or reported or self.explains(spec)
 
     def explains(self, spec: MemorySpec) -> bool:
         """Whether a test's peaks are explained whatever its verdict is."""

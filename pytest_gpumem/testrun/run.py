@@ -152,13 +152,8 @@ class Run:
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())
 
-    @property
-    def on_real_gpu(self) -> bool:
-        """Whether kernels run, after the calls that launch them have returned."""
-        return self.device.kind == "cuda"
-
     def await_kernels(self) -> None:
-        """Wait for the kernels of the test on real GPUs.
+        """Wait for the kernels of the test, where they run.
 
         Raises:
             RuntimeError: of PyTorch, the error of a kernel: it is the test's, whose last line
@@ -166,7 +161,7 @@ class Run:
         """
         __tracebackhide__ = True
         torch = sys.modules.get("torch")
-        if self.on_real_gpu and torch is not None and torch.cuda.is_initialized():
+        if self.device.runs_kernels and torch is not None and torch.cuda.is_initialized():
             for number in self.meter.devices:
                 torch.cuda.synchronize(number)
 
@@ -248,7 +243,7 @@ class Run:
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
         notes = [*self.notes, *self.device.notes(self.root)]
-        if self.on_real_gpu and TIMED_PLANS.was_on and not self.spec.warmup:
+        if self.device.runs_kernels and TIMED_PLANS.was_on and not self.spec.warmup:
             notes.append(TIMED)
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 

@@ -359,7 +359,7 @@ def _refusals(
             yield test, f"it was compared with the baseline of {held_to}"
         elif not test.measured:
             yield test, "its marker has baseline=False"
-        elif device is not None and device.kind == "virtual" and cards and {device.name} != cards:
+        elif device is not None and device.is_predicted and cards and {device.name} != cards:
             yield test, f"it declares card={min(cards)!r}"
         elif recorded[folder] and not cards and test.device not in declared[folder]:
             keys = ", ".join(device_keys(folder))

@@ -135,6 +135,7 @@ class VirtualDevice:
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
     kind: DeviceKind = "virtual"
+    runs_kernels = False
     first = 0
     """the first device to measure on; those before it are other ranks'"""
     least = 1

@@ -47,7 +47,7 @@ def header(
     major, minor = device.capability
     figures = f"{format_size(device.total_memory)}, capability {major}.{minor}"
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
-    if device.kind == "virtual":
+    if device.is_predicted:
         besides = f"; other tests name {', '.join(cards)}" if cards else ""
         predicted = "memory is predicted; kernels do not run"
         return [f"virtual GPU {description}{besides}", predicted]

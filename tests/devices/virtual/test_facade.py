@@ -1,5 +1,6 @@
 """The virtual GPU's facade: another tool needs nothing else, and its import is light."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -72,3 +73,36 @@ choose({kind!r}, CARDS["T4"])
 print(json.dumps([name for name in sys.modules if "devices.virtual" in name]))
 """
     assert python(program) == ["pytest_gpumem.devices.virtual"]
+
+
+ROOMS = ("attribution", "baselines", "fit", "judge", "meter", "report", "testrun")
+
+
+def kinds_asked(tree):
+    """The comparisons in a module with a kind of GPU, or with a device's class."""
+    for node in ast.walk(tree):
+        is_isinstance = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if not (is_isinstance or isinstance(node, (ast.Compare, ast.Match))):
+            continue
+        words = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+        words |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if words & {"virtual", "cuda", "VirtualDevice", "CudaDevice"}:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "source", ['info.kind == "virtual"', "k in {'cuda'}", "isinstance(d, CudaDevice)"]
+)
+def test_the_check_knows_a_question_for_the_kind(source):
+    assert list(kinds_asked(ast.parse(source)))
+
+
+def test_the_code_that_measures_and_judges_does_not_know_which_gpu_it_has():
+    """Rule 8 of docs/architecture.md; a device or its record has a property for each reason."""
+    asked = [
+        f"{path}: {question}"
+        for room in ROOMS
+        for path in (ROOT / "pytest_gpumem" / room).rglob("*.py")
+        for question in kinds_asked(ast.parse(path.read_text("utf-8")))
+    ]
+    assert asked == []
