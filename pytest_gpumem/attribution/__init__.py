@@ -1,4 +1,4 @@
-"""The cause of a peak: recorded, replayed, put into categories and source lines.
+"""The cause of a peak: a recording is put into categories and source lines.
 
-It may import base modules only.
+It may import recording and base modules.
 """

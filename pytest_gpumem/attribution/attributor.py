@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution import hints
 from pytest_gpumem.attribution.categories import Blocks
-from pytest_gpumem.attribution.recording import Call
 from pytest_gpumem.attribution.segments import segment_requests
 from pytest_gpumem.attribution.sites import (
     BlockOrigin,
@@ -22,6 +21,7 @@ from pytest_gpumem.attribution.sites import (
 from pytest_gpumem.attribution.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.recording import Call
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.allocator_log import Block
-    from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recording, Span
 
 MAX_SITES: Final = 50
 """sites of one device that are kept, the largest"""

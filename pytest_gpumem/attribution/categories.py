@@ -21,15 +21,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, Literal
 
-from pytest_gpumem.attribution.allocator_log import AllocatorLog
-from pytest_gpumem.attribution.recording import Call
+from pytest_gpumem.recording.allocator_log import AllocatorLog
+from pytest_gpumem.recording.recording import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.attribution.allocator_log import Block
-    from pytest_gpumem.attribution.recording import Pass, Recording
     from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Pass, Recording
 
     PhaseName = Literal["forward", "backward", "optimizer"]
 

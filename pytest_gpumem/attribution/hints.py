@@ -16,10 +16,10 @@ from pytest_gpumem.sizes import MIB, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.categories import Blocks
-    from pytest_gpumem.attribution.recording import Call, Pass
     from pytest_gpumem.measurement import Breakdown, Peak
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Call, Pass
 
 MIN_PERCENT: Final = 1
 """of the peak: less gives no hint"""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.attribution.referrers import Kept
     from pytest_gpumem.measurement import Category, ExtraBlocks, LineKey
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.source_lines import Line
 
 MAX_BLOCKS: Final = 100

@@ -30,9 +30,9 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.graphs import graph_tensors
-from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.measurement import Holder
+from pytest_gpumem.recording.graphs import graph_tensors
+from pytest_gpumem.recording.plain_tensors import live_tensors, place_of
 from pytest_gpumem.source_lines import is_users
 
 if TYPE_CHECKING:
@@ -55,19 +55,6 @@ the process. A number and not a time, so that the answer does not depend on the 
 MAX_HOLDERS: Final = 5
 """holders that are reported"""
 UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
-
-
-def live_tensors() -> list[Tensor]:
-    """Return the CUDA tensors that are Python objects; callers drop the list at once."""
-    import torch
-
-    # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
-    tensors = [
-        candidate
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), torch.Tensor) and candidate.is_cuda
-    ]
-    return [tensor for tensor in tensors if place_of(tensor)[1]]
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:

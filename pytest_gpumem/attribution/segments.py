@@ -10,14 +10,14 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.attribution.allocator_log import GIVEN, SEGMENT, SMALL, TAKEN
 from pytest_gpumem.measurement import SegmentRequest
+from pytest_gpumem.recording.allocator_log import GIVEN, SEGMENT, SMALL, TAKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.categories import Blocks
+    from pytest_gpumem.recording.allocator_log import Block
 
 MAX_REQUESTS: Final = 30
 """requests that are told: the last ones, which made the peak"""

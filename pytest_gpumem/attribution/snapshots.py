@@ -14,7 +14,7 @@ from pytest_gpumem.errors import GpuMemError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.recording.recording import Recording
 
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"

@@ -11,9 +11,9 @@ from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.allocator_log import Block
 
 MAX_POINTS: Final = 400
 """points of a timeline; of longer histories each stretch gives its highest"""

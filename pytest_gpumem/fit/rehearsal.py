@@ -12,8 +12,8 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.recording import Recording
 from pytest_gpumem.meter.request_script import RequestScript, ServedRequests
+from pytest_gpumem.recording.recording import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -12,18 +12,18 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.allocator_log import SEGMENT
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.meter.peaks import NOTHING, fullest, maximum, minus
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_log import SEGMENT
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.attribution.recording import Span
     from pytest_gpumem.measurement import Peak
+    from pytest_gpumem.recording.recording import Span
 
 REASON: Final = "memory of the compiler itself is not counted as the step's"
 WATCHED: Final = (

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.plain_tensors import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,10 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.attribution.graphs import HOOKS
-from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
-from pytest_gpumem.attribution.recorder import Recorder, history
-from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.compiler import hide_from_compiler
@@ -44,6 +40,10 @@ from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.recording.graphs import HOOKS
+from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
+from pytest_gpumem.recording.recorder import Recorder, history
+from pytest_gpumem.recording.recording import Span, beginning, now
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from pytest_gpumem.attribution.recording import Known, Recording
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
+    from pytest_gpumem.recording.recording import Known, Recording
 
 MIN_INHERITED: Final = 20 << 20
 """bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""

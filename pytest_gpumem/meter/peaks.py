@@ -6,15 +6,15 @@ import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.recording import Span
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.recording.recording import Span
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.notes import Note
+    from pytest_gpumem.recording.recording import Recording
 
 NOTHING: Final = Peak(0, 0)
 MIN_PINNED: Final = MIB

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.allocator_log import GIVEN, TAKEN, AllocatorLog
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
+from pytest_gpumem.recording.allocator_log import GIVEN, TAKEN, AllocatorLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from pytest_gpumem.attribution.allocator_log import Block
-    from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Alternative, RangeEnd
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recording, Span
 
 Pool = tuple[int, int]
 """a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""

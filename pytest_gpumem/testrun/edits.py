@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pytest_gpumem.attribution.allocator_log import Block
     from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Edit
+    from pytest_gpumem.recording.allocator_log import Block
 
 MAX_BLOCKS: Final = 500
 """blocks whose stacks are looked at, the largest first"""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Attribution, Measurement, Peak
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.allocator_log import AllocatorLog
 from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
 from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.referrers import holders
@@ -19,6 +18,7 @@ from pytest_gpumem.attribution.sites import sites
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_log import AllocatorLog
 from pytest_gpumem.step_growth import MIN_STEPS, growth, last_half
 from pytest_gpumem.testrun.rerun import ran_again
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.allocator_log import Block
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Holder, Measurement, Site
     from pytest_gpumem.meter.step_watch import StepEnd
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run

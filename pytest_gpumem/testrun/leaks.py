@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run

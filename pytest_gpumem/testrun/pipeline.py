@@ -35,10 +35,10 @@ from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Edit
     from pytest_gpumem.measurement import Measurement, Peak
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import ExplainPolicy

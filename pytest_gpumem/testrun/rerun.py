@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.run import Inputs, Run

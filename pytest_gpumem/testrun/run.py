@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
+    from pytest_gpumem.recording.recording import Recording, Span
     from pytest_gpumem.testrun.marked_item import MarkedItem
 
 __tracebackhide__ = is_own_error

@@ -23,9 +23,9 @@ from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay, unpinned
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Alternatives, RangeEnd
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
 

@@ -19,9 +19,9 @@ from pytest_gpumem.meter.pins import FINDER
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpumem.attribution.recording import Known
     from pytest_gpumem.measurement import Peak
     from pytest_gpumem.meter.meter import Meter
+    from pytest_gpumem.recording.recording import Known
 
 
 def sums(lefts: Sequence[Peak], rights: Sequence[Peak]) -> list[Peak]:

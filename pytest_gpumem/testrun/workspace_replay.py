@@ -41,9 +41,9 @@ from pytest_gpumem.testrun.alternatives import NoRangeError, add_alternatives
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Alternatives, RangeEnd
     from pytest_gpumem.meter.request_script import Pool, Request, Step
+    from pytest_gpumem.recording.recording import Recording, Span
     from pytest_gpumem.testrun.run import Run
 
 TOO_MANY: Final = "the range is unknown: the run has too many allocations"

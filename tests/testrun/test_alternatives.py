@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
-from pytest_gpumem.attribution.recording import Recording
 from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 from pytest_gpumem.meter.request_script import RequestScript
+from pytest_gpumem.recording.recording import Recording
 from pytest_gpumem.testrun.alternatives import add_alternatives
 
 MIB = 2**20

@@ -10,8 +10,8 @@ import pytest
 from helpers.marked_sessions import LEAKS, leaked
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
-from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.attribution.referrers import MAX_OBJECTS, UNNAMED, Kept, _Climb, _Node, holders
+from pytest_gpumem.recording.plain_tensors import place_of
 
 KEEPERS = {
     "attribute history of Trainer, list of 1": (

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.allocator_log import rounded_size
+from pytest_gpumem.recording.allocator_log import rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

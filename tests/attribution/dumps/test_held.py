@@ -74,7 +74,7 @@ def test_without_a_history_the_end_is_told():
     [
         "/usr/lib/python3.11/contextlib.py",
         "/x/lib/python3.12/site-packages/torch/_ops.py",
-        "/x/pytest_gpumem/attribution/observer.py",
+        "/x/pytest_gpumem/recording/observer.py",
         "/tmp/torchinductor_ann/ab/cab.py",
         "<string>",
         "??",

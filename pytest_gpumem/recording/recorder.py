@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
-from pytest_gpumem.attribution.allocator_log import AllocatorLog
-from pytest_gpumem.attribution.observer import Observer
-from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
+from pytest_gpumem.recording.allocator_log import AllocatorLog
+from pytest_gpumem.recording.observer import Observer
+from pytest_gpumem.recording.recording import Recording, Span, beginning, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from pytest_gpumem.attribution.recording import Known, Tag
+    from pytest_gpumem.recording.recording import Known, Tag
 
 
 class Recorder:

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.attribution.plain_tensors import gradient_of, plain_tensors
 from pytest_gpumem.collector import uncounted
+from pytest_gpumem.recording.plain_tensors import gradient_of, plain_tensors
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.wrapped_functions import WRAPPED
 

@@ -193,7 +193,7 @@ def test_nothing_is_left_hooked_and_nothing_is_held(torch):
 
 def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatch):
     """The history has whole microseconds: an allocation at 100.95 is at 100, past 100.9 or not."""
-    from pytest_gpumem.attribution import recording
+    from pytest_gpumem.recording import recording
 
     monkeypatch.setattr(recording.time, "time_ns", lambda: 100_900)
     assert recording.beginning() == 100
@@ -201,7 +201,7 @@ def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatc
 
 
 def test_a_history_that_overflows_is_said(torch, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.attribution.recorder.MAX_EVENTS", 10)
+    monkeypatch.setattr("pytest_gpumem.recording.recorder.MAX_EVENTS", 10)
     monkeypatch.setattr("pytest_gpumem.allocator_view.MAX_EVENTS", 10)
     with recorded() as run:
         linears(torch)(data(torch)).sum().backward()

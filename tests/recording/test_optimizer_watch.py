@@ -3,7 +3,7 @@
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 
-from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
+from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 
 N = 2 * MIB
 """elements of the parameter: 8 MiB"""

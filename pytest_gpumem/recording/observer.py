@@ -15,11 +15,11 @@ import weakref
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pytest_gpumem.attribution.module_hooks import HOOKS_OF_MODULES
-from pytest_gpumem.attribution.optimizer_watch import steps_around
-from pytest_gpumem.attribution.plain_tensors import gradient_of, place_of, plain_tensors
-from pytest_gpumem.attribution.recording import beginning, now
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
+from pytest_gpumem.recording.optimizer_watch import steps_around
+from pytest_gpumem.recording.plain_tensors import gradient_of, place_of, plain_tensors
+from pytest_gpumem.recording.recording import beginning, now
 from pytest_gpumem.source_lines import users_line
 from pytest_gpumem.wrapped_functions import WRAPPED
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.recording import Recording
 
 OBSERVED: Final = Patch(
     "torch",

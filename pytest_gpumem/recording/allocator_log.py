@@ -16,7 +16,7 @@ from pytest_gpumem.sizes import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pytest_gpumem.attribution.recording import Recording, Span, Tag
+    from pytest_gpumem.recording.recording import Recording, Span, Tag
 
 TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
 """actions by which the allocator takes memory from the device"""

@@ -1,6 +1,6 @@
 """Tensors' places in memory."""
 
-from pytest_gpumem.attribution.plain_tensors import place_of
+from pytest_gpumem.recording.plain_tensors import place_of
 
 
 def test_a_compilers_tensor_is_not_asked_for_memory(monkeypatch):

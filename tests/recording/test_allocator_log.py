@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from helpers.virtual_gpu import MIB, child, highest, virtual_card
 
-from pytest_gpumem.attribution.allocator_log import AllocatorLog, Block, next_division
-from pytest_gpumem.attribution.recorder import Recorder
-from pytest_gpumem.attribution.recording import Tag
 from pytest_gpumem.meter.allocator import current, reset_peaks
+from pytest_gpumem.recording.allocator_log import AllocatorLog, Block, next_division
+from pytest_gpumem.recording.recorder import Recorder
+from pytest_gpumem.recording.recording import Tag
 
 SETTINGS = [
     "expandable_segments:True",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,3 +56,16 @@ def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
     for part in parts:
         if isinstance(part, torch.Tensor):
             yield from plain_tensors(part, depth - 1)
+
+
+def live_tensors() -> list[Tensor]:
+    """Return the CUDA tensors that are Python objects; callers drop the list at once."""
+    import torch
+
+    # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
+    tensors = [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), torch.Tensor) and candidate.is_cuda
+    ]
+    return [tensor for tensor in tensors if place_of(tensor)[1]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpumem.attribution.graphs import HOOKS, graph_tensors
+from pytest_gpumem.recording.graphs import HOOKS, graph_tensors
 
 
 @pytest.fixture(autouse=True)

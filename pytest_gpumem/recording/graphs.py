@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from pytest_gpumem.attribution.plain_tensors import gradient_of
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.plain_tensors import gradient_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

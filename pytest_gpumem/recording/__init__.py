@@ -1,0 +1,4 @@
+"""What a step did, recorded while it runs: the allocator's history, calls of modules, tensors.
+
+It may import base modules only.
+"""
