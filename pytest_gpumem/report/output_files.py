@@ -11,12 +11,13 @@ from pytest_gpumem.errors import SpecError
 if TYPE_CHECKING:
     import os
 
-_PAGE: Final = rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*<title>'
 _BEGINNINGS: Final = {
     "json": rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
     "markdown": rb"## GPU memory: ",
-    "html": _PAGE + rb"GPU memory[,<]",
-    "history": _PAGE + rb"GPU memory by commit<",
+    "html": (
+        rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
+        rb"<title>GPU memory[,<]"
+    ),
     "github-action-benchmark": rb'\[\s*(\]\s*\Z|\{"name": ".*: peak )',
     "bencher": rb'\{\s*(\}\s*\Z|".*": \{\s*"peak-)',
     "bisect": rb'\{\s*"package": ".*",\s*"good": ',
@@ -34,7 +35,7 @@ def require_replaceable(path: str | os.PathLike[str], kind: str, given: str) -> 
 
     Args:
         path: of the output.
-        kind: "json", "markdown", "html", "history", "bisect", "verify", or a format of trackers.
+        kind: "json", "markdown", "html", "bisect", "verify", or a format of trackers.
         given: the option that names the file, for the error.
 
     Raises:

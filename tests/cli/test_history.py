@@ -1,4 +1,4 @@
-"""``gpumem history``, as a user types it: commits, one test, the page, bad input."""
+"""``gpumem history``, as a user types it: commits, one test, bad input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from helpers.command_line import BEFORE, NOW, T4, write
 from helpers.git import commit, git
-from helpers.html_pages import Page
 from helpers.pages import flat
 from helpers.terminal_results import matches_gold
 
@@ -134,19 +133,6 @@ def test_the_json_has_exact_bytes(repository, gpumem):
     assert "model.py:29" in move["cause"]
 
 
-def test_the_page_has_a_plot_and_a_row_a_commit(repository, gpumem):
-    pytest.importorskip("jinja2")
-    status, out, _ = gpumem("history", "--html", "history.html")
-    assert (status, out) == (0, "gpumem: page written to history.html\n")
-    page = Page((repository / "history.html").read_text())
-    assert page.texts("h2")[0] == "tests/test_a.py::test_x[ä]"
-    names = [link.attributes.get("aria-label", "") for link in page.all("a")]
-    assert any(name.endswith("allocated 110.00 MiB, reserved 220.00 MiB") for name in names)
-    assert {link.attributes["href"][1:] for link in page.all("a")} <= set(page.ids)
-    assert "http" not in page.source.replace("http-equiv", "")
-    assert "another file | &lt;b&gt;" in page.source
-
-
 def test_the_pages_lines_have_the_peaks_of_committed_baselines(repository):
     key = Key("virtual-T4", "tests/test_a.py", "test_x[ä]")
     peaks = recent_peaks(repository / "baselines")
@@ -198,23 +184,12 @@ def test_a_repository_without_commits_has_what_is_not_committed(here, gpumem):
         ),
         (["--baseline-dir=/"], "/: git says: not a git repository"),
         (["--commits=0"], "--commits=0: this is not a number of commits; write --commits=20"),
-        (["--html=/proc/none/x.html"], "--html=/proc/none/x.html: cannot be written: "),
     ],
 )
 def test_bad_input_is_named(repository, gpumem, arguments, message):
     status, out, err = gpumem("history", *arguments)
     assert (status, out) == (2, "")
     assert message in err
-
-
-def test_the_page_replaces_an_earlier_one_and_no_other_file(repository, gpumem):
-    for _ in range(2):
-        assert gpumem("history", "--html=page.html")[0] == 0
-    (repository / "mine").write_text("mine")
-    status, _, err = gpumem("history", "--html=mine")
-    assert status == 2
-    assert "--html=mine: this file exists, and was not written by this option" in err
-    assert (repository / "mine").read_text() == "mine"
 
 
 def test_a_committed_file_of_brackets_in_thousands_has_no_peaks(here):

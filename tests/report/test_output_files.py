@@ -52,7 +52,7 @@ def test_an_output_replaces_one_of_its_kind_and_no_other(tmp_path, report):
                     require_replaceable(path, kind, "--x")
 
 
-@pytest.mark.parametrize("kind", [*outputs(Report(())), "history", "bisect", "verify"])
+@pytest.mark.parametrize("kind", [*outputs(Report(())), "bisect", "verify"])
 def test_files_of_others_are_refused_by_name_and_empty_ones_are_not(tmp_path, kind):
     path = tmp_path / "it"
     require_replaceable(path, kind, "--x")  # none is there

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.baselines.commits import read_history
 from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
 from pytest_gpumem.cli.compare import add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.cli.show import add_choice, command_for_all, similar_names
-from pytest_gpumem.errors import BaselineError, GpuMemError
-from pytest_gpumem.report.history import listing
-from pytest_gpumem.report.output_files import require_replaceable
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.report import history_listing as listing
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="format of the output"
     )
-    parser.add_argument("--html", metavar="PATH", help="write a page with a plot of each test")
     add_folder(parser)
 
 
@@ -54,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Return the history that was asked for.
 
     Raises:
-        GpuMemError: it cannot be read, nothing in it matches, or the page cannot be written.
+        GpuMemError: it cannot be read, or nothing in it matches.
     """
     name = (arguments.nodeid or "").removeprefix("./")
     limit = arguments.commits
@@ -65,10 +60,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         limit = DEFAULT_COMMITS
     history = matching_history(arguments, name, limit)
     trouble = tuple(f"gpumem: {error}" for step in history.steps for error in step.errors)
-    if arguments.html:
-        write_page(arguments.html, history)
-        rendered = f"gpumem: page written to {arguments.html}"
-    elif arguments.format == "json":
+    if arguments.format == "json":
         rendered = listing.history_json(history)
     else:
         render = listing.of_tests if name else listing.overview
@@ -115,23 +107,3 @@ def matching_history(
     every = command_for_all("history", arguments.baseline_dir)
     remedy = similar_names(name, nodeids) or f"{every} lists all"
     raise BaselineError(words, "no baseline with this name has a history", remedy)
-
-
-def write_page(path: str, history: BaselineHistory) -> None:
-    """Write the page with a plot of each test.
-
-    Raises:
-        GpuMemError: jinja2 is not installed, or the file cannot be written.
-    """
-    if find_spec("jinja2") is None:
-        remedy = "run pip install 'pytest-gpumem[html]'"
-        raise GpuMemError(f"--html={path}", "the page needs jinja2, which is not installed", remedy)
-    require_replaceable(path, "history", f"--html={path}")
-    from pytest_gpumem.report.history.page import history_page
-
-    content = history_page(history).encode("utf-8", "backslashreplace")
-    try:
-        write_whole(Path(path), content, f"{TEMPORARY}-{os.getpid()}")
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror or error}"
-        raise GpuMemError(f"--html={path}", problem, "name a file that can be written") from error
