@@ -443,8 +443,6 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
-    peak_host: int = 0
-    """bytes that the process's resident memory grew at most; 0 where that is not compared"""
 
     @property
     def peak_pinned(self) -> int:

@@ -79,8 +79,6 @@ class EntryChange:
             for device, (old_peak, new_peak) in enumerate(zip(old.peaks, new.peaks, strict=True))
             for peak in EVERY_PEAK
         ]
-        if old.peak_host and new.peak_host:
-            rows.append(Comparison(0, "host", new.peak_host, old.peak_host, 0))
         if old.slope is not None and new.slope is not None:
             rows += [
                 Comparison(0, "per sample", new.slope.per_sample, old.slope.per_sample, 0),

@@ -21,7 +21,6 @@
        "largest": 14,
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
-       "peak_host": bytes that the process's resident memory grew,
        "peak_pinned": bytes of pinned host memory,
        "peak_reserved": [...],
        "provenance": "torch-2.15.0+cu132",
@@ -34,9 +33,8 @@
 
 "largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
 with measured parts only has "parts" alone; "peak_pinned" is in an entry of a test that pins memory;
-"peak_host" in one that was recorded with a tolerance for it;
-"batch_size", "slope" (of "batch_sizes"), and "rank" and
-"world_size" together, are in an entry if the marker declares them.
+"batch_size", "slope" (of "batch_sizes"), and "rank" and "world_size" together, are in an entry if
+the marker declares them.
 """
 
 from __future__ import annotations
@@ -68,10 +66,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-FORMAT: Final = 4
+FORMAT: Final = 3
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
 without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course".
-3: a test has "peak_pinned". 4: a test has "peak_host"."""
+3: a test has "peak_pinned"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -129,7 +127,6 @@ class _Entry(_Strict):
     slope: _Slope | None = None
     largest: Bytes | None = None
     peak_pinned: Bytes = 0
-    peak_host: Bytes = 0
 
 
 class _File(_Strict):
@@ -274,10 +271,8 @@ def _read_entry(
     breakdowns = tuple(_record(breakdown, Breakdown) for breakdown in entry.breakdown)
     declared = (entry.batch_size, entry.world_size, entry.rank)
     slope = None if entry.slope is None else _record(entry.slope, Slope)
-    provenance, largest = provenances[entry.provenance], entry.largest
-    return BaselineEntry(
-        tuple(peaks), provenance, *declared, breakdowns, slope, largest, entry.peak_host
-    )
+    provenance = provenances[entry.provenance]
+    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, entry.largest)
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -323,9 +318,7 @@ def encode(file: BaselineFile) -> bytes:
         breakdown.autocast is not None for entry in entries for breakdown in entry.breakdowns
     )
     newest = 1 if first_format else 2
-    if any(entry.peak_host for entry in entries):
-        newest = 4
-    elif any(entry.peak_pinned for entry in entries):
+    if any(entry.peak_pinned for entry in entries):
         newest = 3
     document = {
         "format": newest,
@@ -379,8 +372,6 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     }
     if entry.peak_pinned:
         fields["peak_pinned"] = entry.peak_pinned
-    if entry.peak_host:
-        fields["peak_host"] = entry.peak_host
     if entry.largest is not None:
         fields["largest"] = entry.largest
     if entry.slope is not None:

@@ -194,12 +194,9 @@ class Case:
         """All figures: the peaks of every device, host memory under a limit, growth per sample."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
-        host, tolerance = self.measurement.host, self.policy.host_tolerance
-        if host is not None and tolerance is not None and not self.policy.against:
-            old_host = self.entry.peak_host if self.entry else 0
-            rows.append(self._compared(0, "host", host, old_host or None, tolerance))
-        elif host is not None and self.spec.bytes_of("max_host_gib") is not None:
-            rows.append(Comparison(0, "host", host, budget=self.spec.bytes_of("max_host_gib")))
+        host, max_host = self.measurement.host, self.spec.bytes_of("max_host_gib")
+        if host is not None and max_host is not None:
+            rows.append(Comparison(0, "host", host, budget=max_host))
         measured = self.measurement.slope
         if measured is not None:
             old = self.entry.slope if self.entry else None
@@ -242,14 +239,11 @@ class Case:
 
     @property
     def unrecorded(self) -> Comparison | None:
-        """A figure of host memory that a baseline could have, and this one has not."""
-        compared = {
-            "pinned": self.measurement.pinned_count == "counted",
-            "host": self.policy.host_tolerance is not None,
-        }
-        rows = (row for row in self.comparisons if compared.get(row.peak) and row.measured)
-        missing = (row for row in rows if row.baseline is None)
-        return next(missing, None) if self.entry is not None else None
+        """A peak of pinned memory that a baseline could have, and this one has not."""
+        if self.entry is None or self.measurement.pinned_count != "counted":
+            return None
+        rows = (row for row in self.comparisons if row.peak == "pinned" and row.measured)
+        return next((row for row in rows if row.baseline is None), None)
 
     def _compared(
         self,

@@ -130,7 +130,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
-    notes += notes_of(NoteKind.UNGUARDED, _host_uncompared(case))
+    notes += notes_of(NoteKind.UNGUARDED, _pinned_uncompared(case))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
@@ -469,9 +469,8 @@ def _compared(case: Case) -> Verdict:
         )
     # A change that fails by itself comes first; one that passes hides nothing.
     passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
-    if passes and case.unrecorded is not None:  # a figure of host memory
-        kind = "pinned host" if case.unrecorded.peak == "pinned" else "host"
-        finding = f"{format_size(case.unrecorded.measured)} of {kind} memory"
+    if passes and case.unrecorded is not None:
+        finding = f"{format_size(case.unrecorded.measured)} of pinned host memory"
         failed = case.policy.missing_baseline == "fail"
         verdict = _verdict(case, Kind.NO_BASELINE, finding, unguarded, failed=failed)
         return _updatable(case, verdict, "to record a baseline")
@@ -505,8 +504,8 @@ def _compared(case: Case) -> Verdict:
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 
 
-def _host_uncompared(case: Case) -> Iterator[str]:
-    """Yield which figures of host memory are not compared, where they might have been."""
+def _pinned_uncompared(case: Case) -> Iterator[str]:
+    """Yield why pinned memory is not compared with its baseline."""
     measurement = case.measurement
     if not case.spec.baseline:
         return
@@ -518,9 +517,6 @@ def _host_uncompared(case: Case) -> Iterator[str]:
     if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
         release = measurement.provenance.torch
         yield f"peak pinned is not compared: torch {release} does not count pinned memory"
-    recorded = case.entry is not None and case.entry.peak_host
-    if recorded and case.policy.host_tolerance is not None and measurement.host is None:
-        yield "peak host memory is not compared: this system does not report it"
 
 
 def _change(case: Case, row: Comparison) -> str:

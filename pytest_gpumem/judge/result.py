@@ -78,8 +78,6 @@ class Result:
     "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
     """in a report of several sessions, the index of the session"""
-    keeps_host: bool = False
-    """whether its growth of host memory is compared with a baseline, and may become one"""
 
     def explained(self, attributions: tuple[Attribution, ...]) -> Result:
         """Return it with the origin of its peaks, and with the causes of its growth by that."""
@@ -277,11 +275,6 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     peaks = measurement.peaks
     if measurement.pinned_count != "counted":
         peaks = tuple(replace(peak, pinned=0) for peak in peaks)
-    host = 0
-    if result.keeps_host:  # within tolerance, that of the baseline before
-        rows = (row for row in result.verdict.comparisons if row.peak == "host")
-        within = (row.baseline for row in rows if row.baseline is not None and not row.excess)
-        host = next(within, measurement.host or 0)
     return BaselineEntry(
         peaks,
         measurement.provenance,
@@ -289,5 +282,4 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         breakdowns,
         measurement.slope,
         measurement.largest,
-        host,
     )

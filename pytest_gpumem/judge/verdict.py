@@ -188,8 +188,6 @@ class Policy:
     """another device's key: measurements are compared with its baselines; "" for their own"""
     against_tolerance: Tolerance | None = None
     """how far they may be from another device's baselines; None: AGAINST_TOLERANCES"""
-    host_tolerance: Tolerance | None = None
-    """how far host memory may be from its baseline; None: it is not compared"""
     provenance: Literal["compare", "note", "fail"] = "compare"
     """for a baseline of another toolchain: compare as with any; or pass with a note where the
     measurement is beyond tolerance; or fail as incomparable"""

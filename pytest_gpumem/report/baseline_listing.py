@@ -67,8 +67,6 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
         facts = []
         if entry.peak_pinned:
             facts.append(f"peak pinned {size(entry.peak_pinned)}")
-        if entry.peak_host:
-            facts.append(f"peak host memory {size(entry.peak_host)}")
         if entry.batch_size is not None:
             facts.append(f"batch size {entry.batch_size}")
         if entry.slope is not None:

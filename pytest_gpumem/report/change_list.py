@@ -204,7 +204,6 @@ def _entry_json(entry: BaselineEntry | None) -> dict[str, Any] | None:
         "peak_allocated": [peak.allocated for peak in entry.peaks],
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "peak_pinned": entry.peak_pinned,
-        "peak_host": entry.peak_host,
         "batch_size": entry.batch_size,
         "world_size": entry.world_size,
         "rank": entry.rank,

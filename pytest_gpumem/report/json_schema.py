@@ -212,7 +212,6 @@ class FiguresJson(Strict, frozen=True):
     rank: Count | None
     slope: SlopeJson | None
     largest: Count | None = None
-    peak_host: Count = 0
 
 
 class BaselineJson(FiguresJson, frozen=True):
@@ -252,7 +251,6 @@ class ResultJson(
     beside: BesideJson | None = None
     outcome: Outcome = ""
     origin: Count = 0
-    keeps_host: bool = False
 
 
 class EntryUpdateJson(Strict, frozen=True):

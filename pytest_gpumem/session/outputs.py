@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
-    *("tolerance", "host_tolerance", "guard", "update_baselines", "against", "against_tolerance"),
+    *("tolerance", "guard", "update_baselines", "against", "against_tolerance"),
 )
 """options that reports show, where they were given"""
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"

@@ -176,13 +176,6 @@ OPTIONS: Final = (
         "SIZE",
     ),
     Option(
-        "host_tolerance",
-        "how far the growth of the process's own memory (RSS) may be from its baseline, such as "
-        '"20%%, 256MiB"; by default it has no baseline',
-        "",
-        "SIZE",
-    ),
-    Option(
         "guard",
         "which peaks are compared with their baselines: both, or allocated (peak reserved, "
         "which includes the allocator's cache, is only shown)",
@@ -277,8 +270,6 @@ class Settings(NamedTuple):
     """the folder for them; None: no option asks for any"""
     snapshot_when: Literal["failure", "always"]
     tolerance: Tolerance | None
-    host_tolerance: Tolerance | None
-    """None: host memory has no baseline"""
     guard: Literal["both", "allocated"]
     select_fits: str
     """the canonical name of the card that baselines have to fit; "": all tests run"""
@@ -351,7 +342,6 @@ class Settings(NamedTuple):
             shrinkage=self.shrinkage,
             provenance=self.provenance,
             tolerance=self.tolerance,
-            host_tolerance=self.host_tolerance,
             guard=self.guard,
             updating=self.update_baselines,
             against=self.against,
@@ -593,7 +583,6 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "card": _read_card,
     "cards": _read_cards,
     "tolerance": _read_tolerance,
-    "host_tolerance": _read_tolerance,
     "visible": _read_visible,
     "select_fits": lambda name: _read_card(name) if name.strip() else "",
     "against": _read_against,

@@ -100,7 +100,6 @@ class Judging:
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
-            keeps_host=policy.host_tolerance is not None and not part,
         )
 
     def _look_up(

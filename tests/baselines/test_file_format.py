@@ -192,10 +192,10 @@ def test_a_ruler_is_no_conflict_marker():
 
 
 def test_a_newer_format_asks_for_an_upgrade():
-    document = '{"format": 5, "something": ["new"]}'
+    document = '{"format": 4, "something": ["new"]}'
     assert str(refused(document)) == (
-        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 5; "
-        "this one reads 4); upgrade pytest-gpumem"
+        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 4; "
+        "this one reads 3); upgrade pytest-gpumem"
     )
 
 

@@ -35,7 +35,6 @@ VALUES = {
     "snapshots": "out/snapshots",
     "snapshot_when": "always",
     "tolerance": "2%, 64MiB",
-    "host_tolerance": "20%",
     "guard": "allocated",
     "select_fits": "L4",
     "order": "memory",
@@ -104,8 +103,7 @@ def test_each_setting_is_read_from_each_form(suite, form):
     assert rules == f"RULES {[rule]}"
     assert found["all"] == "('tests/gpu/*', 'test_it.py')"
     assert found["cards"] == "('T4', 'L4')"
-    for name in ("tolerance", "host_tolerance"):
-        assert found.pop(name) != "None"
+    assert found.pop("tolerance") != "None"
     for name in ("html", "snapshots", "json", "markdown", "baseline_dir"):
         assert found[name].endswith(VALUES[name])
     for name in set(found) & set(VALUES) - {"all", "cards"}:

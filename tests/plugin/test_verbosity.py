@@ -108,7 +108,6 @@ def prepared(suite):
 # ../meter/test_host_memory.py
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
-    "host_tolerance",
     "artifact",
     *(
         "provenance",

@@ -74,9 +74,6 @@ def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str
             if name == "pinned" and not old_size and not new_size:
                 continue
             yield _change_line(f"{name}{where}", old_size, new_size)
-    if new.peak_host:
-        old_size = old.peak_host if old is not None else 0
-        yield _change_line("host", old_size, new.peak_host)
     if old is not None and old.batch_size != new.batch_size:
         yield f"batch size: {old.batch_size} -> {new.batch_size}"
     if old is not None and (old.world_size, old.rank) != (new.world_size, new.rank):
