@@ -151,12 +151,6 @@ def spec_from_marks(
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
             if not (decided and name in _SIZES):  # a nearer marker has batch_size or batch_sizes
                 merged.setdefault(name, value)
-    _refuse_unspread(merged)
-    return _one_rank(_sized(MemorySpec(**merged)))
-
-
-def _refuse_unspread(merged: Mapping[str, Any]) -> None:
-    """Refuse several cards or ranks, of which pytest cannot make tests: in a unittest.TestCase."""
     card, ranks = merged.get("card"), merged.get("ranks")
     if ranks is not None:
         call_text = f"@pytest.mark.gpu_memory(ranks={_as_written(ranks)})"
@@ -165,6 +159,7 @@ def _refuse_unspread(merged: Mapping[str, Any]) -> None:
         raise _no_several(call_text, "rank=0")
     if isinstance(card, tuple):
         raise _no_several(f"@pytest.mark.gpu_memory(card={_as_written(card)})", "card='T4'")
+    return _one_rank(_sized(MemorySpec(**merged)))
 
 
 def _as_written(value: object) -> str:

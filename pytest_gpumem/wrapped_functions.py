@@ -60,12 +60,9 @@ class WrappedFunctions:
     ) -> None:
         """Wrap a function until a stack is closed.
 
-        Args:
-            stack: is given the removal.
-            function: of PyTorch's, written in Python.
-            around: takes a function that does what this one did, and returns the one to call.
-            traced: whether Dynamo traces the function where traced code calls it. Where it ends the
-                graph instead, guards compare the function's code.
+        ``around`` takes a function that does what this one did, and returns the one to call.
+        ``traced``: Dynamo traces the function; where it ends the graph instead, guards compare the
+        function's code.
         """
         self._around.setdefault(function, []).append(around)
         own = self._own.setdefault(function, function.__code__)
@@ -106,12 +103,7 @@ class WrappedFunctions:
             function.__code__ = code_that_calls(inner, own)
 
     def hook(self, stack: ExitStack, handle: Any) -> None:  # noqa: ANN401 - PyTorch's RemovableHandle
-        """Hide a registered hook from tracers, and remove it as a stack is closed.
-
-        Args:
-            stack: is given the removal.
-            handle: what the function that registered the hook has returned.
-        """
+        """Hide a registered hook from tracers, and remove it as a stack is closed."""
         entry = handle.hooks_dict_ref(), handle.id
         self._hooks.append(entry)
         stack.callback(handle.remove)
@@ -122,22 +114,19 @@ class WrappedFunctions:
         """Let functions have their own code, and take hooks away, within a block."""
         self._traces += 1
         if self._traces == 1:
-            self._hide()
+            for function, code in self._own.items():
+                if function not in self._lasting:
+                    function.__code__ = code
+            for hooks, key in self._hooks:
+                own_hooks = dict(hooks)
+                if hooks.pop(key, None) is not None:
+                    self._hidden.append((hooks, key, own_hooks))
         try:
             yield
         finally:
             self._traces -= 1
             if self._traces == 0:
                 self._show()
-
-    def _hide(self) -> None:
-        for function, code in self._own.items():
-            if function not in self._lasting:
-                function.__code__ = code
-        for hooks, key in self._hooks:
-            own_hooks = dict(hooks)
-            if hooks.pop(key, None) is not None:
-                self._hidden.append((hooks, key, own_hooks))
 
     def _show(self) -> None:
         for function in list(self._own):
@@ -159,10 +148,7 @@ WRAPPED: Final = WrappedFunctions()
 def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
     """Return code that hands its arguments to a function, in the place of a function's own code.
 
-    Args:
-        target: is called.
-        own: the code in the place of which it comes: it tells the arguments' names, and what a
-            traceback shows.
+    ``own`` tells the arguments' names, and what a traceback shows.
     """
     code = _code_like(_parameters(own), own.co_freevars)
     consts = tuple(target if const == _TARGET else const for const in code.co_consts)

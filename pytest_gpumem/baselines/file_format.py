@@ -158,7 +158,27 @@ def decode(
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
     filename = str(path)
-    file = _convert(filename, _read_document(filename, content), _File, "$")
+    try:
+        document = parse_json(content, "a baseline")
+    except JsonProblem as problem:
+        remedy = RESTORE
+        if problem.conflict:
+            side = "take one side (git checkout --ours FILE, or --theirs)"
+            remedy = f"{side} and run --gpumem-update-baselines"
+        elif problem.encoding:
+            remedy = f"save it as UTF-8, or {RESTORE}"
+        raise BaselineError(filename, str(problem), remedy) from None
+    # The format's number comes first: a newer format may differ in any other field.
+    number = document.get("format") if isinstance(document, dict) else None
+    if type(number) is not int or number < 1:
+        raise BaselineError(filename, 'is not a baseline: it has no "format" number', RESTORE)
+    if number > FORMAT:
+        raise BaselineError(
+            filename,
+            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
+            "upgrade pytest-gpumem",
+        )
+    file = _convert(filename, document, _File, "$")
     for kind, value, expected in (
         ("device", file.device.key, device_key),
         ("module", file.module, module),
@@ -182,31 +202,6 @@ def decode(
     }
     labels = {provenance: label for label, provenance in provenances.items()}
     return BaselineFile(file.device, file.module, tests, labels)
-
-
-def _read_document(filename: str, content: bytes) -> object:
-    """Return the JSON of a file of this format, or of an older one."""
-    try:
-        document = parse_json(content, "a baseline")
-    except JsonProblem as problem:
-        remedy = RESTORE
-        if problem.conflict:
-            side = "take one side (git checkout --ours FILE, or --theirs)"
-            remedy = f"{side} and run --gpumem-update-baselines"
-        elif problem.encoding:
-            remedy = f"save it as UTF-8, or {RESTORE}"
-        raise BaselineError(filename, str(problem), remedy) from None
-    # The format's number comes first: a newer format may differ in any other field.
-    number = document.get("format") if isinstance(document, dict) else None
-    if type(number) is not int or number < 1:
-        raise BaselineError(filename, 'is not a baseline: it has no "format" number', RESTORE)
-    if number > FORMAT:
-        raise BaselineError(
-            filename,
-            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
-            "upgrade pytest-gpumem",
-        )
-    return document
 
 
 _T = TypeVar("_T")

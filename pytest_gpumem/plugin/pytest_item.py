@@ -272,7 +272,16 @@ class PytestItem:
                 redirect_stderr(io.StringIO()),
                 self._unreported_subtests(),
             ):
-                self._set_up_again(error, prepare)
+                from pytest_gpumem.tracebacks import clear
+
+                state: Any = self._private.session._setupstate
+                clear(error)
+                state.teardown_exact(self.item.parent)
+                clear(error)  # frames that waited for the tear-down have ended now
+                self._forget_instance()
+                self._private._initrequest()
+                prepare()
+                state.setup(self.item)
                 execute()
             hidden = self._hidden_infos()
             if len(hidden) > len(hidden_before):
@@ -308,19 +317,6 @@ class PytestItem:
             del session.gethookproxy
             failed.clear()
             failed.update(failed_before)
-
-    def _set_up_again(self, error: BaseException | None, prepare: Callable[[], None]) -> None:
-        """Tear the test down, and set it up once more."""
-        from pytest_gpumem.tracebacks import clear
-
-        state: Any = self._private.session._setupstate
-        clear(error)
-        state.teardown_exact(self.item.parent)
-        clear(error)  # frames that waited for the tear-down have ended now
-        self._forget_instance()
-        self._private._initrequest()
-        prepare()
-        state.setup(self.item)
 
     def tear_down(self) -> None:
         """Tear the test down; its output and its errors are dropped."""

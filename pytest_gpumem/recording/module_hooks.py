@@ -83,7 +83,15 @@ class ModuleHooks:
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
-        hooked = self._hooked_call()
+        own: Any = torch.nn.Module._call_impl
+        ours = {
+            "_global_forward_pre_hooks": self._before,
+            "_global_forward_hooks": self._after,
+            "_global_forward_hooks_with_kwargs": self._after,
+            "_global_forward_hooks_always_called": self._after,
+        }
+        both = {name: _Both(hooks, own.__globals__[name]) for name, hooks in ours.items()}
+        hooked = FunctionType(own.__code__.replace(), {**own.__globals__, **both}, own.__name__)
         module_class: Any = torch.nn.Module
         forward_hooks, forward_pre_hooks, backward_hooks, backward_pre_hooks = (
             module_class._call_impl.__globals__[f"_global_{name}_hooks"]
@@ -118,20 +126,6 @@ class ModuleHooks:
                     after(module, args, kwargs, output)
 
         return call_module
-
-    def _hooked_call(self) -> Callable[..., Any]:
-        """Return PyTorch's function that calls a module, with our hooks among the global ones."""
-        import torch
-
-        own: Any = torch.nn.Module._call_impl
-        ours = {
-            "_global_forward_pre_hooks": self._before,
-            "_global_forward_hooks": self._after,
-            "_global_forward_hooks_with_kwargs": self._after,
-            "_global_forward_hooks_always_called": self._after,
-        }
-        both = {name: _Both(hooks, own.__globals__[name]) for name, hooks in ours.items()}
-        return FunctionType(own.__code__.replace(), {**own.__globals__, **both}, own.__name__)
 
 
 HOOKS_OF_MODULES: Final = ModuleHooks()

@@ -145,13 +145,7 @@ class Observer:
         self._active += (id(module), call)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
-        """End a call.
-
-        Args:
-            module: the module that was called.
-            args: its positional arguments.
-            results: its keyword arguments and output; after an error the output alone, None.
-        """
+        """End a call; ``results`` are its keyword arguments and its output, after an error None."""
         if self._compiling():
             return
         end = self._pass_moment() / 1000
@@ -307,7 +301,15 @@ class Observer:
         @functools.wraps(run)
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
-            self._see_retained(parameters.bind(*args, **kwargs).arguments)
+            arguments = parameters.bind(*args, **kwargs).arguments
+            retain = arguments.get("retain_graph")
+            retain = arguments.get("create_graph") if retain is None else retain
+            line = users_line(sys._getframe(1)) if retain else None
+            if line is not None:
+                roots = arguments.get("tensors", arguments.get("outputs"))
+                for root in roots if isinstance(roots, (tuple, list)) else (roots,):
+                    if getattr(root, "grad_fn", None) is not None:
+                        self._recording.retained_graphs[root.grad_fn._sequence_nr()] = line
             self._backwards += 1
             if self._backwards > 1:
                 outermost = None
@@ -326,17 +328,6 @@ class Observer:
                     self._pass_moment()
 
         return backward
-
-    def _see_retained(self, arguments: dict[str, Any]) -> None:
-        """Note the graphs that a backward pass is to retain."""
-        retain = arguments.get("retain_graph")
-        retain = arguments.get("create_graph") if retain is None else retain
-        line = users_line(sys._getframe(1)) if retain else None
-        if line is not None:
-            roots = arguments.get("tensors", arguments.get("outputs"))
-            for root in roots if isinstance(roots, (tuple, list)) else (roots,):
-                if getattr(root, "grad_fn", None) is not None:
-                    self._recording.retained_graphs[root.grad_fn._sequence_nr()] = line
 
     def around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a ``zero_grad``, whose lines are noted where it keeps the gradients."""

@@ -62,9 +62,7 @@ class Environment:
     def make(self, requirements: Sequence[str]) -> None:
         """Make it anew.
 
-        Args:
-            requirements: as pip takes them; this package's own come to them, and the torch that
-                is installed here unless they name another.
+        This package's own requirements are added, and the installed torch unless another is named.
 
         Raises:
             SetupError: the requirements cannot be installed together.
@@ -87,7 +85,18 @@ class Environment:
             pinned.write_text(self._run([*LIGHT, *packages]), encoding="utf-8")
             packages = ["--no-deps", "-r", str(pinned)]
         self._run([*install, *packages])
-        self._add_own_package()
+        command = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = Path(self._run([str(self.python), "-c", command]).strip())
+        package = Path(__file__).parents[2]
+        (site / package.name).symlink_to(package, target_is_directory=True)
+        own = distribution(OWN)
+        info = site / f"{package.name}-{own.version}.dist-info"
+        info.mkdir()
+        for name, content in (
+            ("METADATA", own.read_text("METADATA") or own.read_text("PKG-INFO") or ""),
+            ("entry_points.txt", own.read_text("entry_points.txt") or ""),
+        ):
+            (info / name).write_text(content, encoding="utf-8")
 
     def remove(self) -> None:
         """Delete it."""
@@ -113,21 +122,6 @@ class Environment:
             unreached = UNREACHED.search(output)
             raise UnreachedError(unreached[1] or reason) if unreached else SetupError(reason)
         return process.stdout
-
-    def _add_own_package(self) -> None:
-        """Let the environment import this package from where it is here, as if installed."""
-        command = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        site = Path(self._run([str(self.python), "-c", command]).strip())
-        package = Path(__file__).parents[2]
-        (site / package.name).symlink_to(package, target_is_directory=True)
-        own = distribution(OWN)
-        info = site / f"{package.name}-{own.version}.dist-info"
-        info.mkdir()
-        for name, content in (
-            ("METADATA", own.read_text("METADATA") or own.read_text("PKG-INFO") or ""),
-            ("entry_points.txt", own.read_text("entry_points.txt") or ""),
-        ):
-            (info / name).write_text(content, encoding="utf-8")
 
 
 def completed(requirements: Sequence[str]) -> list[str]:

@@ -37,11 +37,6 @@ TIMEOUT: Final = 60
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
     """Return the newest release of another package, at most a day younger than a package's.
 
-    Args:
-        package: its name on the index.
-        version: its release.
-        neighbour: the other package's name.
-
     Raises:
         SpecError: the index does not tell when they were uploaded, or had no release of the other.
     """
@@ -73,7 +68,11 @@ def release_of_the_day(package: str, version: str, neighbour: str) -> str:
 @cache
 def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
     """Return when each release was uploaded first; without those that were withdrawn."""
-    address = f"{_index().rstrip('/')}/{canonicalize_name(package)}/"
+    named = os.environ.get("PIP_INDEX_URL", "")
+    if not named:
+        command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+        named = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    address = f"{(named or INDEX).rstrip('/')}/{canonicalize_name(package)}/"
     request = urllib.request.Request(address, headers={"Accept": JSON})  # noqa: S310 - pip's own
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
@@ -99,12 +98,3 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
             uploaded = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc)
             times[version] = min(uploaded, times.get(version, uploaded))
     return times
-
-
-def _index() -> str:
-    """Return the address of pip's index."""
-    named = os.environ.get("PIP_INDEX_URL", "")
-    if not named:
-        command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-        named = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return named or INDEX

@@ -104,7 +104,16 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if path := getattr(arguments, option):
             require_replaceable(path, kind, f"--{option}={path}")
     with without_collections():  # hundreds of thousands of objects, and no garbage
-        merged = _merged_reports(arguments)
+        reports = [(name, read_report(name)) for name in arguments.reports]
+        accept = ""
+        if len(reports) > 1:
+            artifact = arguments.artifact if arguments.json else ""
+            accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
+            # The merged report, where one is written: it stays when the others are gone.
+            own = arguments.json if arguments.json and arguments.format not in FORMATS else ""
+            names = [own] if own else arguments.reports
+            accept = accept or shlex.join(["gpumem", "accept", *names])
+        merged = merge(reports, arguments.expect, accept)
         files = _rendered(merged, arguments)
         printed = ""
         if not files and not arguments.github:
@@ -131,30 +140,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(printed or "\n".join(lines), FOUND if failed else OK, tuple(trouble))
 
 
-def _merged_reports(arguments: argparse.Namespace) -> Merged:
-    """Return the reports as one; a single one as it is."""
-    reports = [(name, read_report(name)) for name in arguments.reports]
-    accept = ""
-    if len(reports) > 1:
-        artifact = arguments.artifact if arguments.json else ""
-        accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
-        # The merged report, where one is written: it stays when the others are gone.
-        own = arguments.json if arguments.json and arguments.format not in FORMATS else ""
-        names = [own] if own else arguments.reports
-        accept = accept or shlex.join(["gpumem", "accept", *names])
-    return merge(reports, arguments.expect, accept)
-
-
 def _when(merged: Merged) -> str:
     return f"{merged.created.replace('T', ' ').removesuffix('Z')} UTC"
 
 
 def _markdown_within(merged: Merged, limit: int | None) -> str:
-    """Return the Markdown, of at most ``limit`` bytes.
-
-    Raises:
-        SpecError: none is as short.
-    """
+    """Return the Markdown, of at most ``limit`` bytes."""
     rendered = markdown(merged.report, when=_when(merged), limit=limit)
     if not rendered:
         remedy = f"write --limit={MIN_BYTES} or more"
@@ -163,11 +154,7 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
-    """Return the content of each file that is to be written, in pieces.
-
-    Raises:
-        GpuMemError: one cannot be made.
-    """
+    """Return the content of each file that is to be written, in pieces."""
     files: dict[str, Iterable[str]] = {}
     if arguments.json is not None and arguments.format in FORMATS:
         files[arguments.json] = [FORMATS[arguments.format](merged.report.results)]
@@ -216,11 +203,7 @@ def _write_files(files: Mapping[str, Iterable[str]]) -> None:
 
 
 def _summary_lines(merged: Merged) -> str:
-    """Return the Markdown for the summary of GitHub's step.
-
-    Raises:
-        SpecError: this is no job of GitHub.
-    """
+    """Return the Markdown for the summary of GitHub's step."""
     path = os.environ.get("GITHUB_STEP_SUMMARY", "")
     if not path:
         problem = "GITHUB_STEP_SUMMARY is not set: this is not a GitHub Actions job"
@@ -233,11 +216,7 @@ def _summary_lines(merged: Merged) -> str:
 
 
 def _add_summary(summary: str) -> None:
-    """Add Markdown to the summary of GitHub's step.
-
-    Raises:
-        ReportError: it cannot be written.
-    """
+    """Add Markdown to the summary of GitHub's step."""
     path = os.environ["GITHUB_STEP_SUMMARY"]
     try:
         with Path(path).open("ab") as stream:
