@@ -383,11 +383,7 @@ class AllocatorView:
                         self._hidden[device][path] += value - figures.get(path, 0)
 
     def begin_history(self, *, frames: bool) -> None:
-        """Switch the allocator's history on; the test's code sees events of its own history only.
-
-        Args:
-            frames: record the Python frames of each allocation.
-        """
+        """Switch the history on; the test's code sees events of its own history only."""
         self._notify()
         self._histories.append(frames)
         self._begin_anew()

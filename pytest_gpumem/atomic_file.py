@@ -20,10 +20,7 @@ enough, as writers hold the lock; and the next write replaces a file that a kill
 def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
     """Make ``content`` the content of a file, at once: readers get the old one or the new one.
 
-    Args:
-        path: the file; its folder is made.
-        content: all of it.
-        temporary_name: of a file beside it that no other process writes meanwhile.
+    No other process may write ``temporary_name``, beside ``path``, meanwhile. The folder is made.
 
     Raises:
         OSError: it could not be written; the old content is as it was, and nothing is left.
@@ -42,10 +39,8 @@ class NewContent:
     def __init__(self, path: Path, chunks: Iterable[bytes], temporary_name: str) -> None:
         """Write the content.
 
-        Args:
-            path: the file; its folder is made.
-            chunks: the content, in pieces.
-            temporary_name: of a file beside it that no other process writes meanwhile.
+        Write the content, in pieces, beside ``path``, under a name that no other process writes.
+        Make the folder.
 
         Raises:
             OSError: it could not be written; nothing is left of it.

@@ -22,10 +22,7 @@ def module_of(nodeid: str) -> str:
 def without_card(nodeid: str, cards: Collection[str]) -> str:
     """Return a nodeid without the parameter that is a card: test_a[32] of test_a[T4-32].
 
-    Args:
-        nodeid: of a test.
-        cards: names of cards; the first parameter that is one of them goes. A card's name may have
-            dashes, as the separators of parameters are: "A100-80GB".
+    A card's name may have dashes, as the separators of parameters are: "A100-80GB".
     """
     module, separator, test = nodeid.partition("::")
     name, bracket, parameters = test.partition("[")

@@ -37,11 +37,7 @@ class Patch:
         PATCHES.append(self)
 
     def values(self, module: Any) -> dict[str, Any]:  # noqa: ANN401 - another package's
-        """Return the values of the attributes by their names, those that this version has.
-
-        Args:
-            module: the module of the declaration.
-        """
+        """Return the values of the attributes by their names, those that this version has."""
         return {name: getattr(owner, last) for name, owner, last in self._places(module)}
 
     def wrap(

@@ -217,11 +217,7 @@ def _statements(filename: str) -> tuple[tuple[int, int], ...]:
 def marker_line(filename: str, first: int, marker: str) -> int:
     """Return the line on which a test's marker stands: its own, its class's or its module's.
 
-    Args:
-        filename: the test's file.
-        first: the first line of the test, decorators included; it is returned where no line in the
-            file names the marker (one from a conftest file, say).
-        marker: its name, as in ``pytest.mark.gpu_memory``.
+    ``first``, the test's first line with decorators, is returned if no line names the marker.
     """
     return _marker_lines(filename, marker).get(first, first)
 

@@ -35,8 +35,7 @@ def growth(levels: Sequence[int]) -> Growth | None:
     again anywhere in the half. So a cache may fill in the first half, and may fill once later; and
     steps of different sizes are no growth. A leak in each k-th step is one if there are 4 k steps.
 
-    Args:
-        levels: bytes after each step.
+    ``levels`` has the bytes after each step.
     """
     if len(levels) < MIN_STEPS:
         return None

@@ -149,12 +149,6 @@ def line_peaks(
     """Return the most memory that each source line had at one time, the largest lines first.
 
     A peak moves from one moment to another; the peak of a line shows that the line itself grew.
-
-    Args:
-        device: its history.
-        counted: the blocks that count for the peak.
-        windows: when the step was measured.
-        root: the project's folder.
     """
     changes: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = {}
     for block in counted:

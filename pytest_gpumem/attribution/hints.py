@@ -264,9 +264,7 @@ def is_fragmented(peak: Peak) -> bool:
 def fragmentation(peak: Peak, expandable: Peak | None) -> str:
     """Return the hint about expandable segments; "" where they save nothing.
 
-    Args:
-        peak: as measured.
-        expandable: the same step's with expandable segments; None: not measured.
+    ``expandable`` is the peak with expandable segments; None if that was not measured.
     """
     wasted = format_size(peak.reserved - peak.allocated)
     sentence = f"peak reserved is {wasted} above peak allocated"

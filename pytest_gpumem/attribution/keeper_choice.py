@@ -52,10 +52,6 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
     Where the sizes leave it open, the blocks of earlier steps are taken for the growth: the
     baseline's peak had blocks of its set-up and of its own step too. If it is still open, up to
     three names stand for one: "x or y".
-
-    Args:
-        blocks: of the line, the oldest first.
-        extra: the line's growth.
     """
     every = range(len(blocks))
     earlier = [at for at in every if blocks[at].earlier]

@@ -60,13 +60,7 @@ class KeeperSearch:
     """The search in one run for the keepers of one device's blocks."""
 
     def __init__(self, scene: Scene, extra: Mapping[LineKey, ExtraBlocks], root: Path) -> None:
-        """Look for keepers.
-
-        Args:
-            scene: the peak, as it was recorded in an earlier run.
-            extra: the blocks that each source line has more than in the baseline.
-            root: the project's folder.
-        """
+        """Look for ``extra``, the blocks that each source line has more than in the baseline."""
         self._extra = extra
         self._device = scene.device.index
         self._number: Counter[LineKey] = Counter()

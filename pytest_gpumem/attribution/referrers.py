@@ -60,8 +60,7 @@ UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     """Return the holders of live memory, by the bytes that letting go of each frees, most first.
 
-    Args:
-        blocks: device and address of each block in question, and its bytes.
+    ``blocks`` has the bytes of each block, by device and address.
     """
     memories = kept_memory(blocks).values()
     # Of several names that refer to a block, that counts which refers to most of all blocks: the
@@ -102,8 +101,7 @@ def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
     frozen when the test began are not frozen again: the test's own garbage would be among them, and
     never be collected.
 
-    Args:
-        blocks: device and address of each block in question, and its bytes.
+    ``blocks`` has the bytes of each block, by device and address.
     """
     gc.unfreeze()  # the collector tells nothing of frozen objects
     return _Climb(blocks).run()

@@ -33,11 +33,7 @@ def segment_requests(
 ) -> tuple[SegmentRequest, ...]:
     """Return the requests that raised the memory reserved to a new height, in their order.
 
-    Args:
-        device: its history.
-        indices: the events of the time that was measured.
-        foreign: bytes that were reserved before the test.
-        place_of: gives a block's file, line, function and code.
+    ``foreign`` are bytes that were reserved before the test.
     """
     events = device.history.events
     heights: list[tuple[int, int]] = []

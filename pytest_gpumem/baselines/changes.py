@@ -132,11 +132,7 @@ def pair_entries(
 ) -> list[EntryChange]:
     """Return the change of each test or part: by kind, the largest first, then by name.
 
-    Args:
-        old: the old set of figures.
-        new: the new set.
-        old_oom: tests that ran out of memory in the old set, and so have no figure in it.
-        new_oom: tests that did so in the new set.
+    Tests in ``old_oom`` and ``new_oom`` ran out of memory, and so have no figure there.
     """
     changes = []
     for key in old.keys() | new.keys() | set(new_oom):

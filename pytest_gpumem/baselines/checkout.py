@@ -59,11 +59,7 @@ class Checkout:
         return parents[1] if len(parents) == 2 else ""  # noqa: PLR2004 - a merge of two
 
     def is_modified(self, but: str) -> bool:
-        """Return whether a file that git knows differs from the commit.
-
-        Args:
-            but: a folder whose files do not count, from the top; "" of none.
-        """
+        """Return whether a known file outside the folder ``but`` differs from the commit."""
         excluded = (f":(top,exclude,literal){but}",) if but else ()
         question = ("status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded)
         try:

@@ -241,11 +241,7 @@ class _Versions:
     def _moved_entries(
         self, path: str, old: _Version, new: _Version
     ) -> tuple[dict[Key, BaselineEntry], dict[Key, BaselineEntry]]:
-        """Return the entries before and after of those tests whose text differs.
-
-        Raises:
-            BaselineError: a version cannot be read.
-        """
+        """Return the entries before and after of those tests whose text differs."""
         if isinstance(old, _Content) and isinstance(new, _Content) and old.head == new.head:
             same = {
                 name
@@ -301,10 +297,7 @@ def recent_peaks(
 ) -> dict[Key, list[CommittedPeak]]:
     """Return the peaks that each test's baseline has had, the oldest first.
 
-    Args:
-        directory: the folder of the baselines.
-        commits: the number of commits to read, the newest.
-        max_bytes: the size of all files to read; older ones are left out.
+    The newest ``commits`` are read; older ones than ``max_bytes`` of files hold are left out.
 
     Raises:
         GitError: git or the repository is missing.

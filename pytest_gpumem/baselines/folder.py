@@ -101,10 +101,7 @@ def read_names(
 
     A file that cannot be read has none here; reading its figures raises the error.
 
-    Args:
-        directory: the folder.
-        is_wanted: whether the tests of a module are asked for; other files are not read where their
-            names tell the module.
+    Files whose names tell a module that ``is_wanted`` refuses are not read.
     """
     keys = []
     for path in baseline_files(directory):

@@ -25,10 +25,6 @@ def changed_lines(root: Path, baseline: Path) -> list[Edit]:
 
     Changes that are not committed count as well; comments, blank lines and indents do not.
 
-    Args:
-        root: the project's folder, from which files are named.
-        baseline: the file.
-
     Returns:
         none where git cannot tell: without git, outside of a repository, of a baseline that is not
         committed as it is, and where a shallow clone ends at its commit.

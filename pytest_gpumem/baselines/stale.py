@@ -52,11 +52,6 @@ def find_stale(
     A test is gone if its file is, or if its file was collected and the test was not in it. A file
     that was left out, or skipped on this machine, tells nothing about its tests. A name with a
     card's name among its parameters is the test's that ``--gpumem-cards`` runs on that card.
-
-    Args:
-        collection: the tests of this session.
-        keys: of the baselines.
-        exists: whether a test file exists, by its nodeid.
     """
     from pytest_gpumem.devices.cards import CARDS
 
@@ -82,9 +77,7 @@ def find_stale(
 def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
     """Return a line that names stale baselines; "" where none is.
 
-    Args:
-        stale: their keys.
-        words: those of the command line by which pytest collects the same tests again.
+    ``words`` are those of the command line by which pytest collects the same tests again.
     """
     names = [f"{key.nodeid} on {key.device}" for key in stale]
     if not names:

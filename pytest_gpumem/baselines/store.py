@@ -199,8 +199,7 @@ class BaselineStore:
         No file is replaced before the new content of each lies beside it. A process that is killed
         in the midst of replacing leaves each file old or new.
 
-        Args:
-            updates: the new baselines of each store; no two stores have one folder.
+        No two stores may have one folder.
 
         Returns:
             The files that were written.
@@ -235,11 +234,7 @@ class BaselineStore:
         return list(written)
 
     def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
-        """Remove tests' baselines, and files that are then empty; return why any stayed.
-
-        Args:
-            keys: device key, module and test of each.
-        """
+        """Remove tests' baselines, and files that are then empty; return why any stayed."""
         log = _Log(self._same)
         groups: dict[tuple[str, str], set[str]] = {}
         for device_key, module, test in keys:
@@ -344,11 +339,7 @@ class BaselineStore:
 
 
 def _checked_file(baseline: NewBaseline) -> tuple[str, str]:
-    """Return the device and module of a new baseline's file.
-
-    Raises:
-        BaselineError: no file can have this baseline.
-    """
+    """Return the device and module of a new baseline's file."""
     check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
     return baseline.device.key, baseline.module
 

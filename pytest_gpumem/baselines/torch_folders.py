@@ -22,10 +22,6 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
     """Return the folder of the baselines; after it those of other versions, the nearest first.
 
     The last one is the folder that all of these lie in.
-
-    Args:
-        root: the folder that it starts from.
-        template: the folder's name.
     """
     if TORCH not in template:
         return [root / template]

@@ -42,10 +42,6 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
 
     The second session prints what grew and its cause, and its exit status is the command's.
 
-    Args:
-        revision: as git names it: "origin/main".
-        arguments: of both sessions of pytest.
-
     Raises:
         SpecError: there is no such commit.
     """

@@ -149,13 +149,6 @@ def _answer(
 ) -> CardFit:
     """Answer for one card.
 
-    Args:
-        arguments: of the command line.
-        step: the function.
-        device: where it runs.
-        card: that it is to fit on.
-        sized: whether the function takes a size.
-
     Raises:
         DeviceError: the step did something that makes its figures worthless, or took no memory.
         Exception: any of the step's own but out of memory.

@@ -188,8 +188,7 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
 def recent_pip(folder: str) -> tuple[list[str], bool]:
     """Return the command of a pip that downloads no packages for --dry-run, if there is one.
 
-    Args:
-        folder: an empty folder, where a newer one is put if need be.
+    If the pip here is older, a newer one is put into ``folder``, which is empty.
 
     Returns:
         the command, and whether it is of such a pip.

@@ -87,11 +87,7 @@ def subcommand(name: str) -> ModuleType:
 
 
 def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        modules: subcommands, by their names.
-    """
+    """Return the parser of the command line."""
     parser = _Parser(modules)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
     commands = parser.add_subparsers(

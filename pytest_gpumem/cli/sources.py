@@ -53,10 +53,6 @@ class SourceError(BaselineError):
 def read_source(name: str, directory: Path) -> Source:
     """Read the figures that an argument names.
 
-    Args:
-        name: of a report or a folder, else of a git revision.
-        directory: the baselines' folder, which is read in that revision.
-
     Raises:
         BaselineError: it is none of these, or cannot be read as a whole.
     """

@@ -128,9 +128,7 @@ def facts_of(program: str) -> dict[str, Any]:
 def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
     """Return torch's version, with its CUDA and cuDNN.
 
-    Args:
-        facts: of TORCH_PROGRAM.
-        stubs: the CUDA libraries that are not installed.
+    ``stubs`` are the CUDA libraries that are not installed.
     """
     if "error" in facts:
         build = installed_torch()
@@ -178,12 +176,7 @@ def describe_virtual(facts: dict[str, Any]) -> str:
 
 
 def describe_linked(count: int, missing: Sequence[str]) -> str:
-    """Return the comparison of the functions of CUDA that torch links.
-
-    Args:
-        count: how many there are; 0: none were compared.
-        missing: the names of those that the virtual GPU does not answer.
-    """
+    """Return the comparison of the functions of CUDA that torch links."""
     if not count:
         return ""
     if not missing:

@@ -134,11 +134,7 @@ def grows_evenly(scaling: Scaling) -> bool:
 
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
-    """Return the source lines with memory off a line over the size, the worst first.
-
-    Args:
-        breakdowns: each size's peak; of fewer than three sizes nothing is known.
-    """
+    """Return the source lines with memory off a line over the size, the worst first."""
     keys = {
         (site.path, site.line, site.category): site
         for breakdown in breakdowns.values()

@@ -380,11 +380,7 @@ class MemoryLine:
 
 
 def fit_line(points: Mapping[int, int]) -> MemoryLine:
-    """Return the line through points, value to bytes; exact for two points.
-
-    Args:
-        points: of two values or more.
-    """
+    """Return the line through points, value to bytes; exact for two points."""
     number = len(points)
     mean = Fraction(sum(points), number)
     level = Fraction(sum(points.values()), number)

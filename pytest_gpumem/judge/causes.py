@@ -81,12 +81,7 @@ def largest_lines(attribution: Attribution) -> list[HeldLine]:
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
-    """Return the lines for whose requests the allocator reserved more than the baseline has.
-
-    Args:
-        requests: those that raised the memory reserved, in their order.
-        baseline: bytes reserved in the baseline.
-    """
+    """Return the lines for whose requests the allocator reserved more than the baseline has."""
     groups: dict[tuple[str, int], list[SegmentRequest]] = {}
     for request in requests:
         if request.reserved > baseline:
@@ -139,11 +134,7 @@ def growth_causes(
 
     Categories stand in for lines that are not known.
 
-    Args:
-        row: the figure that grew.
-        old: the baseline's breakdowns, one a device.
-        new: the measured attributions.
-        of_one_program: whether both are of the same code, edited perhaps, and not of two parts.
+    ``of_one_program``: both are of the same code, edited perhaps, and not of two parts.
     """
     if row.peak == "pinned":
         return ()
@@ -201,9 +192,7 @@ def _net_growths(
     Memory that another line allocates now, or that counts for another category, only moved: what
     left a row is taken from the row that it came to.
 
-    Args:
-        rows: of sites, with those that shrank.
-        own: the growth of each line's own peak, where that is known.
+    ``own`` has the growth of each line's own peak, if that is known.
     """
     gains: dict[int, int] = {}
     for row in rows:
@@ -344,13 +333,7 @@ def _is_edited(row: BreakdownRow) -> bool:
 
 
 def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
-    """Return the keepers of a source line's blocks that are worth telling.
-
-    Args:
-        site: the source line.
-        keepers: of blocks of any line.
-        nbytes: of the line that are to be explained.
-    """
+    """Return the keepers of a source line's blocks that are worth telling."""
     place = site.path, site.line, site.category
     return tuple(
         keeper

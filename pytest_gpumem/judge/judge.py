@@ -78,13 +78,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
-    """Judge the memory that a test left behind; None if that is within ``max_leak_mib``.
-
-    Args:
-        measurement: of the whole test.
-        spec: its declaration.
-        before: the verdict on its peaks, which were compared with its baseline or were not.
-    """
+    """Judge the memory that a test left behind; None if that is within ``max_leak_mib``."""
     limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
         return None

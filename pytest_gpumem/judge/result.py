@@ -206,12 +206,7 @@ def urgency(result: Result) -> int:
 
 
 def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
-    """Return the limits as they are declared: ``max_gib=8, card='T4'``; "" if none.
-
-    Args:
-        spec: of a test or part.
-        relations: of a part, the limits that other parts tell.
-    """
+    """Return the limits as they are declared: ``max_gib=8, card='T4'``; "" if none."""
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
         *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib", "max_host_gib"),
@@ -255,9 +250,7 @@ def hints_of(result: Result) -> list[Note]:
 def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     """Return the baseline that a result makes; the result has to have a measurement.
 
-    Args:
-        result: of a test or part that passed.
-        ranks: the number of torchrun's ranks of which it is the fullest; 0 of a plain session.
+    ``ranks`` is the number of torchrun's ranks of which it is the fullest; 0 of a plain session.
     """
     measurement = result.measurement
     assert measurement is not None  # noqa: S101 - for the type checker

@@ -206,9 +206,7 @@ class Policy:
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.
 
-        Args:
-            peak: which one.
-            declared: the marker's; it holds for runs on one and the same device only.
+        The marker's (``declared``) holds for runs on one and the same device only.
         """
         if self.against:
             return self.against_tolerance or AGAINST_TOLERANCES[peak]

@@ -24,9 +24,7 @@ def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
 
     Mistakes in a marker are errors of the test's set-up, not of this.
 
-    Args:
-        metafunc: the test.
-        cards: the session's, that every marked test runs on; empty: those of the markers.
+    The session's ``cards`` are those of every test; without them the marker's.
     """
     declared = [mark.kwargs for mark in metafunc.definition.iter_markers(MARKER)]
     if not declared and FIXTURE not in metafunc.fixturenames:

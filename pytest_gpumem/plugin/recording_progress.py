@@ -27,11 +27,7 @@ class RecordingProgress:
         self._done = 0
 
     def finish(self, number: int) -> str:
-        """Note that a test has ended; return a line for the waiting user, most often "".
-
-        Args:
-            number: tests of the session.
-        """
+        """Note that a test has ended; return a line for the waiting user, most often ""."""
         self._done += 1
         time = self._clock()
         left = number - self._done

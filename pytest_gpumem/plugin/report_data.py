@@ -50,11 +50,7 @@ def has_verdict(report: pytest.TestReport) -> bool:
 
 
 def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
-    """Return the outcome of a phase that the test's own code decided; None of a rerun.
-
-    Args:
-        report: pytest's, of a phase that did not pass.
-    """
+    """Return the outcome of a phase that the test's own code decided; None of a rerun."""
     from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
     from pytest_gpumem.report.model import OwnOutcome
 

@@ -192,9 +192,7 @@ class StaleHooks:
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     """Return why not all tests were to be collected, by the command line; "" if they were.
 
-    Args:
-        config: pytest's.
-        but: names of options that do not count, and neither do named tests then: of a shard.
+    Options in ``but`` do not count, and neither do named tests then: of a shard.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):

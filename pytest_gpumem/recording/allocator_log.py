@@ -70,14 +70,7 @@ class AllocatorLog:
         settings: Mapping[str, Any] | None = None,
         tags: Iterable[Tag] = (),
     ) -> None:
-        """Read a history.
-
-        Args:
-            events: of the allocator, as ``torch.cuda.memory._snapshot`` has them.
-            segments: with their blocks, before the first event.
-            settings: the allocator's.
-            tags: tensors that were seen, in the order of their times.
-        """
+        """Read the events and segments of ``torch.cuda.memory._snapshot``; ``tags`` by time."""
         settings = settings or {}
         self.events = events
         self.blocks: list[Block] = []

@@ -40,9 +40,7 @@ MAX_DEPTH: Final = 8
 def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
     """Yield the tensors that a tensor keeps by its graph, or as its gradient.
 
-    Args:
-        tensor: with a graph or without.
-        visited: nodes that are not walked over again; nodes of this graph are added.
+    Nodes in ``visited`` are not walked over again; nodes of this graph are added to it.
     """
     gradient = gradient_of(tensor)
     if gradient is not None:
@@ -72,9 +70,7 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
 def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN401 - one of autograd's many types
     """Yield the tensors that a node of a graph has saved, and nodes that hooks keep in their place.
 
-    Args:
-        node: of a graph.
-        visited: ids of hooks that are not looked at again; those of this node are added.
+    Hooks whose ids are in ``visited`` are left out; those of this node are added to it.
     """
     import torch
 

@@ -180,12 +180,7 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
 
 
 def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
-    """Return how many steps of optimizers are under way, from a frame outwards.
-
-    Args:
-        frame: the innermost frame to look at.
-        wrapper: PyTorch's function around every step, which calls its hooks.
-    """
+    """Return how many steps of optimizers are under way, from a frame outwards."""
     number = 0
     while frame is not None:
         number += frame.f_code is wrapper

@@ -33,11 +33,7 @@ class Recorder:
         self._stack = ExitStack()
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
-        """Begin to record.
-
-        Args:
-            plugs: device and address of the blocks that only fill rooms.
-        """
+        """Begin to record; ``plugs`` (device and address) are blocks that only fill rooms."""
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
@@ -69,8 +65,7 @@ class Recorder:
     def stop(self, *, keep_workspaces: bool = False) -> Recording:
         """End and return the recording; the cuBLAS workspaces are freed by this.
 
-        Args:
-            keep_workspaces: they stay, as a CUDA graph may write to them, and count as "other".
+        With ``keep_workspaces`` they stay, as a CUDA graph may write to them, and count as "other".
         """
         import torch
 
@@ -90,11 +85,7 @@ class Recorder:
 
     @contextmanager
     def ours(self, *, settles: bool = True) -> Iterator[None]:
-        """Note that this package allocates inside, and not the step.
-
-        Args:
-            settles: it settles the devices; else it empties the cache, as the step's code asked.
-        """
+        """Note that this package allocates inside: it settles, or empties the step's cache."""
         start = beginning()
         try:
             yield

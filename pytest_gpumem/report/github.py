@@ -56,10 +56,7 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
 
     They are warnings: GitHub shows ten of these a step besides the ten errors, which tests have.
 
-    Args:
-        results: of the session.
-        root: pytest's root folder, to which source lines are relative.
-        workspace: the repository's folder; a line of another folder has no annotation.
+    A line outside ``workspace``, the repository's folder, has no annotation.
     """
     groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
     for result in sorted(results, key=urgency):

@@ -101,10 +101,6 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
 def loads(content: str | bytes, name: str) -> SavedReport:
     """Return the report that :func:`dumps` wrote.
 
-    Args:
-        content: the file's.
-        name: the file's, for messages.
-
     Raises:
         ReportError: it is not a report, or of a format that this version cannot read.
     """

@@ -66,10 +66,7 @@ _SHORTER = (
 def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str:
     """Return the report; "" where not even its shortest form keeps the limit.
 
-    Args:
-        report: the session's.
-        when: date and time of the session.
-        limit: the most bytes in UTF-8; the report is shortened to that, and says so.
+    ``limit`` is the most bytes in UTF-8; a shortened report says so.
     """
     document = _document(report, when, _ALL)
     if limit is None or len(document.encode()) <= limit:

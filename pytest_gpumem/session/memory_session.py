@@ -54,15 +54,7 @@ class MemorySession:
         progress: Callable[[str], None],
         launcher: tuple[str, ...] = ("pytest",),
     ) -> None:
-        """Measure a session's tests.
-
-        Args:
-            settings: the session's options.
-            choice: its device.
-            root: pytest's root folder.
-            progress: shows the waiting user a line.
-            launcher: that of :attr:`Policy.launcher`.
-        """
+        """Measure a session's tests; the launcher is that of :attr:`Policy.launcher`."""
         self.settings = settings
         self.runner = Runner(choice, root, progress, settings.values)
         self._explain_policy = ExplainPolicy(

@@ -30,8 +30,7 @@ _PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
 def shard_of(get: Callable[[str], object]) -> Shard | None:
     """Return which shard of its suite a session is; None where nothing says that it is one.
 
-    Args:
-        get: returns the value of an option of pytest, None of one that is unknown.
+    ``get`` returns the value of an option of pytest, None of one that is unknown.
     """
     pairs = [(get(index), get(count), shift) for count, index, shift in SPLITS]
     node, nodes = (os.environ.get(f"CI_NODE_{name}", "") for name in ("INDEX", "TOTAL"))
@@ -49,13 +48,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
 
 
 def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
-    """Return where a session ran, for its report, without its collection.
-
-    Args:
-        root: pytest's root folder.
-        settings: the session's.
-        shard: as :func:`shard_of` has it.
-    """
+    """Return where a session ran, for its report, without its collection."""
     from pytest_gpumem.baselines.checkout import checkout_of
 
     checkout = checkout_of(root)

@@ -110,12 +110,7 @@ def publish(
 
 
 def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
-    """Yield the lines by which GitHub Actions annotates failures; none elsewhere.
-
-    Args:
-        session_results: the results.
-        root: pytest's root folder.
-    """
+    """Yield the lines by which GitHub Actions annotates failures; none elsewhere."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
         results = session_results.results()

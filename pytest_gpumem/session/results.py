@@ -281,9 +281,7 @@ def worst_of_ranks(
 ) -> list[Result]:
     """Return a test's results, one for the whole test and one for each part: the worst rank's.
 
-    Args:
-        results_of_ranks: the results of each rank.
-        shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
+    ``shrinkage_fails``: the fullest rank's peak has to be as high as its baseline.
     """
     from pytest_gpumem.judge.verdict import Kind
     from pytest_gpumem.notes import Note, NoteKind

@@ -468,11 +468,7 @@ def folder_of_root(name: str, root: Path) -> str:
 
 
 def _require_possible(path: Path, argument: str, example: str) -> None:
-    """Refuse a path that no file can have: with a NUL, too long, of no encoding.
-
-    Raises:
-        SpecError: it is one.
-    """
+    """Refuse a path that no file can have: with a NUL, too long, of no encoding."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -39,13 +39,7 @@ BLANK: Final[Line] = ()
 
 
 def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> list[str]:
-    """Return the sentences for the head of the session.
-
-    Args:
-        choice: the session's device.
-        settings: the session's options.
-        cards: those that the tests name, where each of them names one.
-    """
+    """Return the sentences for the head of the session."""
     device = choice.device
     if device is None:
         fails = settings.absent_device_fails
@@ -101,13 +95,7 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
 
 
 def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> str:
-    """Return how to keep baselines of two versions of torch; "" where no test failed by that.
-
-    Args:
-        results: of the session.
-        settings: the session's options.
-        ini: the name of the file with pytest's options.
-    """
+    """Return how to keep baselines of two versions of torch; "" where no test failed by that."""
     if not settings.folder_by_torch:
         return ""
     for result in results:
@@ -156,10 +144,7 @@ def failure_lines(
 ) -> dict[str, list[StyledText]]:
     """Return the lines in place of each failed test's report, by its nodeid.
 
-    Args:
-        results: of the session.
-        screen: what the lines are laid out for.
-        verbosity: pytest's; above 0 each failure is told in full.
+    With ``verbosity`` (pytest's) above 0 each failure is told in full.
     """
     width, ascii_only = screen.width, not can_encode("…→", screen.encoding)
     whole_code = not screen.interactive
@@ -206,13 +191,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
 ) -> list[Line]:
     """Return the lines for the end of the session; none where no marked test ran.
 
-    Args:
-        session_results: the results.
-        updates: the outcome of writing baselines, in a run that does.
-        updating: whether this run writes baselines.
-        arguments: files and folders of the command line.
-        verbosity: pytest's; below 0 all is left out that the tests' own failures say.
-        screen: what the lines are laid out for.
+    Below ``verbosity`` 0 all is left out that the tests' own failures say.
     """
     results, width = session_results.results(), screen.width
     lines: list[Line] = []

@@ -27,12 +27,7 @@ def with_slope(
     The line is through the peaks outside of optimizers' steps, on the fullest device: an
     optimizer's step does not grow with the batch, and at small batches would hide the growth.
 
-    Args:
-        runner: runs the test.
-        item: the test.
-        run: with the largest batch size, which has ended.
-        measurement: of that run.
-        name_lines: whether to find out which lines of source are not on a line.
+    ``name_lines``: find out which lines of source are not on a line.
 
     Raises:
         GpuMemError: it fails with one of them.

@@ -72,13 +72,7 @@ class EditFinder:
         self._changed: dict[Path, list[Edit]] = {}
 
     def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> tuple[Edit, ...]:
-        """Return the edits that bear on a growth, the closest first; none where none is known.
-
-        Args:
-            result: of the test or part, explained.
-            scenes: of its peaks, one a device.
-            baseline: the file of its baseline.
-        """
+        """Return the edits that bear on a growth, the closest first; none where none is known."""
         verdict, row = result.verdict, result.leading_comparison
         if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
             return ()

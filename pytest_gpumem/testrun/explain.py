@@ -146,12 +146,7 @@ class Recorded:
     """A run that has ended, with all by which its peaks are explained, at once or later."""
 
     def __init__(self, run: Run, parts: Iterable[str]) -> None:
-        """End a run's recording.
-
-        Args:
-            run: with a recording or without.
-            parts: names; "" is the whole test. Child processes have no recording here.
-        """
+        """End the recording of a run, if it has one; the part "" is the whole test."""
         self._devices = run.meter.devices
         self._foreign = run.meter.kept_foreign
         parts = [part for part in parts if not part or part in run.parts]
@@ -162,9 +157,7 @@ class Recorded:
     def explanations(self, root: Path, *, timelines: bool) -> Explanations:
         """Return where the peaks of the parts come from.
 
-        Args:
-            root: the project's folder, for the names of files.
-            timelines: whether a report shows them.
+        ``timelines``: a report shows them.
         """
         recording, obstacle = self.recording, ""
         if recording is None:

@@ -69,15 +69,7 @@ def with_growth(
     measurement: Measurement,
     recording: Recording | None,
 ) -> Measurement:
-    """Return a test's measurement with the memory in use after each step, and what makes it grow.
-
-    Args:
-        runner: runs the test again.
-        item: the test.
-        run: its run, which has ended.
-        measurement: of the run.
-        recording: of the run; None without attribution.
-    """
+    """Return a test's measurement with the memory in use after each step, and why it grows."""
     steps, ends = run.meter.steps, run.meter.steps.ends
     growing = [index for index, levels in enumerate(_levels(ends)) if growth(levels) is not None]
     if not run.spec.steady or not growing:
@@ -124,10 +116,7 @@ def _levels(
 ) -> list[tuple[int, ...]]:
     """Return the bytes after each step that the program has not freed itself, for each device.
 
-    Args:
-        ends: of the steps of a run.
-        collected: those of a run with a garbage collection after each step: what collections freed
-            there was garbage, which is left out.
+    What a collection after each step freed (``collected``) was garbage, which is left out.
     """
     levels = [
         [held + freed for held, freed in zip(end.allocated, end.freed, strict=True)] for end in ends
@@ -249,11 +238,7 @@ def block_sites(
 ) -> tuple[Site, ...]:
     """Return the source lines of some blocks; none where they are not known.
 
-    Args:
-        recording: of the run.
-        device: its number.
-        choose: returns the blocks in question of all, each with the bytes that count.
-        root: the project's folder.
+    ``choose`` returns the blocks in question, each with the bytes that count.
     """
     if recording is None or recording.overflowed:
         return ()

@@ -29,12 +29,7 @@ class Judging:
     """A session's baselines, and its policy about them."""
 
     def __init__(self, stores: Sequence[BaselineStore], policy: Policy) -> None:
-        """Judge measurements.
-
-        Args:
-            stores: the folders of baselines, the nearest last; baselines are written to the first.
-            policy: the session's options about judging.
-        """
+        """Judge with folders of baselines, the nearest last; the first one is written."""
         self._stores, self.store = stores, stores[0]
         self._policy = policy
         self._rank = current_rank()
@@ -58,14 +53,7 @@ class Judging:
     ) -> Result:
         """Return the result of a measurement.
 
-        Args:
-            item: the test.
-            run: its run.
-            part: the part's name; "" for the whole test.
-            spec: the declaration of the test or part.
-            measurement: of the test or part.
-            relations: the part's limits that other parts tell, with their bytes.
-            edits: the lines that changed since the baseline's commit and bear on a growth.
+        ``edits`` are lines that changed since the baseline's commit and bear on a growth.
         """
         lookup = self._look_up(item.nodeid, part, spec, measurement.device, edits)
         policy, world, rank = self._policy, spec.world_size, spec.rank

@@ -45,10 +45,6 @@ class KeeperFinder:
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
         the largest source lines. After out of memory the peak is that of the run that failed.
 
-        Args:
-            results: of the test and its parts, explained.
-            explanations: of their peaks, of the run that failed.
-
         Returns:
             the part, the index of its device, the search, and the names that earlier searches with
             this first cause had.

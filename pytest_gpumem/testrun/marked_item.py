@@ -52,9 +52,7 @@ class MarkedItem(Protocol):
     def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
         """Tear down the live instances of fixtures that this test replaces.
 
-        Args:
-            live: fixtures whose memory is known: the test replaces those with other parameters.
-            outdated: those that the test replaces if it asks for them.
+        Those in ``live`` with other parameters, and those in ``outdated`` that the test asks for.
         """
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
@@ -70,10 +68,7 @@ class MarkedItem(Protocol):
 
         Afterwards it has to be torn down (:meth:`tear_down`).
 
-        Args:
-            error: the error that its set-up or its call has just ended with; None if it passed.
-            prepare: is called between tear-down and set-up.
-            execute: is called after the set-up, to call :meth:`runtest`.
+        ``prepare`` is called between tear-down and set-up, and ``execute`` to call :meth:`runtest`.
         """
 
     def tear_down(self) -> None:

@@ -72,13 +72,7 @@ class Pipeline:
     """Brings marked tests that have ended to their results."""
 
     def __init__(self, runner: Runner, policy: ExplainPolicy, judging: Judging) -> None:
-        """Bring tests to their results.
-
-        Args:
-            runner: runs the tests.
-            policy: says which peaks are explained.
-            judging: judges their measurements.
-        """
+        """Bring tests to their results."""
         self._runner = runner
         self._policy = policy
         self._judging = judging
@@ -242,12 +236,6 @@ class Pipeline:
 
         The test runs again at most once: for where its peak comes from, if it was not recorded;
         else for what keeps the blocks of its peak, or for the lines that pin host memory.
-
-        Args:
-            test: the test.
-            results: of the test and its parts.
-            recorded: its run, if its recording has ended.
-            explanations: of its peaks, if these are explained whatever the verdict is.
         """
         item, run, measured = test.item, test.run, test.measured
         found, is_recorded = explanations, recorded is not None or run.meter.records
@@ -390,13 +378,6 @@ class Pipeline:
 
         On the virtual GPU a test that failed with fragmented memory runs again with expandable
         segments.
-
-        Args:
-            item: the test.
-            run: its run.
-            results: of the test and its parts.
-            recording: for the snapshot.
-            uncapped: whether its figures are those of a run without limits.
         """
         policy, is_too_much = self._policy, too_much(results)
         if policy.snapshots and recording is not None and (policy.snapshot_always or is_too_much):

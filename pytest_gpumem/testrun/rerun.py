@@ -56,14 +56,7 @@ class Runner:
     def __init__(
         self, choice: Choice, root: Path, progress: Callable[[str], None], values: Values = "off"
     ) -> None:
-        """Run tests.
-
-        Args:
-            choice: the session's device.
-            root: pytest's root folder, for the names of files.
-            progress: shows the waiting user a line.
-            values: which values are computed while an unmarked test sets up a fixture.
-        """
+        """Run tests; ``values`` are those computed while an unmarked test sets up a fixture."""
         self.choice = choice
         self.root = root
         self.run: Run | None = None
@@ -90,12 +83,6 @@ class Runner:
         values: Values = "off",
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
-
-        Args:
-            item: the test.
-            spec: its declaration.
-            record: whether the run is recorded.
-            values: which of its values are computed.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -133,11 +120,7 @@ class Runner:
         activate(run.meter)
 
     def _look_at_cuda(self, culprit: str) -> None:
-        """End captures, and note whether CUDA refuses every call, as after an illegal address.
-
-        Args:
-            culprit: what has run since the last look.
-        """
+        """End captures, and note whether CUDA refuses every call, as after an illegal address."""
         torch = sys.modules.get("torch")
         if self._broken is not None or torch is None or not torch.cuda.is_initialized():
             return
@@ -283,14 +266,9 @@ class Runner:
 
         A rank of torchrun's is not run again: the other ranks would be missing in its collectives.
 
-        Args:
-            item: the test.
-            error: the error that it has just failed with.
-            record: whether the run is recorded.
-            uncapped: whether its limits are lifted.
-            warm: whether nothing is left to warm up.
-            inputs: a batch size and a variant to run with, under the limits.
-            at_moment: is called at each moment of the recording.
+        ``uncapped`` lifts its limits, ``warm`` leaves nothing to warm up, and ``inputs`` are a
+        batch size and a variant under the limits. ``at_moment`` is called at each moment of the
+        recording.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)
@@ -343,12 +321,8 @@ class Runner:
 
         It is torn down at the end of the block.
 
-        Args:
-            item: the test.
-            inputs: the batch size and the variant.
-            handled: the error that the test has failed with before, where it has: Python makes it
-                the context of an error of the trial, which does not come of it.
-            record: whether the trial is recorded.
+        ``handled`` is the error of the test's run before: Python would make that error the context
+        of an error of the trial.
         """
         from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 

@@ -113,13 +113,7 @@ class Run:
     ) -> Iterator[Run]:
         """Take the device; it is let go of by ``close``, or if the block ends with an error.
 
-        Args:
-            spec: the test's declaration.
-            device: where it runs.
-            root: the project's folder, for the names of files.
-            record: whether the run is recorded, so that its peaks can be explained.
-            values: which values the processes compute that it starts.
-            progress: shows the waiting user a line.
+        ``values`` are those that the processes compute which the test starts.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -336,10 +330,6 @@ class Run:
         self, error: BaseException, record: OutOfMemory
     ) -> tuple[str, MemorySpec, Measurement]:
         """Return the part that ran out of memory, if it was at a limit of its own, else the test.
-
-        Args:
-            error: PyTorch's error.
-            record: its figures.
 
         Returns:
             the part's name ("" is the test), its spec and its measurement.

@@ -52,11 +52,6 @@ def with_ranges(
     """Return the measurements of a test that has passed, and of its parts, with their ranges.
 
     Their peaks reserved are those of the test alone.
-
-    Args:
-        run: the test's run, which has ended.
-        measured: of the test and its parts.
-        recording: of the run.
     """
     results = dict(measured)
     if recording is None or not is_replayed(run):

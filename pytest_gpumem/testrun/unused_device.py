@@ -37,10 +37,6 @@ def is_unused(run: Run) -> bool:
 def check_unused(run: Run, path: Path) -> None:
     """Add a note to a test that took no memory of its device.
 
-    Args:
-        run: the test's.
-        path: the test's file.
-
     Raises:
         GpuMemError: it declares a limit, which would hold whatever the step takes.
     """

@@ -181,15 +181,7 @@ class _Stage:
     def __init__(
         self, run: Run, device: int, initial: Peak, script: RequestScript, sizes: Sequence[int]
     ) -> None:
-        """Make room.
-
-        Args:
-            run: whose peaks are looked for.
-            device: its number.
-            initial: what the step held at first: it stays as it is.
-            script: the requests to serve.
-            sizes: bytes of each.
-        """
+        """Make room for a script's requests beside ``initial``, which the step held at first."""
         import torch
 
         self.unfit = 0

@@ -69,9 +69,7 @@ _BACKWARD: Final = "torch/autograd/__init__.py"
 def held_memory(snapshot: Snapshot, *, at_end: bool = False) -> list[Held]:
     """Return the memory that each device's tensors held, at its highest.
 
-    Args:
-        snapshot: of one machine's devices.
-        at_end: the moment of the snapshot is asked for, and not the peak of its history.
+    With ``at_end``: at the moment of the snapshot, not at the peak of its history.
     """
     devices = {segment.device for segment in snapshot.segments}
     traces = snapshot.device_traces or []

@@ -160,10 +160,6 @@ def _values(whole: Any) -> float:  # noqa: ANN401 - any plain container
 def as_snapshot(content: dict[str, Any], name: str) -> Snapshot:
     """Return a snapshot's plain containers, checked.
 
-    Args:
-        content: as ``torch.cuda.memory._snapshot`` has it.
-        name: its file, for messages.
-
     Raises:
         SnapshotError: it has not the form of a snapshot.
     """

@@ -143,13 +143,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -> Outcome:
-    """Accept the reports in files.
-
-    Args:
-        arguments: of the command line.
-        paths: the files.
-        above: a folder that messages leave out of their names.
-    """
+    """Accept the reports in files."""
     chosen = None if arguments.expression is None else chooser(arguments.expression)
     checkout = checkout_of(Path())
     reports = [(str(os.path.relpath(path, above)), read_report(path)) for path in paths]
@@ -190,11 +184,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
 
 
 def _require_origins(name: str, saved: SavedReport) -> None:
-    """Refuse a report that does not say where it comes from, or that is not whole.
-
-    Raises:
-        ReportError: it is one.
-    """
+    """Refuse a report that does not say where it comes from, or that is not whole."""
     again = "run the tests again, with this version of pytest-gpumem and --gpumem-json"
     if not saved.report.origins:
         problem = f"does not name its commit: pytest-gpumem {saved.gpumem} wrote this report"
@@ -209,11 +199,7 @@ def _require_origins(name: str, saved: SavedReport) -> None:
 
 
 def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | None) -> None:
-    """Refuse a report of another commit than is checked out.
-
-    Raises:
-        ReportError: it is of another one, or of none.
-    """
+    """Refuse a report of another commit than is checked out."""
     here = "" if checkout is None else checkout.commit
     for origin in origins:
         if origin.other_commits:
@@ -240,11 +226,7 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
 
 
 def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) -> None:
-    """Refuse reports whose test files are not here.
-
-    Raises:
-        ReportError: one of them is not.
-    """
+    """Refuse reports whose test files are not here."""
     missing: dict[tuple[int, str], bool] = {}
     for test in tests:
         origin = merged.report.origins[test.origin]
@@ -266,11 +248,7 @@ def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) 
 
 
 def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
-    """Return the folder that a report's baselines belong to.
-
-    Raises:
-        ReportError: it is not in the repository.
-    """
+    """Return the folder that a report's baselines belong to."""
     if chosen is not None:
         return Path(chosen)
     name, folder = merged.origin_names[index], merged.report.origins[index].folder
@@ -314,10 +292,7 @@ def _tests(
 ) -> Iterator[_ReportedTest]:
     """Yield the tests that are to be accepted.
 
-    Args:
-        merged: the reports.
-        chosen: whether a test is, by its nodeid; None: those that moved, or failed by their memory.
-        every: all tests.
+    ``chosen`` tells by nodeid; None takes the tests that moved or failed by their memory.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:
@@ -375,12 +350,7 @@ def _refusals(
 def _without_figures(
     merged: Merged, chosen: Callable[[str], bool] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the tests that the reports have no figures of, and why: the chosen or failed ones.
-
-    Args:
-        merged: the reports.
-        chosen: whether a test is, by its nodeid; None: those that failed.
-    """
+    """Yield the chosen tests, by default failed ones, that have no figures, and the reason."""
     results = merged.report.results
     measured = {result.nodeid for result in results if result.measurement is not None}
     for outcome in merged.report.own_outcomes:
@@ -421,14 +391,7 @@ def _write(
     *,
     sure: bool,
 ) -> Outcome:
-    """Show the changes, ask, and write.
-
-    Args:
-        merged: the reports.
-        groups: what is to be written.
-        names: those of the reports.
-        told: lines about tests that are not accepted, for the standard error.
-        sure: do not ask.
+    """Show the changes, ask unless ``sure``, and write; ``told`` are lines of refused tests.
 
     Raises:
         BaselineError: a file cannot be read or written, or an entry not; none is written.

@@ -36,12 +36,6 @@ class Candidates(NamedTuple):
 def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> Candidates:
     """Return the releases of a package from the good one to the bad one.
 
-    Args:
-        package: its name on the index.
-        good: a release that takes little memory.
-        bad: one that takes more: a newer one, or an older one.
-        prereleases: whether release candidates and nightly builds count as well.
-
     Raises:
         SpecError: a version that is none, or that the index does not have.
     """

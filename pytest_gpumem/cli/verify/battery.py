@@ -37,13 +37,7 @@ def train(
 ) -> None:
     """Train a model twice on the same batch.
 
-    Args:
-        model: the module, on the GPU.
-        data: its arguments.
-        loss: of its output.
-        optimizer: without one, gradients are all that stays.
-        autocast: the type of torch.autocast, "bfloat16" or "float16", whose loss is scaled by
-            torch.amp.GradScaler; "" is none.
+    ``autocast`` is "bfloat16", "float16" (the loss is scaled by torch.amp.GradScaler) or "".
     """
     import torch
 

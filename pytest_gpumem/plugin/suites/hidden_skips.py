@@ -25,11 +25,7 @@ def hidden_skip(
 ) -> HiddenSkip | None:
     """Return the record of a skip that the hidden GPU explains; None of any other.
 
-    Args:
-        config: the session's.
-        path: the file of the test.
-        reason: of the skip, without "Skipped: ".
-        whole_file: the file was skipped while it was collected.
+    ``reason`` has no "Skipped: "; with ``whole_file`` the file was skipped as it was collected.
     """
     from pytest_gpumem.devices import virtual
 

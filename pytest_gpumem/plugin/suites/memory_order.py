@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | None:
     """Return the peak reserved of a test's baseline; None without one that can be read.
 
-    Args:
-        store: of the baselines.
-        preferred: the key of the device to take the baseline of; without one it is the largest of
-            any device.
-        nodeid: the test.
+    The baseline is that of the ``preferred`` device's key, else the largest of any device.
     """
     peaks = {}
     for key in device_keys(store.directory):

@@ -35,9 +35,7 @@ def answer_commit(config: pytest.Config) -> None:
 def differing(config: pytest.Config, commits: Mapping[str, str]) -> dict[str, str]:
     """Return the workers, with their commits, that had another commit than the controller.
 
-    Args:
-        config: the controller's.
-        commits: by worker; "" of one that is in no repository, about which nothing is known.
+    The commit "" is that of a worker in no repository.
     """
     commits_known = {worker: commit for worker, commit in commits.items() if commit}
     here = _head_commit(config) if commits_known else ""

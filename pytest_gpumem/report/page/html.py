@@ -295,11 +295,7 @@ class PageEntry(NamedTuple):
 def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     """Return the page.
 
-    Args:
-        report: the session's.
-        when: date and time of the session, as the page's head says it.
-        json_name: the file of the JSON report with all results, as seen from the page's folder; ""
-            without one.
+    ``json_name`` is the JSON report with all results, as seen from the page's folder, or "".
     """
     entries = _all_entries(report)
     shown = entries[:MAX_RESULTS]
@@ -513,10 +509,7 @@ def name_html(test: Result | OwnOutcome) -> str:
 def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
     """Return a cell of a table, a section's most frequent part: a macro takes ten times as long.
 
-    Args:
-        nbytes: its figure.
-        label: its name where the table has no columns, a word of the templates.
-        kind: a class, a word of the templates.
+    ``label`` is the name in a table without columns.
     """
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
@@ -525,12 +518,7 @@ def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
 
 
 def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
-    """Return the table of figures beside budgets and baselines: each section has one.
-
-    Args:
-        rows: at least one.
-        measured: the title of the measured figures, a word of the templates.
-    """
+    """Return the table of figures beside budgets and baselines: each section has one."""
     several = len({row.device for row in rows}) > 1
     budgets = any(row.budget is not None for row in rows)
     baselines = any(row.baseline is not None for row in rows)
@@ -579,10 +567,7 @@ def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]])
 def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
     """Return a result's row of the table, with what the page's script sorts and filters by.
 
-    Args:
-        entry: of the row.
-        name: the test's, as markup.
-        history: its peaks, the oldest first.
+    ``history`` has the peaks, the oldest first.
     """
     figures = []
     for title, cell in entry.cells.items():

@@ -77,11 +77,7 @@ class _Cell:
 
 
 def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
-    """Return the drawing; None where no line is known to differ from the baseline.
-
-    Args:
-        rows: of source lines, with their sites.
-    """
+    """Return the drawing; None where no line is known to differ from the baseline."""
     root = _Cell("")
     for row in rows:
         site = row.site

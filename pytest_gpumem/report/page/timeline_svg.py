@@ -250,15 +250,7 @@ def limit_lines(
     peak: int,
     mark: float | None,
 ) -> list[str]:
-    """Return the lines of limits with their labels, which stand on the side without the peak's.
-
-    Args:
-        inside: limits at their height.
-        outside: limits above the plot.
-        scale: of the plot.
-        peak: its point.
-        mark: the place of a refused request, which no label meets.
-    """
+    """Return the lines of limits with their labels, which stand on the side without the peak's."""
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
     parts = []

@@ -84,10 +84,7 @@ def next_command(
 
     It never covers a test that regressed: to accept that is a decision of its own.
 
-    Args:
-        results: of the session.
-        updating: whether it writes baselines.
-        arguments: files and folders of its command line.
+    ``updating``: the session writes baselines.
     """
     regressed = {
         target

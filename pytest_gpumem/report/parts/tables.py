@@ -81,12 +81,7 @@ def rows_table(
 ) -> str:
     """Return rows of categories or source lines as a table, the first ``max_rows`` of them.
 
-    Args:
-        title: of the first column.
-        rows: the rows.
-        width: columns of the terminal.
-        max_rows: rows to show; None: all.
-        sides: the titles of the two columns.
+    ``max_rows`` None shows all; ``sides`` are the titles of the two columns.
     """
     shown = rows[:max_rows]
     if not shown:

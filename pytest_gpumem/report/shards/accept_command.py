@@ -11,10 +11,6 @@ def accept_command(report: str, artifact: str) -> str:
     """Return the command; "" where nothing says under which name CI keeps the report.
 
     Of a run of GitHub Actions it names the run, by the variables of GitHub's "Variables reference".
-
-    Args:
-        report: the name of the report's file, in the artifact.
-        artifact: the artifact's name, "" where that is not known.
     """
     variables = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     server, repository, run = (os.environ.get(name, "") for name in variables)

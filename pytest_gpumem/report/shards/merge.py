@@ -136,11 +136,7 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
 
 
 def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
-    """Refuse reports of two commits, or of two roots.
-
-    Raises:
-        ReportError: they are.
-    """
+    """Refuse reports of two commits, or of two roots."""
     first_name, first = "", None
     for name, saved in reports:
         for origin in saved.report.origins:
@@ -167,11 +163,7 @@ def _folder(root: str) -> str:
 
 
 def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:
-    """Return the row of a test that two reports have: the one that tells more.
-
-    Raises:
-        ReportError: its figures differ.
-    """
+    """Return the row of a test that two reports have: the one that tells more."""
     if _figures_of(first) != _figures_of(second):
         device = printable(first.device_key)
         raise ReportError(

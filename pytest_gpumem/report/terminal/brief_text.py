@@ -31,10 +31,7 @@ def brief_failures(
 ) -> list[StyledText]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed.
 
-    Args:
-        results: of the test and its parts.
-        width: columns of the terminal.
-        whole_code: whether source lines are shown whole, however long.
+    With ``whole_code`` source lines are shown whole, however long.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):

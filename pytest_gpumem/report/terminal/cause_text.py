@@ -56,11 +56,7 @@ def cause_table(
 ) -> list[CauseLine]:
     """Return the source lines that grew, or that hold most where a limit was met.
 
-    Args:
-        result: of a failed test or part.
-        width: columns of the terminal.
-        whole_code: whether code is shown whole, however long: in a log, which has no columns.
-        max_reasons: clauses on one source line.
+    With ``whole_code`` code is shown whole, however long: in a log, which has no columns.
     """
     cut_at = sys.maxsize if whole_code else width
     kind, measurement = result.verdict.kind, result.measurement

@@ -48,11 +48,7 @@ def failure_sections(
 
     A command that is the next step of several results, and their snapshot, stand in the last.
 
-    Args:
-        results: of the test and its parts.
-        width: columns of the terminal.
-        max_rows: rows of each table; None: all.
-        whole_code: whether source lines are shown whole, however long.
+    ``max_rows`` None shows all; with ``whole_code`` source lines are whole.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):

@@ -61,10 +61,7 @@ def quiet_line(
 
     Recorded ones are held from now on.
 
-    Args:
-        results: of the session.
-        skipped_tests: marked tests that were skipped because there is no device, or none shown.
-        skipped_files: files of marked tests that were skipped as a whole for that.
+    Skipped are marked tests, and whole files of them, if there is no device or none is shown.
     """
     reasons = Counter(
         result.verdict.uncompared

@@ -22,13 +22,7 @@ _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)
 def lead_lines(
     results: Sequence[Result], width: int = 80, *, arguments: Sequence[str] = ()
 ) -> list[Line]:
-    """Return the lines that a summary leads with; none where nothing moved together.
-
-    Args:
-        results: of the session.
-        width: columns of the terminal.
-        arguments: files and folders of its command line.
-    """
+    """Return the lines that a summary leads with; none where nothing moved together."""
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
     command: UpdateCommand | None = None
