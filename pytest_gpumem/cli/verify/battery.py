@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS: Final[dict[str, Callable[[], None]]] = {}
-"""each step by its name in the table, in its order"""
 NEEDS_TRITON: Final = "compiled MLP"
 """the step that is left out where Triton is not installed"""
-
-
-def step(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Return a decorator that adds a step to the battery."""
-
-    def add(function: Callable[[], None]) -> Callable[[], None]:
-        STEPS[name] = function
-        return function
-
-    return add
 
 
 def train(
@@ -37,7 +25,7 @@ def train(
 ) -> None:
     """Train a model twice on the same batch.
 
-    ``autocast`` is "bfloat16", "float16" (the loss is scaled by torch.amp.GradScaler) or "".
+    ``autocast`` is "bfloat16", "float16" (scaled by torch.amp.GradScaler) or "".
     """
     import torch
 
@@ -89,61 +77,25 @@ def batch(*shape: int) -> Any:  # noqa: ANN401
     return torch.randn(*shape, device="cuda")
 
 
-@step("matrix product, float32")
-def _matrix_product() -> None:
-    batch(4096, 4096) @ batch(4096, 4096)
-
-
-@step("matrix product, bfloat16")
-def _matrix_product_bfloat16() -> None:
-    batch(4096, 4096).bfloat16() @ batch(4096, 4096).bfloat16()
-
-
-@step("MLP, SGD")
-def _mlp_sgd() -> None:
+def train_mlp(
+    optimizer: str,
+    *,
+    rows: int = 512,
+    autocast: str = "",
+    compiled: bool = False,
+    **options: Any,  # noqa: ANN401 - of the optimizer
+) -> None:
+    """Train a multilayer perceptron with an optimizer of torch.optim."""
     import torch
 
     model = mlp()
-    train(model, (batch(512, 2048),), mean_square, torch.optim.SGD(model.parameters(), 0.1))
+    made = getattr(torch.optim, optimizer)(model.parameters(), **options)
+    called = torch.compile(model) if compiled else model
+    train(called, (batch(rows, 2048),), mean_square, made, autocast=autocast)
 
 
-@step("MLP, SGD with momentum, one tensor at a time")
-def _mlp_momentum() -> None:
-    import torch
-
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
-    train(model, (batch(512, 2048),), mean_square, optimizer)
-
-
-@step("MLP, AdamW")
-def _mlp_adamw() -> None:
-    import torch
-
-    model = mlp()
-    train(model, (batch(512, 2048),), mean_square, torch.optim.AdamW(model.parameters()))
-
-
-@step("MLP, fused Adam")
-def _mlp_fused_adam() -> None:
-    import torch
-
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    train(model, (batch(512, 2048),), mean_square, optimizer)
-
-
-@step("MLP, float16 with GradScaler")
-def _mlp_scaled() -> None:
-    import torch
-
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters())
-    train(model, (batch(2048, 2048),), mean_square, optimizer, autocast="float16")
-
-
-@step("MLP, checkpointed")
-def _mlp_checkpointed() -> None:
+def train_checkpointed_mlp() -> None:
+    """Train a deeper multilayer perceptron whose layers run again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     model = mlp(depth=8)
@@ -156,50 +108,32 @@ def _mlp_checkpointed() -> None:
     train(run, (batch(4096, 2048),), mean_square)
 
 
-@step("attention, float16, causal")
-def _attention() -> None:
+def attend(length: int, dtype: str, *, is_causal: bool = False) -> None:
+    """Run scaled-dot-product attention forward and backward."""
+    import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     queries, keys, values = (
-        batch(4, 16, 1024, 64).half().requires_grad_() for _ in ("queries", "keys", "values")
+        batch(4, 16, length, 64).to(getattr(torch, dtype)).requires_grad_()
+        for _ in ("queries", "keys", "values")
     )
-    scaled_dot_product_attention(queries, keys, values, is_causal=True).float().sum().backward()
+    output = scaled_dot_product_attention(queries, keys, values, is_causal=is_causal)
+    output.float().sum().backward()
 
 
-@step("attention, float32")
-def _attention_float32() -> None:
-    from torch.nn.functional import scaled_dot_product_attention
-
-    queries, keys, values = (
-        batch(4, 16, 512, 64).requires_grad_() for _ in ("queries", "keys", "values")
-    )
-    scaled_dot_product_attention(queries, keys, values).sum().backward()
-
-
-@step("transformer layers, float32")
-def _transformer() -> None:
+def train_transformer(length: int, *, norm_first: bool = False, autocast: str = "") -> None:
+    """Train three encoder layers on 16 sequences."""
     import torch
     from torch import nn
 
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    train(model, (batch(16, 256, 512),), mean_square, optimizer)
+    train(model, (batch(16, length, 512),), mean_square, optimizer, autocast=autocast)
 
 
-@step("transformer layers, bfloat16 autocast")
-def _transformer_bfloat16() -> None:
-    import torch
-    from torch import nn
-
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
-    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    train(model, (batch(16, 512, 512),), mean_square, optimizer, autocast="bfloat16")
-
-
-@step("embedding and cross-entropy of 32,000 tokens")
-def _language_model() -> None:
+def train_language_model() -> None:
+    """Train an embedding and a linear layer over 32,000 tokens."""
     import torch
     from torch import nn
     from torch.nn.functional import cross_entropy
@@ -214,35 +148,21 @@ def _language_model() -> None:
     )
 
 
-@step("convolutions in 2D, float32")
-def _convolutions() -> None:
+def train_convolutions(*, channels_last: bool = False) -> None:
+    """Train convolutions in 2D: with SGD, or in float16 and channels last, without optimizer."""
     import torch
 
-    model = convolutions(2, 64, 4)
-    train(model, (batch(16, 3, 112, 112),), mean_square, torch.optim.SGD(model.parameters(), 0.1))
+    model, data = convolutions(2, 64, 4, norm=not channels_last), batch(16, 3, 112, 112)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        data = data.contiguous(memory_format=torch.channels_last)
+        train(model, (data,), mean_square, autocast="float16")
+    else:
+        train(model, (data,), mean_square, torch.optim.SGD(model.parameters(), 0.1))
 
 
-@step("convolutions in 2D, float16 autocast, channels last")
-def _convolutions_channels_last() -> None:
-    import torch
-
-    model = convolutions(2, 64, 4, norm=False).to(memory_format=torch.channels_last)
-    data = batch(16, 3, 112, 112).contiguous(memory_format=torch.channels_last)
-    train(model, (data,), mean_square, autocast="float16")
-
-
-@step("convolutions in 1D, float32")
-def _convolutions_in_1d() -> None:
-    train(convolutions(1, 128, 3), (batch(32, 3, 4096),), mean_square)
-
-
-@step("convolutions in 3D, bfloat16")
-def _convolutions_in_3d() -> None:
-    train(convolutions(3, 32, 2).bfloat16(), (batch(2, 3, 32, 64, 64).bfloat16(),), mean_square)
-
-
-@step("normalizations and activations")
-def _normalizations() -> None:
+def train_normalizations() -> None:
+    """Train normalizations and activations."""
     from torch import nn
 
     model = nn.Sequential(
@@ -251,22 +171,46 @@ def _normalizations() -> None:
     train(model, (batch(32, 64, 56, 56).requires_grad_(),), mean_square)
 
 
-@step("sort, gather and reductions")
-def _sorting() -> None:
+def sort_and_gather() -> None:
+    """Sort, gather and reduce."""
     import torch
 
     values, order = batch(4_000_000).sort()
     torch.gather(values.cumsum(0), 0, order).topk(1000)
 
 
-@step(NEEDS_TRITON)
-def _compiled() -> None:
-    import torch
-
-    model = mlp()
-    train(
-        torch.compile(model),
-        (batch(512, 2048),),
-        mean_square,
-        torch.optim.AdamW(model.parameters()),
-    )
+STEPS: Final[dict[str, Callable[[], object]]] = {
+    "matrix product, float32": lambda: batch(4096, 4096) @ batch(4096, 4096),
+    "matrix product, bfloat16": (
+        lambda: batch(4096, 4096).bfloat16() @ batch(4096, 4096).bfloat16()
+    ),
+    "MLP, SGD": lambda: train_mlp("SGD", lr=0.1),
+    "MLP, SGD with momentum, one tensor at a time": (
+        lambda: train_mlp("SGD", lr=0.1, momentum=0.9, foreach=False)
+    ),
+    "MLP, AdamW": lambda: train_mlp("AdamW"),
+    "MLP, fused Adam": lambda: train_mlp("Adam", fused=True),
+    "MLP, float16 with GradScaler": lambda: train_mlp("AdamW", rows=2048, autocast="float16"),
+    "MLP, checkpointed": train_checkpointed_mlp,
+    "attention, float16, causal": lambda: attend(1024, "float16", is_causal=True),
+    "attention, float32": lambda: attend(512, "float32"),
+    "transformer layers, float32": lambda: train_transformer(256),
+    "transformer layers, bfloat16 autocast": (
+        lambda: train_transformer(512, norm_first=True, autocast="bfloat16")
+    ),
+    "embedding and cross-entropy of 32,000 tokens": train_language_model,
+    "convolutions in 2D, float32": train_convolutions,
+    "convolutions in 2D, float16 autocast, channels last": (
+        lambda: train_convolutions(channels_last=True)
+    ),
+    "convolutions in 1D, float32": (
+        lambda: train(convolutions(1, 128, 3), (batch(32, 3, 4096),), mean_square)
+    ),
+    "convolutions in 3D, bfloat16": lambda: train(
+        convolutions(3, 32, 2).bfloat16(), (batch(2, 3, 32, 64, 64).bfloat16(),), mean_square
+    ),
+    "normalizations and activations": train_normalizations,
+    "sort, gather and reductions": sort_and_gather,
+    NEEDS_TRITON: lambda: train_mlp("AdamW", compiled=True),
+}
+"""each step by its name in the table, in its order"""
