@@ -379,8 +379,6 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
         (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
         (("--git", "lib", "1.0", "3.0", TEST, "--as-of", "zoo"), "was not uploaded to an index"),
-        (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "this is not a list of versions"),
-        (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "this list has no 3.0"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_told(gpumem, suite, words, problem):
@@ -531,12 +529,6 @@ def test_upload_times_that_are_not_told_are_an_error(gpumem, suite):
     assert "--as-of unknown: the package index does not tell upload times at http" in errors
     assert "PIP_INDEX_URL" in errors
     assert not suite.tried()
-
-
-def test_only_the_named_releases_are_tried(gpumem, suite):
-    output = bisect(gpumem, "--versions", "3.0,2.1,1.0")[1]
-    assert "lib 2.1 is the first that takes more" in output
-    assert suite.tried() == ["1.0", "3.0", "2.1"]
 
 
 def test_tests_run_without_baselines_and_options_behind_two_dashes_are_pytest_s(gpumem, suite):

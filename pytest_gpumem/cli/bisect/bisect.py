@@ -14,7 +14,6 @@ from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.cli.bisect.candidates import (
     Candidates,
     commits_between,
-    named_releases,
     releases_between,
     titles_of,
 )
@@ -125,11 +124,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a package that is released together with the one in question: each release is tried "
         "with the newest release that this package had on the day of its upload (repeatable)",
     )
-    parser.add_argument(
-        "--versions",
-        metavar="LIST",
-        help="the releases to try, separated by commas, instead of all releases of the index",
-    )
     parser.add_argument("--pre", action="store_true", help="also try release candidates")
     parser.add_argument(
         "--light",
@@ -143,12 +137,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "auto",
     )
     parser.add_argument(
-        "--python",
-        default="",
-        metavar="PATH",
-        help="the Python of the environments (default: this Python)",
-    )
-    parser.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
@@ -156,19 +144,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"skip a version whose tests run longer (default: {TIMEOUT})",
     )
     parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path(FOLDER),
-        metavar="DIR",
-        help=f"folder for reports and environments (default: {FOLDER})",
-    )
-    parser.add_argument(
         "--json",
         type=Path,
         metavar="PATH",
         help="also write the answer to this file, with exact bytes",
     )
-    parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument(
         "--fresh", action="store_true", help="forget the results of an earlier search"
     )
@@ -203,7 +183,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
         tuple(arguments.requirements),
         arguments.git,
         arguments.device,
-        arguments.python,
         arguments.light,
         tuple(arguments.as_of),
     )
@@ -211,13 +190,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.git is not None:
         candidates = commits_between(arguments.git, good, bad)
         titles = titles_of(arguments.git, candidates.versions)
-    elif arguments.versions:
-        candidates = named_releases(package, arguments.versions, good, bad)
     else:
         candidates = releases_between(package, good, bad, prereleases=arguments.pre)
-    trials = Trials(
-        question, arguments.folder.absolute(), keep=arguments.keep, timeout=arguments.timeout
-    )
+    trials = Trials(question, Path(FOLDER).absolute(), timeout=arguments.timeout)
     trials.begin(fresh=arguments.fresh)
     bisection = Bisection(arguments, package, candidates, titles, trials)
     return bisection.run()
@@ -331,8 +306,7 @@ class Bisection:
             raise SpecError(
                 f"{self._package} {self._title(version)}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
-                "correct the tests, --with or --python, or choose another end; --fresh tries "
-                "this end again",
+                "correct the tests or --with, or choose another end; --fresh tries this end again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:
@@ -432,8 +406,6 @@ class Bisection:
             words += [f"--{name}"] * getattr(arguments, name)
         if arguments.device != "auto":
             words.append(f"--device={arguments.device}")
-        if arguments.python:
-            words.append(f"--python={arguments.python}")
         behind = arguments.pytest_arguments
         return shlex.join([*words, *(["--", *behind] if behind else [])])
 

@@ -79,7 +79,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         raise SpecError(
             "gpumem bisect",
             f"{sys.executable} has no pip, which lists the releases",
-            "python -m ensurepip, or name the releases: --versions 4.44.0,4.45.0,4.46.0",
+            "run python -m ensurepip",
         )
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     process = subprocess.run(
@@ -98,32 +98,10 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         raise SpecError(
             package,
             "pip finds no release of this package" + (f" ({errors[-1]})" if errors else ""),
-            "correct the name, or name the releases: --versions 4.44.0,4.45.0,4.46.0",
+            "correct the name, or pip's index",
         )
     versions = line.group(1).split(", ")
     return [version for version in versions if _PEP_440.fullmatch(version)]  # not of years ago
-
-
-def named_releases(package: str, names: str, good: str, bad: str) -> Candidates:
-    """Return the releases that an option names, "4.44.0,4.45.0", from the good one to the bad one.
-
-    Raises:
-        SpecError: a name that is no version, or one of the two is not named.
-    """
-    texts = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
-    if len(texts) < len(("good", "bad")):
-        raise SpecError(
-            f"--versions={names}", "this is not a list of versions", "write 4.44.0,4.45.0,4.46.0"
-        )
-    for name in (good, bad):
-        if name not in texts:
-            raise SpecError(
-                f"--versions={names}", f"this list has no {name}", f"add {name} to the list"
-            )
-    ordered = sorted(texts, key=lambda text: _version(package, text))
-    first, last = sorted((ordered.index(good), ordered.index(bad)))
-    between = ordered[first : last + 1]
-    return _directed(between, falls=between[0] != good)
 
 
 def _version(package: str, text: str) -> Version:

@@ -49,8 +49,6 @@ class Environment:
     folder: Path
     log: Path
     """the file that has what pip or uv said"""
-    interpreter: str = ""
-    """the Python that it is made of; "" is this one"""
     light: bool = False
     """whether NVIDIA's packages, but for cuDNN, are left out"""
 
@@ -71,13 +69,12 @@ class Environment:
         self.remove()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
-        interpreter = self.interpreter or sys.executable
         uv = shutil.which("uv")
         if uv:
-            self._run([uv, "venv", "--quiet", "--python", interpreter, str(self.folder)])
+            self._run([uv, "venv", "--quiet", "--python", sys.executable, str(self.folder)])
             install = [uv, "pip", "install", "--quiet", "--python", str(self.python)]
         else:
-            self._run([interpreter, "-m", "venv", str(self.folder)])
+            self._run([sys.executable, "-m", "venv", str(self.folder)])
             install = [str(self.python), "-m", "pip", "install", "--quiet"]
         packages = [*completed(requirements)]
         if self.light:

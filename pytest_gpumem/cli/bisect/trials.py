@@ -49,7 +49,6 @@ class VersionQuestion:
     repository: Path | None = None
     """the git repository whose commits are tried; None of releases"""
     device: str = "auto"
-    interpreter: str = ""
     light: bool = False
     as_of: tuple[str, ...] = ()
     """packages that each release has in their release of the day of its upload"""
@@ -58,7 +57,7 @@ class VersionQuestion:
     def slug(self) -> str:
         """A name for the folder of its answers; tests that were edited have another folder."""
         package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
-        asked = repr((self.package, self.tests, self.requirements, self.device, self.interpreter))
+        asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
         for path in self._test_files():
             digest.update(path.read_bytes())
@@ -84,13 +83,10 @@ class VersionQuestion:
 class Trials:
     """Runs the tests with one version after another; a version's report is kept in a file."""
 
-    def __init__(
-        self, question: VersionQuestion, folder: Path, *, keep: bool, timeout: float
-    ) -> None:
+    def __init__(self, question: VersionQuestion, folder: Path, *, timeout: float) -> None:
         self._question = question
         self.folder = folder / question.slug
         """of reports and logs"""
-        self._keep = keep
         self._timeout = timeout
 
     def begin(self, *, fresh: bool) -> None:
@@ -133,7 +129,6 @@ class Trials:
         environment = Environment(
             self.folder / f"environment-{_file_name(version)}",
             self._path(version, "install.log"),
-            self._question.interpreter,
             light=self._question.light,
         )
         source = self.folder / f"source-{_file_name(version)}"
@@ -159,9 +154,8 @@ class Trials:
                 reason = last_error(self._path(version, "pytest.log"), 0)
                 raise SkippedError(f"no test was measured with this version: {reason}")
         finally:
-            if not self._keep:
-                environment.remove()
-                self._remove_source(source)
+            environment.remove()
+            self._remove_source(source)
 
     def _requirement(self, version: str, source: Path) -> str:
         """Return pip's requirement: a release, or the folder of a commit that is checked out."""
