@@ -212,7 +212,10 @@ class AllocatorView:
             **dict.fromkeys(STATS, self._show_stats),
             **dict.fromkeys(PEAK_RESETS, self._reset_peaks_of_test),
             **dict.fromkeys(TOTAL_RESETS, self._reset_totals_of_test),
-            **dict.fromkeys(RELEASES, self._empty_cache_of_test),
+            **dict.fromkeys(
+                RELEASES,
+                lambda binding: self._emptier(binding) if self._emptier else binding(),
+            ),
             PINNED_STATS: self._show_pinned_stats,
             PINNED_PEAK_RESET: self._reset_pinned_peaks_of_test,
             SNAPSHOT: self._show_snapshot,
@@ -300,7 +303,7 @@ class AllocatorView:
         devices = list(devices)
         for device in devices:
             self._note_peaks(device)
-        with self._hidden_differences(devices, _totals):
+        with self._hidden_differences(devices, lambda path: path[-1] not in {"peak", "current"}):
             yield
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
         for device in devices:
@@ -363,11 +366,11 @@ class AllocatorView:
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
         """Leave the calls inside out of the counters that the test's code reads."""
-        return self._hidden_differences(devices, _counters)
+        return self._hidden_differences(devices, _is_counter)
 
     @contextmanager
     def _hidden_differences(
-        self, devices: Iterable[int], figures_of: Callable[[Stats], Iterable[tuple[Path, int]]]
+        self, devices: Iterable[int], hides: Callable[[Path], bool]
     ) -> Iterator[None]:
         start = {device: self.stats(device) for device in devices}
         try:
@@ -377,9 +380,9 @@ class AllocatorView:
                 new_stats = self.stats(device)
                 if new_stats == old_stats:  # most often: a look at all figures takes much longer
                     continue
-                figures = dict(figures_of(old_stats))
-                for path, value in figures_of(new_stats):
-                    if value != figures.get(path, 0):
+                figures = dict(_figures(old_stats))
+                for path, value in _figures(new_stats):
+                    if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
     def begin_history(self, *, frames: bool) -> None:
@@ -510,9 +513,6 @@ class AllocatorView:
                 hidden[path] = max(0, min(hidden[path], value))  # nothing of 0 is hidden
         return result
 
-    def _empty_cache_of_test(self, binding: Callable[..., Any]) -> object:
-        return binding() if self._emptier is None else self._emptier(binding)
-
     def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         if self._shows_all:
             return binding(*arguments)
@@ -640,16 +640,6 @@ def _inductor_not_imported() -> Iterator[None]:
 def _is_counter(path: Path) -> bool:
     """Return whether a figure counts events: "num_ooms", not the setting "max_split_size"."""
     return len(path) == 1 and str(path[0]).startswith("num_")
-
-
-def _counters(stats: Stats) -> list[tuple[Path, int]]:
-    """Return the figures that count events."""
-    return [((name,), value) for name, value in stats.items() if _is_counter((name,))]
-
-
-def _totals(stats: Stats) -> list[tuple[Path, int]]:
-    """Return the figures that are neither a peak nor of now."""
-    return [figure for figure in _figures(stats) if figure[0][-1] not in {"peak", "current"}]
 
 
 def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:

@@ -94,7 +94,11 @@ def shown_path(filename: str, root: Path) -> str:
     own_name = _name_in_project(path, root)
     if not own_name and root.exists():  # an editable install, or the project, behind a link
         real, real_root = Path(os.path.realpath(path)), Path(os.path.realpath(root))
-        own_name = "" if _in_cache(real, real_root) else _name_in_project(real, real_root)
+        folders = (each for each in real.parents if each != real_root)
+        inside = (each for each in folders if each.is_relative_to(real_root))
+        # A cache inside of the project, as uv's may be, has a tag: its files are not the project's.
+        if not any(Path(folder, _CACHE_TAG).exists() for folder in inside):
+            own_name = _name_in_project(real, real_root)
     if own_name:
         return own_name
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else filename
@@ -119,12 +123,6 @@ def _name_in_project(path: Path, root: Path) -> str:
         return ""
     name = path.relative_to(root).as_posix()
     return "" if _PACKAGES.search(name) or _LINKED in name else name
-
-
-def _in_cache(path: Path, root: Path) -> bool:
-    """Return whether a file lies in a cache inside of the project, as uv's may: it has a tag."""
-    folders = (folder for folder in path.parents if folder != root and folder.is_relative_to(root))
-    return any(Path(folder, _CACHE_TAG).exists() for folder in folders)
 
 
 def package_path(name: str) -> str:

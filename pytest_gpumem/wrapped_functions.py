@@ -75,11 +75,8 @@ class WrappedFunctions:
 
             self._lasting[function] = code_that_calls(call, own), calls
         self._renew(function)
-        stack.callback(self._unwrap, function, around)
-
-    def _unwrap(self, function: FunctionType, around: Around) -> None:
-        self._around[function].remove(around)
-        self._renew(function)
+        stack.callback(self._renew, function)
+        stack.callback(self._around[function].remove, around)
 
     def _renew(self, function: FunctionType) -> None:
         """Give a function the code that it should have now."""
@@ -150,7 +147,13 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
     ``own`` tells the arguments' names, and what a traceback shows.
     """
-    code = _code_like(_parameters(own), own.co_freevars)
+    names = list(own.co_varnames)
+    placed = tuple(names.pop(0) for _ in range(own.co_argcount))
+    named = tuple(names.pop(0) for _ in range(own.co_kwonlyargcount))
+    starred = names.pop(0) if own.co_flags & inspect.CO_VARARGS else ""
+    double_starred = names.pop(0) if own.co_flags & inspect.CO_VARKEYWORDS else ""
+    parameters = placed, named, starred, double_starred, own.co_posonlyargcount
+    code = _code_like(parameters, own.co_freevars)
     consts = tuple(target if const == _TARGET else const for const in code.co_consts)
     return code.replace(
         co_consts=consts,
@@ -158,21 +161,6 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
         co_name=own.co_name,
         co_firstlineno=own.co_firstlineno,
     )
-
-
-def _parameters(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...], str, str, int]:
-    """Return the names of the parameters of some code.
-
-    Returns:
-        those that have a place, those by name alone, ``*args`` and ``**kwargs`` or "", and how many
-        of the first have no name outside.
-    """
-    names = list(code.co_varnames)
-    placed = [names.pop(0) for _ in range(code.co_argcount)]
-    named = [names.pop(0) for _ in range(code.co_kwonlyargcount)]
-    starred = names.pop(0) if code.co_flags & inspect.CO_VARARGS else ""
-    double_starred = names.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else ""
-    return tuple(placed), tuple(named), starred, double_starred, code.co_posonlyargcount
 
 
 @functools.cache

@@ -128,19 +128,17 @@ class Attributor:
                 return place_words(place.filename, place.line, place.function, self._root)
 
             drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
-        requests = segment_requests(
-            device, indices, subject.foreign.reserved, lambda block: self._line_of(device, block)
-        )
+
+        def place_of(block: Block) -> tuple[str, int, str, str]:
+            place = origin_of(device, block)
+            path, function, code = place_of_origin(place, self._root)
+            return path, place.line, function, code
+
+        requests = segment_requests(device, indices, subject.foreign.reserved, place_of)
         attribution = Attribution(
             breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
         )
         return Explained(attribution, scene)
-
-    def _line_of(self, device: Blocks, block: Block) -> tuple[str, int, str, str]:
-        """Return the file, line, function and code of a block's source line."""
-        place = origin_of(device, block)
-        path, function, code = place_of_origin(place, self._root)
-        return path, place.line, function, code
 
 
 def line_peaks(

@@ -168,7 +168,15 @@ def kept_gradients(scene: Scene) -> str:
         if scene.device.categories[block] == "gradients" and block.time < steps[0].start
     ]
     began = current.start if current else _INFINITY
-    nbytes = sum(block.size for block in _unused(scene, gradients, began))
+    # To add to a gradient, the backward makes a block of the gradient's size, gone when it is
+    # added: any block of that size is taken for that.
+    addends = Counter(
+        block.size
+        for block in scene.blocks
+        if began <= block.time <= scene.time and not block.alive(scene.top)
+    )
+    unused = Counter(block.size for block in gradients) - addends
+    nbytes = sum(size * number for size, number in unused.items())
     if not scene.matters(nbytes):
         return ""
     return (

@@ -60,7 +60,9 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
         certain = _certain(blocks, earlier, extra)
     if certain:
         return [choice for choice in certain if choice.name]
-    among = every if _is_short(blocks, earlier, extra) else earlier
+    # Earlier blocks may be too few or too small for the growth, whichever the baseline had.
+    is_short = len(earlier) < extra.blocks or _bytes(blocks, earlier) + MAX_UNSPLIT < extra.nbytes
+    among = every if is_short else earlier
     names = dict.fromkeys(blocks[at].keeper for at in (*earlier, *reversed(among)))
     if "" in names or len(names) > MAX_ALIKE:
         return []
@@ -87,11 +89,6 @@ def _certain(
         ):
             certain.append(NamedKeeper(name, _until(blocks, own, extra.nbytes)))
     return certain
-
-
-def _is_short(blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks) -> bool:
-    """Whether blocks are too few or too small for a growth, whichever the baseline had."""
-    return len(among) < extra.blocks or _bytes(blocks, among) + MAX_UNSPLIT < extra.nbytes
 
 
 def _made(

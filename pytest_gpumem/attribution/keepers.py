@@ -22,7 +22,7 @@ from pytest_gpumem.attribution.sites import place_of_origin, users_frame
 from pytest_gpumem.measurement import Keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
@@ -84,7 +84,10 @@ class KeeperSearch:
     def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
         """Yield the blocks alive at the peak of the lines in question."""
         device = scene.device
-        ends = _step_ends(scene)
+        steps = scene.passes("optimizer")
+        # A step of training ends with the step of the optimizer that stepped first.
+        lead = next(iter(steps[0].fresh), None) if steps else None
+        ends = [each.end for each in steps if lead in each.fresh]
         rounds = ends or [call.end for call in scene.forwards]
         peak_round = bisect_right(rounds, scene.time)
         first = next((call.start for call in scene.forwards), inf)
@@ -187,7 +190,11 @@ class KeeperSearch:
         keepers = []
         for key, extra in self._extra.items():
             members = [at for at, candidate in enumerate(self._candidates) if candidate.key == key]
-            blocks = [self._kept_block(at) for at in members]
+            blocks = [
+                KeptBlock(self._names.get(at, ""), each.nbytes, each.unsplit, each.earlier)
+                for at, each in enumerate(self._candidates)
+                if each.key == key
+            ]
             for choice in choices(blocks, self._of_sample(key, extra, blocks)):
                 own = [self._candidates[members[at]] for at in choice.blocks]
                 # Blocks of one line may be of two categories.
@@ -206,11 +213,6 @@ class KeeperSearch:
                     keepers.append(keeper)
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
-    def _kept_block(self, index: int) -> KeptBlock:
-        candidate = self._candidates[index]
-        name = self._names.get(index, "")
-        return KeptBlock(name, candidate.nbytes, candidate.unsplit, candidate.earlier)
-
     def _of_sample(
         self, key: LineKey, extra: ExtraBlocks, blocks: Sequence[KeptBlock]
     ) -> ExtraBlocks:
@@ -222,14 +224,6 @@ class KeeperSearch:
             blocks=extra.blocks * len(blocks) // number,
             nbytes=extra.nbytes * len(blocks) // number,
         )
-
-
-def _step_ends(scene: Scene) -> list[float]:
-    """Return the end of each step of training: of the optimizer that stepped first."""
-    steps = scene.passes("optimizer")
-    first: Iterable[int] = steps[0].fresh if steps else ()
-    lead = next(iter(first), None)
-    return [step.end for step in steps if lead in step.fresh]
 
 
 def _name_of(memory: Kept, recording: Recording) -> str:

@@ -88,8 +88,10 @@ class Prober:
                 spent = time.monotonic() - began
                 if spent > self.patience:
                     number = len(search.probes)
-                    left = _left(search.about_left, spent / number)
-                    self.tell(f"probe {number}: {outcome(probe, search.capacity)}{left}")
+                    line = f"probe {number}: {outcome(probe, search.capacity)}"
+                    if left := search.about_left:
+                        line += f"; about {left} more, {duration(left * spent / number)}"
+                    self.tell(line)
         except KeyboardInterrupt:
             self.tell(str(search.result(interrupted=True)))
             raise
@@ -174,13 +176,6 @@ class Prober:
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
-
-
-def _left(probes: int | None, seconds: float) -> str:
-    """Return the rest of a search in words; "" where it is not known, or nothing."""
-    if not probes:
-        return ""
-    return f"; about {probes} more, {duration(probes * seconds)}"
 
 
 def outcome(probe: Probe, capacity: int) -> str:

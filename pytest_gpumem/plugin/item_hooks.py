@@ -256,7 +256,12 @@ class ItemHooks:
         if fixturedef.scope == "function" or not (
             self.run is not None or fixturedef in self._marked_fixtures
         ):
-            return (yield from self._set_up_unmarked(fixturedef, request))
+            try:
+                return (yield)
+            except BaseException:  # a skip, too: marked tests have the fixture set up anew
+                if fixturedef.scope != "function":
+                    self._failed_fixtures.append((fixturedef, request))
+                raise
         runner = self.opened_session().runner
         try:
             with runner.fixture(fixturedef.argname, fixturedef):
@@ -270,17 +275,6 @@ class ItemHooks:
             raise
         watch_uses(fixturedef, lambda: runner.use(fixturedef))
         return value
-
-    def _set_up_unmarked(
-        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-    ) -> Generator[None, object, object]:
-        """Set a fixture up without a device; where it fails, marked tests have it set up anew."""
-        try:
-            return (yield)
-        except BaseException:  # a skip, too
-            if fixturedef.scope != "function":
-                self._failed_fixtures.append((fixturedef, request))
-            raise
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         """Forget a fixture that was torn down."""

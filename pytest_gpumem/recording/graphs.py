@@ -125,17 +125,18 @@ class _Hooks:
             return
         self._is_installed = True
         self._no_tensor = torch.empty(0, device="cpu")
-        PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, self._readable(unpack)))
 
-    def _readable(self, unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def unpack_or_tell(packed: object) -> object:
-            told: list[Saved] | None = getattr(self._reading, "told", None)
-            if told is None:
-                return unpack(packed)
-            told.append(Saved(packed, unpack))
-            return self._no_tensor
+        def readable(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def unpack_or_tell(packed: object) -> object:
+                told: list[Saved] | None = getattr(self._reading, "told", None)
+                if told is None:
+                    return unpack(packed)
+                told.append(Saved(packed, unpack))
+                return self._no_tensor
 
-        return unpack_or_tell
+            return unpack_or_tell
+
+        PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, readable(unpack)))
 
     def saved_by(self, node: Any, name: str) -> list[Saved]:  # noqa: ANN401 - one of autograd's many types
         """Return the tensors that a node has saved under a name."""

@@ -230,7 +230,7 @@ class Observer:
         """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
 
         @functools.wraps(apply)
-        def _apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def observed_apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
             self._applying += 1
             try:
@@ -240,7 +240,7 @@ class Observer:
                 if not self._applying:  # it calls itself for each module inside
                     self._see_all(module)
 
-        return _apply
+        return observed_apply
 
     def around_swap(self, swap: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``torch.utils.swap_tensors``, which refuses tensors with weak references: ours."""
@@ -333,7 +333,7 @@ class Observer:
         """Wrap a ``zero_grad``, whose lines are noted where it keeps the gradients."""
 
         @functools.wraps(zero_grad)
-        def _zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
+        def observed_zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
             __tracebackhide__ = True
             if not set_to_none and not self._compiling():
                 line = users_line(sys._getframe(1))
@@ -341,7 +341,7 @@ class Observer:
                     self._recording.zeroed_gradients.append(line)
             return zero_grad(owner, set_to_none)
 
-        return _zero_grad
+        return observed_zero_grad
 
     def begin_step(self, optimizer: Optimizer, *_: object) -> None:
         """Begin an optimizer's step."""

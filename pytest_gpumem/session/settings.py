@@ -559,11 +559,6 @@ def _read_tolerance(tolerance: str) -> Tolerance | None:
     return parse_tolerance(tolerance)
 
 
-def _read_cards(cards: str) -> tuple[str, ...]:
-    names = [name.strip() for name in cards.split(",")]
-    return tuple(dict.fromkeys(_read_card(name) for name in names if name))
-
-
 def _read_patterns(patterns: str) -> tuple[str, ...]:
     """Return patterns of node ids; "true" stands for all of them, "false" for none."""
     word = patterns.strip().lower()
@@ -577,7 +572,9 @@ def _read_patterns(patterns: str) -> tuple[str, ...]:
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "all": _read_patterns,
     "card": _read_card,
-    "cards": _read_cards,
+    "cards": lambda cards: tuple(
+        dict.fromkeys(_read_card(name) for name in map(str.strip, cards.split(",")) if name)
+    ),
     "tolerance": _read_tolerance,
     "visible": _read_visible,
     "select_fits": lambda name: _read_card(name) if name.strip() else "",

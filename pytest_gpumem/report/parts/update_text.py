@@ -52,12 +52,6 @@ def files_to_commit(files: Sequence[str]) -> str:
     return f"commit the {len(files)} files that were written in {printable(commonpath(files))}"
 
 
-def _change_line(name: str, old: int, new: int) -> str:
-    if old == new:
-        return f"{name}: {format_size(new)}, unchanged"
-    return f"{name}: {format_size(old)} -> {format_size(new)} ({signed_size(new - old)})"
-
-
 def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
     """Yield an entry's figures, beside the old ones where they can be compared."""
     comparable = old is not None and len(old.peaks) == len(new.peaks)
@@ -73,7 +67,11 @@ def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str
             old_size, new_size = getattr(old_peaks[device], name), getattr(peak, name)
             if name == "pinned" and not old_size and not new_size:
                 continue
-            yield _change_line(f"{name}{where}", old_size, new_size)
+            change = f"{format_size(new_size)}, unchanged"
+            if old_size != new_size:
+                sizes = f"{format_size(old_size)} -> {format_size(new_size)}"
+                change = f"{sizes} ({signed_size(new_size - old_size)})"
+            yield f"{name}{where}: {change}"
     if old is not None and old.batch_size != new.batch_size:
         yield f"batch size: {old.batch_size} -> {new.batch_size}"
     if old is not None and (old.world_size, old.rank) != (new.world_size, new.rank):
