@@ -147,7 +147,7 @@ class _History(NamedTuple):
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
-    """Keep those frames in a snapshot whose files' names a function keeps."""
+    """Keep the frames of a snapshot that a function of the file's name keeps."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     blocks = [
         holder for segment in snapshot["segments"] for holder in (segment, *segment["blocks"])
@@ -172,7 +172,7 @@ class AllocatorView:
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
         """of each device and statistic: the highest of the time before the measurement's reset"""
         self._noted: dict[int, Stats] = {}
-        """of each device: the statistics whose peaks are in ``_peaks``"""
+        """of each device: the statistics with peaks in ``_peaks``"""
         self._pinned_peaks: dict[Path, int] = {}
         """of each statistic of pinned memory: the same"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
@@ -409,7 +409,7 @@ class AllocatorView:
             self._record()
 
     def _record(self) -> None:
-        """Have PyTorch record what the histories under way need, and keep the events so far."""
+        """Have PyTorch record for all histories under way, and keep the events so far."""
         import torch
 
         of_test = self._test_history

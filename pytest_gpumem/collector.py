@@ -43,7 +43,7 @@ class Uncounted:
     __slots__ = ("_count", "_enabled")
 
     at_entering: ClassVar[int] = 0
-    """what is made inside of an empty block: Python 3.11 frees the bound method that it called"""
+    """objects that an empty block makes: Python 3.11 frees the bound method that it called"""
 
     def __enter__(self) -> None:
         """Begin no pass from now on."""
@@ -77,7 +77,7 @@ Uncounted.at_entering = [_made_in_empty_block() for _ in range(4)][-1]
 
 
 def uncounted(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function whose work the collector does not count: see :class:`Uncounted`."""
+    """Return a function that works uncounted by the collector: see :class:`Uncounted`."""
 
     @functools.wraps(function)
     def counted_nothing(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,7 +94,7 @@ def begin_count() -> None:
 
 
 def begin_count_again() -> None:
-    """Begin the counts anew after a full collection: each drops what is kept for reuse."""
+    """Begin the counts anew after a full collection, which drops objects kept for reuse."""
     enabled = gc.isenabled()
     gc.disable()  # a pass in here would be counted
     _spares.extend([_Spare() for _ in range(STOCK - len(_spares))])

@@ -24,7 +24,8 @@ class Peak:
     allocated: int
     reserved: int
     pinned: int = 0
-    """pinned host memory of the whole process, of the first of a test's devices; 0 of the others"""
+    """pinned host memory of the whole process, on the first of a test's devices; 0 on further
+    ones"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +347,8 @@ class DeviceUse:
     peak: int
     """the highest value seen"""
     besides: Signed
-    """in use when the step began, besides what PyTorch's allocator had reserved: CUDA contexts,
-    other libraries, other processes"""
+    """in use when the step began, besides the memory that PyTorch's allocator had reserved: CUDA
+    contexts, other libraries, other processes"""
     outside: Signed
     """the most of it besides PyTorch's memory that came during the step: exact at its end, and on
     the virtual GPU at least so much at its highest"""

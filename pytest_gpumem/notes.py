@@ -26,7 +26,7 @@ class Severity(IntEnum):
     """something was not compared, or counts in no limit"""
     INFORMATION = 3
     HINT = 4
-    """a change that would lower the peak, or what the next step needs"""
+    """a change that would lower the peak, or a need of the next step"""
 
 
 class NoteKind(str, Enum):
@@ -51,7 +51,7 @@ class NoteKind(str, Enum):
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, and that sizes or branches may depend on"""
     WORKSPACES = "workspaces", Severity.FIGURE
-    """workspaces of a library whose sizes are unknown"""
+    """a library's workspaces of unknown sizes"""
     STREAMS = "streams", Severity.FIGURE
     """tensors that other streams or collectives use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE
@@ -105,7 +105,7 @@ class NoteKind(str, Enum):
     NEXT_STEP = "next step", Severity.HINT
     """how many bytes more the next step takes (see FRESH_OPTIMIZER)"""
     STILL_HELD = "still held", Severity.HINT
-    """memory that is no longer needed, and what holds it"""
+    """memory that is no longer needed, and its holder"""
     AUTOCAST = "autocast", Severity.HINT
     FRAGMENTATION = "fragmentation", Severity.HINT
     TRIAL = "trial", Severity.HINT

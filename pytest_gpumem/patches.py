@@ -30,7 +30,7 @@ class Patch:
             names: the attributes, from the module on: "compile_fx", "CompiledFxGraph.__call__". The
                 class "*" stands for each class of the module with such a method of its own.
             reason: a clause that says why.
-            versions: of the other package that need the patch. In others there is no such
+            versions: of the other package that need the patch. Further versions have no such
                 attribute, or the declaring module leaves it alone.
         """
         self.module, self.names, self.reason, self.versions = module, names, reason, versions
@@ -50,7 +50,7 @@ class Patch:
 
         Args:
             module: the module of the declaration.
-            make: returns the new value; it is given the one that is there. Functions get the name
+            make: returns the new value from the present one. Functions get the name
                 and the documentation of that one.
             stack: is given the removal; None: the patch lasts as long as the process.
 

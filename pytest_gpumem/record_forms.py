@@ -1,4 +1,4 @@
-"""The form of a record in a file: the record's own fields, and what the file has otherwise.
+"""The form of a record in a file: the record's own fields, and further ones of the file.
 
 A record is a dataclass, and is written once. Its form is a ``msgspec.Struct`` with fields of the
 same names, in the same order. Where a field of the record is a number of bytes or a count, that of

@@ -1,4 +1,4 @@
-"""Wrapping PyTorch's own functions so that ``torch.compile`` compiles what it would without.
+"""Wrapping PyTorch's own functions so that ``torch.compile`` compiles the code without wrappers.
 
 Guards of compiled code compare PyTorch's functions by their identity and the dictionaries of its
 global hooks by their keys, and Dynamo inlines the hooks. So a function that is replaced, or a hook
@@ -32,7 +32,7 @@ TRACER: Final = Patch(
     reason="Dynamo traces PyTorch's functions as they are without measuring",
 )
 RULES: Final = "torch._dynamo.trace_rules"
-"""PyTorch's module with the folders whose frames are never traced"""
+"""PyTorch's module with the folders of frames that are never traced"""
 _TARGET: Final = "the function that is called"
 """a constant of generated code, in the place of which the function is put"""
 
@@ -44,7 +44,7 @@ class WrappedFunctions:
         self._own: dict[FunctionType, CodeType] = {}
         """the code of each wrapped function before"""
         self._around: dict[FunctionType, list[Around]] = {}
-        """what each is wrapped in, the innermost first"""
+        """the wrappers of each, the innermost first"""
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
         """registered hooks: the dictionary and the key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
@@ -53,14 +53,14 @@ class WrappedFunctions:
         self._traces = 0
         """tracers that are at work, one in another"""
         self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
-        """hooks that are hidden: the dictionary and the key, and what the former had before"""
+        """hooks that are hidden: the dictionary, the key, and the dictionary's content before"""
 
     def wrap(
         self, stack: ExitStack, function: FunctionType, around: Around, *, traced: bool = True
     ) -> None:
         """Wrap a function until a stack is closed.
 
-        ``around`` takes a function that does what this one did, and returns the one to call.
+        ``around`` takes a function that works as this one did, and returns the one to call.
         ``traced``: Dynamo traces the function; where it ends the graph instead, guards compare the
         function's code.
         """
@@ -145,7 +145,7 @@ WRAPPED: Final = WrappedFunctions()
 def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
     """Return code that hands its arguments to a function, in the place of a function's own code.
 
-    ``own`` tells the arguments' names, and what a traceback shows.
+    ``own`` tells the arguments' names, and the names in a traceback.
     """
     names = list(own.co_varnames)
     placed = tuple(names.pop(0) for _ in range(own.co_argcount))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_SITES: Final = 50
 """sites of one device that are kept, the largest"""
 MAX_LINES: Final = 50
-"""source lines of one device whose own peaks are kept, the largest"""
+"""source lines of one device that keep their own peaks, the largest"""
 
 
 class Subject(NamedTuple):

@@ -45,7 +45,7 @@ class Scene(NamedTuple):
     indices: Sequence[int]
     """the events among which the peak was looked for"""
     top: int
-    """the event that made the peak; -1: it was there before all events"""
+    """the event that made the peak; -1: the peak is older than all events"""
     breakdown: Breakdown
 
     @property

@@ -1,7 +1,7 @@
 """The keepers that made a line's growth; pure.
 
 A baseline has the number and the bytes of a line's blocks, and not their keepers. So a keeper is
-certain if the growth cannot be made of the blocks that others keep. Sizes are bytes.
+certain if the growth cannot be made of the blocks of different keepers. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
 def _certain(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> list[NamedKeeper]:
-    """Return the keepers without whose blocks no choice makes the growth."""
+    """Return the keepers with blocks that each choice for the growth needs."""
     made = _made(blocks, among, extra)
     certain = []
     for name in dict.fromkeys(blocks[at].keeper for at in among):

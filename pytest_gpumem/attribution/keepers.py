@@ -1,7 +1,7 @@
 """Keepers of the blocks at a peak that the baseline's had not: found by a run of its own.
 
 A recording has told which blocks were alive at the peak. In another run of the same step the search
-waits for the last hook before the peak and for the first one after it: there it looks up the same
+waits for the last hook before the peak and for the first one after it: then it looks up the same
 blocks, by their number among the allocations, and climbs to the objects that refer to them. The
 search holds no tensor, and allocates nothing.
 """
@@ -149,12 +149,12 @@ class KeeperSearch:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether the search has any block to look for."""
         return bool(self._candidates)
 
     @property
     def has_moments(self) -> bool:
-        """Whether a hook runs while any of these blocks is there."""
+        """Whether a hook runs while any of these blocks lives."""
         return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:
@@ -168,7 +168,7 @@ class KeeperSearch:
             for index, event in enumerate(events)
             if event["action"] in {"alloc", "free_requested"}
         }
-        """by address: the place from the end of the last event of a block there"""
+        """by address: the place from the end of the last event of a block at it"""
         places = {
             (self._device, events[-1 - place]["addr"]): candidates[allocation]
             for place, allocation in self._allocations(events)

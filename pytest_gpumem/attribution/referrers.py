@@ -108,7 +108,7 @@ def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
 
 
 class Kept:
-    """Memory that one tensor keeps: its own, and of its graph what has no Python object."""
+    """Memory that one tensor keeps: its own, and that of its graph without a Python object."""
 
     __slots__ = (
         *("blocks", "graph", "graph_owner", "is_gradient", "nbytes", "owned"),
@@ -160,14 +160,14 @@ class Kept:
         self.blocks += 1
 
     def owners(self) -> Iterator[Kept]:
-        """Yield this, and then what keeps the one before by a graph."""
+        """Yield this, and then each memory that keeps the one before by a graph."""
         kept: Kept | None = self
         while kept is not None:
             yield kept
             kept = kept.graph_owner
 
     def keepers(self) -> dict[str, Kept]:
-        """Return all names that keep the memory, each with what it refers to; the nearest first."""
+        """Return all names that keep the memory, with the objects below them; the nearest first."""
         return {name: kept for kept in reversed([*self.owners()]) for name in kept.ways}
 
     def keeper(self) -> Kept:
@@ -201,7 +201,7 @@ class _Climb:
         self._climbed: dict[int, _Node] = {}
         """of each object from which the search has climbed on, by its id: the first way to it"""
         self._crossings: list[tuple[Kept, _Node, tuple[str, ...]]] = []
-        """memory whose way has reached such an object, that, and the way down from there"""
+        """memory whose way has reached such an object, that, and the way down from it"""
         # Some libraries put objects into sys.modules that are no modules.
         entries: list[Any] = list(sys.modules.values())
         self._globals = {

@@ -1,7 +1,7 @@
 """The requests for which the allocator took new segments: why peak reserved grew, and no tensor.
 
-A request takes a segment where no cached piece of memory is large enough. It is told what was
-cached then, and which live blocks lie in the segment that could have held it.
+A request takes a segment where no cached piece of memory is large enough. The records have the
+cache then, and the live blocks that lie in the segment that could have held it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class BlockOrigin:
 def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the innermost frame outside of torch and this package.
 
-    A decorator's frame that only hands on a call counts where there is no other.
+    A decorator's frame that only hands on a call counts if no other is found.
     """
     users = [frame for frame in frames if is_users(frame["filename"])]
     telling = (frame for frame in users if not hands_on(frame["filename"], frame["line"]))

@@ -29,7 +29,7 @@ strays = [file for file in files if not file.startswith(environments)]
 print(*sorted(strays), sep="\\n", file=sys.stderr)
 sys.exit(90 if strays else status)
 """
-"""runs pytest in the worktree: a module of the working tree there would be compared with itself"""
+"""runs pytest in the worktree: a module of the working tree would be compared with itself"""
 STRAYS: Final = 90
 """its exit status then"""
 RAN: Final = (0, 1)
@@ -43,7 +43,7 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
     The second session prints what grew and its cause, and its exit status is the command's.
 
     Raises:
-        SpecError: there is no such commit.
+        SpecError: git knows no such commit.
     """
     with TemporaryDirectory(prefix="gpumem-compare-") as folder:
         own = ["-o", f"gpumem_baseline_dir={folder}/baselines", "--gpumem-missing-baseline=note"]

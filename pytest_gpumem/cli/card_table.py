@@ -57,7 +57,8 @@ def card_here() -> dict[str, Any]:
     """Return the fields of a card's file for the first GPU that torch sees.
 
     Raises:
-        DeviceError: torch sees no GPU, or one whose compute capability the virtual GPU cannot have.
+        DeviceError: torch sees no GPU, or one with a compute capability that the virtual GPU cannot
+        have.
     """
     import torch
 

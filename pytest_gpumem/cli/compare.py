@@ -73,7 +73,7 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def add_growth_limit(parser: argparse.ArgumentParser, growth: str) -> None:
-    """Add the option that makes growth the status 1; ``growth`` says in its help what may grow."""
+    """Add the option that makes growth the status 1; ``growth`` names the figure in its help."""
     parser.add_argument(
         "--fail-on-growth",
         metavar="SIZE",

@@ -1,7 +1,7 @@
 """``gpumem light``: the requirements of an environment without NVIDIA's packages.
 
-It needs nothing but Python and pip: it runs where only this package is installed, without what it
-requires itself (``pip install --no-deps pytest-gpumem``).
+It needs nothing but Python and pip: it runs where only this package is installed, without its own
+requirements (``pip install --no-deps pytest-gpumem``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
 """of any version, so of the installed one"""
 FIRST_PIP: Final = 25, 3
-"""the first pip whose --dry-run reads what a package requires without downloading all of it"""
+"""the first pip with a --dry-run that reads requirements without downloading whole packages"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
 """packages that only a real GPU needs, by their normalized names"""
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
@@ -157,7 +157,7 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
         the rows "install" of the report that pip's documentation calls "Installation Report".
 
     Raises:
-        SpecError: there is no pip, or it cannot meet the requirements.
+        SpecError: pip is missing, or cannot meet the requirements.
     """
     if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
         raise SpecError(
@@ -186,7 +186,7 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def recent_pip(folder: str) -> tuple[list[str], bool]:
-    """Return the command of a pip that downloads no packages for --dry-run, if there is one.
+    """Return the command of a pip that downloads no packages for --dry-run, else of this one.
 
     If the pip here is older, a newer one is put into ``folder``, which is empty.
 

@@ -55,7 +55,7 @@ GROUPS: Final = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """The parser of the command alone, whose help has the subcommands in groups."""
+    """The parser of the command alone; its help has the subcommands in groups."""
 
     def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         super().__init__(prog="gpumem", description=__doc__)

@@ -108,7 +108,7 @@ def command_for_all(name: str, folder: str) -> str:
 
 
 def similar_names(name: str, nodeids: Collection[str]) -> str:
-    """Return the tests whose names are like one, as a message's remedy; "" if none is."""
+    """Return the tests with a name like one, as a message's remedy; "" if none is."""
     tests = {nodeid.partition("::")[2] for nodeid in nodeids}
     similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(
         name, tests, MAX_NAMES

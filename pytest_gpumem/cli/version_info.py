@@ -195,7 +195,7 @@ def format_cudnn(number: int) -> str:
 
 
 def describe_compiler() -> str:
-    """Return the first line of the C compiler's version, of $CC or what PATH has."""
+    """Return the first line of the C compiler's version, of $CC or of PATH."""
     named = shlex.split(os.environ.get("CC", ""))
     candidates = [named] if named else [["cc"], ["gcc"], ["clang"]]
     command = next((words for words in candidates if shutil.which(words[0])), None)

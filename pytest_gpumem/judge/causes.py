@@ -40,9 +40,9 @@ MAX_HELD: Final = 3
 MIN_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 MIN_KEPT: Final = 8
-"""what keeps less than one part in so many of a line's growth is not told"""
+"""a keeper of less than one part in so many of a line's growth is not named"""
 MIN_LEADING: Final = 4
-"""parameters that grew by one part in so many of what follows them are its cause"""
+"""parameters that grew by one part in so many of their gradients and states are the cause"""
 MIN_EDITED: Final = 50
 """a line that was edited and grew by one part in so many of the line that grew most is the cause"""
 SEGMENTS: Final = "new segments"
@@ -54,7 +54,7 @@ ALIKE_FACTOR: Final = 0.03
 MIN_EVEN_LINES: Final = 3
 """lines that grow by one factor, from which on none of them is the cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
-"""categories that have as many bytes as there are parameters: these come first"""
+"""categories as large as the parameters: the parameters come first"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def largest_lines(attribution: Attribution) -> list[HeldLine]:
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
-    """Return the lines for whose requests the allocator reserved more than the baseline has."""
+    """Return the lines with requests that made the allocator reserve more than the baseline."""
     groups: dict[tuple[str, int], list[SegmentRequest]] = {}
     for request in requests:
         if request.reserved > baseline:
@@ -99,7 +99,7 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
 
 
 def _segment_reason(request: SegmentRequest) -> str:
-    """Return why a request took a segment: what was cached, and what kept it from being used."""
+    """Return why a request took a segment: the cache then, and the tensors that divided it."""
     asked = f"requested {format_size(request.requested)}"
     if not request.pieces:
         return f"{asked} when nothing was cached"
@@ -189,8 +189,8 @@ def _net_growths(
 
     Both are by the row's id.
 
-    Memory that another line allocates now, or that counts for another category, only moved: what
-    left a row is taken from the row that it came to.
+    Memory that another line allocates now, or that counts for another category, only moved: bytes
+    that left a row are taken from the row that has them now.
 
     ``own`` has the growth of each line's own peak, if that is known.
     """
@@ -230,7 +230,7 @@ def _row_key(row: BreakdownRow) -> SiteKey:
 def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
     """Return how much each source line grew, the most first; nothing without the baseline's lines.
 
-    A line that is gone is the line of the same function whose code is most alike: it was edited.
+    A line that is gone is the line of the same function with the code most alike: it was edited.
     A baseline keeps its largest lines only: of a line that is smaller than all of these it is not
     known whether it grew.
     """
@@ -284,7 +284,7 @@ def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
 
 
 def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
-    """Return rows with the line first whose text changed, where it grew as well.
+    """Return rows, first the line that grew and has another text.
 
     A line that makes a wider layer is the cause, though the lines that run the layer grow more.
     """
@@ -299,7 +299,7 @@ def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
 
 
 def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
-    """Return the lines that grew by one factor together with two others, of other code.
+    """Return the lines that grew by one factor together with two more lines, of different code.
 
     With a larger batch, or more layers, all lines grow so: none of them is the cause. A line that
     makes a module is none of these: a batch makes no parameters.

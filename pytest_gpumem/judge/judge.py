@@ -288,7 +288,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:
-    """Judge memory that was taken beside PyTorch's allocator, together with what that reserved."""
+    """Judge memory that was taken beside PyTorch's allocator, together with the reserved memory."""
     measurement = case.measurement
     if not measurement.device.is_own:
         return None
@@ -543,7 +543,7 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
 
 
 def _use_less(case: Case, device: int) -> str:
-    """Return what lowers a device's peak, by what the largest part of the peak is."""
+    """Return the remedy for a device's peak, by the category of its largest part."""
     attributions = case.measurement.attributions[device : device + 1]
     for categories in (attribution.breakdown.categories for attribution in attributions):
         if categories.get("other", 0) * 2 > sum(categories.values()):

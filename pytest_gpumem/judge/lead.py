@@ -1,6 +1,6 @@
 """The lead of a report on a growth: the one sentence on its cause that every format begins with.
 
-What changed leads: a line that was edited and that allocates the memory; a version of the
+A change leads: a line that was edited and that allocates the memory; a version of the
 toolchain; a line that was edited elsewhere. Else it is the line that grew most. Pure.
 """
 

@@ -145,7 +145,7 @@ class Result:
 
     @property
     def device_over_limit(self) -> int | None:
-        """The device whose limit the test did not keep; None where it kept all."""
+        """The device with a limit that the test exceeded; None: it kept all limits."""
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index

@@ -80,14 +80,14 @@ KEEP_LESS = (
     "to delete the references to the memory of the largest lines once it is used: most of the peak "
     "is neither the model's nor its passes'"
 )
-"""what lowers a peak that smaller batches and autocast do not"""
+"""the remedy for a peak that smaller batches and autocast do not lower"""
 
 LESS_OF: dict[FigureName, str] = {
     "pinned": "smaller buffers that are used again, or memory that is not pinned "
     "(pin_memory=False)",
     "host": "to load or keep less at a time (a part of a checkpoint, or mmap=True)",
 }
-"""what lowers a figure that is no device's"""
+"""remedies for figures of the host"""
 
 
 Tone = Literal["good", "bad", "open"]
@@ -179,7 +179,7 @@ class Policy:
     shrinkage: Literal["note", "fail"] = "note"
     """whether a peak below its baseline passes with a note, or fails"""
     tolerance: Tolerance | None = None
-    """for tests whose marker has none"""
+    """for tests without one in the marker"""
     guard: Literal["both", "allocated"] = "both"
     """which peaks a verdict follows: with "allocated", peak reserved is shown and no more"""
     updating: bool = False
@@ -199,7 +199,7 @@ class Policy:
     """options of this session's command line that change figures: a command in a remedy repeats
     them, or it would record another device's baselines"""
     base_commit: str = ""
-    """the commit whose figures are compared, and for which no file is kept"""
+    """the commit to compare with; its figures are in no file"""
     accept: str = ""
     """the command that accepts figures of this session on another machine; "" without one"""
 
@@ -326,7 +326,7 @@ class Verdict(Noted):
     notes: tuple[Note, ...] = ()
     """sentences that a reader of the headline should know as well"""
     advice: str = ""
-    """the next thing to do, a clause; where there is a command it stands behind it"""
+    """the next thing to do, a clause; a command stands behind it"""
     command: UpdateCommand | None = None
     """the command to type"""
     uncompared: str = ""
@@ -338,7 +338,7 @@ class Verdict(Noted):
     causes: tuple[Cause, ...] = ()
     """of a regression: the growth by source lines, the first cause first"""
     lead: Lead | None = None
-    """of a regression: what the headline begins with; None where nothing is known of its cause"""
+    """of a regression: the headline's beginning; None if nothing is known of its cause"""
     accept: str = ""
     """the command that accepts this session's figures on another machine, from its report; "" where
     no new baseline is the remedy, or the report stays on this machine"""

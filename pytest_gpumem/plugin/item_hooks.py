@@ -47,7 +47,7 @@ RESULTS = pytest.StashKey["list[Result]"]()
 CALL_RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the report of its call had"""
 TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
-"""an error of the tear-down whose frames were cleared, and the ``longrepr`` made before"""
+"""an error of the tear-down, with cleared frames, and the ``longrepr`` made before"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
@@ -84,7 +84,7 @@ class ItemHooks:
         self._phase_runs = False
         """whether a test is set up, called or torn down now: a report made then is a subtest's"""
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
-        """fixtures of wider scope whose set-up failed in an unmarked test, with its request"""
+        """fixtures of wider scope that failed in an unmarked test, with the request"""
 
     # No properties here and in GpuMemPlugin: pytest before 8.3.5 reads all attributes of plugins.
     def opened_session(self) -> MemorySession:
@@ -139,8 +139,8 @@ class ItemHooks:
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Note a file of marked tests that a condition skips as a whole.
 
-        If a file cannot be imported for want of a library, say why there is no virtual GPU: torch
-        needs that library.
+        If a file cannot be imported for want of a library, say why the virtual GPU is missing:
+        torch needs that library.
         """
         report = yield
         if report.failed and "shared object" in report.longreprtext and CHOICE in self.config.stash:
@@ -370,7 +370,7 @@ class ItemHooks:
             raise error or Failed(self._failure_text(leaked))
 
     def _finish_own(self, marked: PytestItem) -> BaseException | None:
-        """Tear down what is a test's own; return an error of that, which keeps no memory alive.
+        """Tear the test's own fixtures down; return an error of that, which keeps no memory alive.
 
         Its report is made before its frames are cleared. A debugger is to see the frames: then the
         error is raised, and no leak is judged.
@@ -421,7 +421,7 @@ class ItemHooks:
     def _show_own_error(
         item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> bool:
-        """Show an error of the test's own tear-down as it was; return whether there was one."""
+        """Show an error of the test's own tear-down as it was; return whether it had one."""
         error, longrepr = item.stash.get(TEARDOWN_ERROR, (None, None))
         if error is None:
             return False

@@ -57,7 +57,7 @@ def _marker() -> pytest.MarkDecorator:
 
 
 def unique_nodeid(item: pytest.Item) -> str:
-    """Return a test's nodeid; of a test outside of the root folder with its path from there.
+    """Return a test's nodeid; of a test outside of the root folder with its path from the root.
 
     pytest names such tests from the folder on its command line: two of them may share a nodeid.
     """

@@ -108,7 +108,7 @@ class GpuMemPlugin:
             raise pytest.UsageError(f"gpumem: {error}") from error
 
     def pytest_sessionstart(self) -> None:
-        """Let no SIGTERM lose what finished tests have measured."""
+        """Let no SIGTERM lose the figures of finished tests."""
         writes = self.settings.update_baselines or self.settings.writes
         if writes and not self._worker and self._ranks is None:
             from pytest_gpumem.plugin.termination import end_session_on_sigterm

@@ -122,14 +122,14 @@ class StaleHooks:
         return find_stale(self.collection, keys, exists)
 
     def _exists(self, module: str) -> bool:
-        """Return whether a file of tests exists; a baseline may name what is no path."""
+        """Return whether a file of tests exists; a baseline's name may be no path."""
         try:
             return (Path(self.config.rootpath) / module).exists()
         except (OSError, ValueError):
             return False
 
     def known(self) -> dict[str, Any]:
-        """Return the baselines whose tests this session knows to be gone, also where it is a shard.
+        """Return the baselines of tests that are gone by this session, also if it is a shard.
 
         They are fields of :class:`~pytest_gpumem.report.model.Origin`.
         """

@@ -40,9 +40,9 @@ class Block:
     size: int
     """bytes, as the allocator counts them"""
     start: int
-    """index of the event that allocated it; -1: it was there before"""
+    """index of the event that allocated it; -1: it is older"""
     time: float
-    """of its allocation, microseconds since 1970; -inf: it was there before"""
+    """of its allocation, microseconds since 1970; -inf: it is older"""
     frames: Sequence[dict[str, Any]] = ()
     """the Python frames that asked for it, the innermost first; none where that was not recorded"""
     end: int | None = None
@@ -124,7 +124,7 @@ class AllocatorLog:
         return range(first, bisect_right(self.times, span.end))
 
     def begin_later(self, time: float, tags: Mapping[int, tuple[Tag, ...]]) -> None:
-        """Have blocks that were there before begin at a time: the run uses them from then on.
+        """Have older blocks begin at a time: the run uses them from then on.
 
         Args:
             time: microseconds since 1970.

@@ -34,7 +34,7 @@ MAX_NODES: Final = 100_000
 MAX_PACKED: Final = 500
 """objects that are walked over, of those that one saved tensor's hooks keep"""
 MAX_DEPTH: Final = 8
-"""steps from a hook to what it keeps"""
+"""steps from a hook to the objects that it keeps"""
 
 
 def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
@@ -100,14 +100,14 @@ class Saved(NamedTuple):
     """A saved tensor of a node, as a ``SavedTensor`` of torch 2.10 tells it."""
 
     data: object
-    """the tensor, or what a hook has packed"""
+    """the tensor, or an object that a hook has packed"""
     unpack_hook: Callable[[Any], Any] | None = None
 
 
 class _Hooks:
-    """Reads what nodes of torch 2.6 to 2.9 have saved, which no attribute tells there.
+    """Reads the saved tensors of nodes of torch 2.6 to 2.9, which have no attribute for them.
 
-    It asks for the saved tensor, and the hooks of a graph say what they have packed instead of
+    It asks for the saved tensor, and the hooks of a graph tell the packed object instead of
     unpacking. Hooks that were set before the first measurement of the process unpack.
     """
 

@@ -2,7 +2,7 @@
 
 Tensors of modules and optimizers are noted with their addresses, calls and passes with their times.
 Nothing holds a tensor. The wrappers run at each call of a module of every test on the virtual GPU,
-so they note as little as they can: what it means is found out where a test is explained.
+so they note as little as they can: the meaning is found out as a test is explained.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ class Observer:
         return backward
 
     def around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a ``zero_grad``, whose lines are noted where it keeps the gradients."""
+        """Wrap a ``zero_grad``; its lines are noted if it keeps the gradients."""
 
         @functools.wraps(zero_grad)
         def observed_zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's

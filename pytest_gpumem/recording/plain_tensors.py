@@ -17,8 +17,9 @@ MAX_DEPTH = 8
 def place_of(tensor: Tensor) -> tuple[int, int]:
     """Return the device of a tensor's storage and its address; 0 where it has none.
 
-    A subclass is not asked: that of a lazy module's parameters refuses, others note what is called.
-    That of a compiler's tensors has no memory, and torch 2.10 and older warn where it is asked for.
+    A subclass is not asked: that of a lazy module's parameters refuses, and further ones note each
+    call. That of a compiler's tensors has no memory, and torch 2.10 and older warn where it is
+    asked for.
     """
     import torch
 

@@ -44,7 +44,7 @@ class Recorder:
         Observer(self._recording, self._at_moment).install(self._stack)
 
     def known(self, places: Collection[tuple[int, int]]) -> Known:
-        """Return what is known until now of live blocks; of each its device and address."""
+        """Return the facts until now on live blocks, by device and address."""
         known: dict[tuple[int, int], tuple[Tag, ...]] = dict.fromkeys(places, ())
         recording = self.so_far() if places else self._recording
         for device in {device for device, _ in places}:

@@ -1,6 +1,6 @@
 """The parts of a recording of one run; times are microseconds since 1970.
 
-What a run notes at each call, pass and step is laid flat, as strings and numbers in one list. Of
+The notes of a run at each call, pass and step are laid flat, as strings and numbers in one list. Of
 lists, tuples and instances that are made and kept, Python's collector would count each one, and
 free the reference cycles of the user's code earlier than without a recording.
 """

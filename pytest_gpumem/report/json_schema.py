@@ -1,6 +1,6 @@
 """The JSON report's form, field by field, as docs/reference/json-report.md has it.
 
-Most are derived from the records; others have the names of their record's fields, and JSON names of
+Most are derived from the records; some have the names of their record's fields, and JSON names of
 their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
 an older version can name the problem; a field that is added then has a default, so that old reports
 can be read.
@@ -30,7 +30,7 @@ FORMAT: Final = 3
 breakdown "lines", "unsplit" and "autocast". 3: a report has origins, a result an outcome, and a
 measured breakdown its course, so that the baselines of the session can be written from it; notes
 and hints have kinds ("note_kinds", "hint_kinds"), and a verdict the words of its command
-("update"); tests that their own code failed or skipped are there ("own_outcomes")."""
+("update"); tests that their own code failed or skipped are in it ("own_outcomes")."""
 
 Count = Bytes
 ShardNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
@@ -111,7 +111,7 @@ else:
 ORIGIN: Final[type] = OriginJson
 
 _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
-"""the names of sentences, whose kinds came later"""
+"""the names of sentences; their kinds came later"""
 
 
 class _Noted:

@@ -33,7 +33,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and how a session ran: by it another machine knows whose figures these are."""
+    """Where and how a session ran: by it another machine knows the figures' origin."""
 
     commit: str = ""
     """that was checked out; "" outside of a git repository"""
@@ -60,7 +60,7 @@ class Origin:
     collected: tuple[str, ...] = ()
     """test files with baselines that were collected without an error"""
     unseen: tuple[Key, ...] = ()
-    """baselines whose tests were not collected in these files, or whose files are gone"""
+    """baselines of tests that were not collected in these files, or of files that are gone"""
     partial: str = ""
     """why nothing is known of stale baselines; "" where ``unseen`` tells"""
 
@@ -107,7 +107,7 @@ class Report:
     """files and folders of its command line, and options that left tests out; not in JSON"""
 
     origins: tuple[Origin, ...] = ()
-    """of the sessions whose results these are: :attr:`Result.origin` is an index of it"""
+    """of the sessions with these results: :attr:`Result.origin` is an index of it"""
 
     histories: Mapping[Key, Sequence[CommittedPeak]] = field(default_factory=dict)
     """peaks that the tests' committed baselines have had, the oldest first; not in JSON"""

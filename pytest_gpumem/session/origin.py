@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.session.settings import Settings
 
 SPLITS: Final = (("splits", "group", 0), ("num_shards", "shard_id", 1))
-"""options of pytest-split and pytest-shard: how many shards, which of them, and what makes the
-number of the first one 1"""
+"""options of pytest-split and pytest-shard: how many shards, which of them, and the addend that
+makes the first one's number 1"""
 _PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
 
 
@@ -76,7 +76,7 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
 def session_accept_command(settings: Settings) -> str:
     """Return the command that accepts a session's figures on another machine; "" without one.
 
-    There is one where CI keeps the session's JSON report.
+    CI has to keep the session's JSON report.
     """
     if settings.json is None:
         return ""

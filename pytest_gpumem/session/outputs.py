@@ -61,7 +61,7 @@ def publish(
 
     Args:
         session_results: the results.
-        settings: the session's options, with the files, whose folders are made where missing.
+        settings: the session's options, with the files; their folders are made.
         header: the sentences that the session began with; none where no test was marked.
         updates: the outcome of writing baselines, in a run that does.
         origin: where the session ran, for the JSON report.

@@ -41,14 +41,14 @@ class SessionResults:
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
         self.unmeasured: list[str] = []
-        """the reason of each unmarked test that an option has measured, and for which there was no
-        device: it ran as if the plugin were not there"""
+        """the reason of each unmarked test that an option has measured, and that had no device: it
+        ran as without the plugin"""
         self.hidden_skips: dict[str, HiddenSkip] = {}
         """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
         self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
         """phases of tests that ended by the test's own error or skip, by nodeid and phase"""
         self.lost: list[str] = []
-        """the nodeids of tests whose worker of pytest-xdist ended while it ran them"""
+        """the nodeids of tests during which their worker of pytest-xdist ended"""
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""

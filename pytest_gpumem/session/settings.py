@@ -36,7 +36,7 @@ class Option(NamedTuple):
     help: str
     default: str | bool
     metavar: str = ""
-    """what help shows for the value; "": the choices"""
+    """the help's word for the value; "": the choices"""
     choices: tuple[str, ...] = ()
     is_list: bool = False
     """whether the ini file may have a list"""
@@ -238,7 +238,7 @@ FIRST_OPTIONS: Final = 5
 MAX_SHOWN_LENGTH: Final = 100
 """characters of a value that an error shows"""
 REPEATED: Final = {"device", "card", "cards", "all", "visible", "values", "baseline_dir"}
-"""options that decide what is measured, and which baselines it is compared with"""
+"""options that decide the figures, and the baselines to compare with"""
 
 
 FILES: Final = {option.name: option.file for option in OPTIONS if option.file is not None}
@@ -284,14 +284,15 @@ class Settings(NamedTuple):
     """where the report in Markdown is to be written"""
     github: Literal["auto", "off"]
     against: str
-    """the key of the device whose baselines tests are held to; "" is their own"""
+    """the key of the device with the baselines to compare with; "": the tests' own"""
     against_tolerance: Tolerance | None
     repeated: tuple[str, ...] = ()
-    """the options of the command line that decide what is measured and compared"""
+    """the options of the command line that decide the figures and the comparison"""
     arguments: tuple[str, ...] = ()
     """the files and folders that the command line names"""
     nearest_dirs: tuple[Path, ...] = ()
-    """folders of other versions of torch, the nearest first, for tests without a baseline there"""
+    """folders of other versions of torch, the nearest first, for tests without a baseline in the
+    first"""
     folder_by_torch: str = ""
     """the name of the folder with torch's version in it, which is proposed; "": the name has it"""
     names_card: bool = False
@@ -326,7 +327,7 @@ class Settings(NamedTuple):
 
     @property
     def absent_device_fails(self) -> bool:
-        """Whether marked tests fail where there is no device, so that CI does not pass unmeasured.
+        """Whether marked tests fail without a device, so that CI does not pass unmeasured.
 
         With ``--gpumem-device=none`` they are skipped on purpose.
         """
@@ -457,7 +458,7 @@ def folder_of_root(name: str, root: Path) -> str:
     """Return the name of the baselines' folder: of one above the root, the root's own part.
 
     Packages of one repository have roots of their own, and modules of the same names: in a common
-    folder ("../baselines") each has a folder, named as the root is from there.
+    folder ("../baselines") each has a folder, named as the root is from that folder.
     """
     above = Path(os.path.normpath(name)).parts.count(os.pardir)
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:

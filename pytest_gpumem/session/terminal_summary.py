@@ -74,7 +74,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
 def card_hint(results: Sequence[Result], settings: Settings) -> str:
     """Return the advice for a project's first baselines, to say which card they are of; else "".
 
-    Whoever names the card on the command line alone has the next run compare with nothing.
+    If only the command line names the card, the next run compares with nothing.
     """
     on_command_line = any(word.startswith("--gpumem-card=") for word in settings.repeated)
     key = device_key("virtual", settings.card)

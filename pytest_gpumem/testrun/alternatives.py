@@ -1,4 +1,4 @@
-"""What a GPU may do otherwise, put into the script of a run's requests.
+"""Alternatives of a GPU, put into the script of a run's requests.
 
 A GPU decides the sizes of workspaces, if a library names none, how long other streams use tensors,
 and whether kernels are timed. The requests get the ends of these ranges.
@@ -49,7 +49,7 @@ class Free(NamedTuple):
     """A block that was given back; times are those of the history."""
 
     number: int | None
-    """of its request; None: it was there before the run"""
+    """of its request; None: it is older than the run"""
     dropped: float
     """when the program dropped it"""
     given: float
@@ -107,7 +107,7 @@ class _Way(NamedTuple):
 def _in_order(
     frees: Sequence[Free], events: Sequence[AllocatorEvent]
 ) -> list[tuple[Free, AllocatorEvent]] | None:
-    """Return each event with its block, both in their order, or None: there is no such way.
+    """Return each event with its block, both in their order, or None: no such way exists.
 
     Each block that is known to have waited has an event, or one for each stream that used it. Of
     the ways that this leaves, the one is returned whose times differ least.

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_BLOCKS: Final = 500
-"""blocks whose stacks are looked at, the largest first"""
+"""blocks with stacks to look at, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
 """names that a line has whatever it does"""
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
-"""categories whose memory comes of the modules that were made"""
+"""categories of memory from modules that were made"""
 
 Place = tuple[str, int]
 """file and line"""
@@ -59,7 +59,7 @@ class _Growth(NamedTuple):
     functions: frozenset[tuple[str, str]]
     """files and qualified names of the functions on that way"""
     together: frozenset[Place]
-    """lines that grew by one factor with others: none of them is the cause"""
+    """lines that grew by one factor together: none of them is the cause"""
     files: frozenset[str]
     """files through which memory of the test was asked for"""
 

@@ -1,8 +1,8 @@
-"""Growth of memory from step to step: whether it is garbage, which lines allocate it, who holds it.
+"""Growth of memory from step to step: whether it is garbage, its lines, and its holders.
 
 Memory that is allocated after a step is in use, or garbage in reference cycles. The first run
-collects nothing: its peak is the program's own. Where what it allocates and never frees by itself
-grows, the test runs again, with a collection after each step.
+collects nothing: its peak is the program's own. If memory that it never frees by itself grows, the
+test runs again, with a collection after each step.
 """
 
 from __future__ import annotations
@@ -167,11 +167,11 @@ class _Search:
 def grown_blocks(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block, int]:
     """Return the blocks by which memory grew in the last half of the steps, each with the bytes.
 
-    Of the blocks that came in that time and stayed until its end, some replace others that went:
+    Of the blocks that came in that time and stayed until its end, some replace blocks that went:
     the batch of the last step, say. The youngest replace those with the same stack of Python's, or
     the same size; of a block that is larger than the one before only the difference is growth. A
-    block of the last step may be in a variable yet that its next step gives away: where its like
-    of the step before that time stayed, that counts in its place.
+    block of the last step may be in a variable yet that its next step gives away: if a block like
+    it of the step before that time stayed, that one counts in its place.
     """
     first = last_half(len(ends))
     start, end = ends[first].time, ends[-1].time

@@ -54,7 +54,7 @@ TIMED_BEFORE: Final = Note(
 
 
 Measured = tuple["MemorySpec", "Measurement"]
-"""a declaration, and what was measured under it"""
+"""a declaration, and its measurement"""
 
 
 class EndedTest(NamedTuple):
@@ -161,7 +161,7 @@ class Pipeline:
     def _passed(self, item: MarkedItem, run: Run) -> list[Result]:
         """Return the results of a test that passed.
 
-        A test whose memory grows from step to step runs again, and one with several batch sizes
+        A test with memory that grows from step to step runs again, and one with several batch sizes
         runs with each.
         """
         spec, policy, runner = run.spec, self._policy, self._runner
@@ -210,7 +210,7 @@ class Pipeline:
         return self._followed_up(item, run, results, explanations.recording, uncapped=False)
 
     def _with_timed_plans(self, test: EndedTest) -> EndedTest:
-        """Run a test again whose growth may be of plans that cuDNN timed; return it with the peaks.
+        """Run a test again if plans that cuDNN timed may be the growth; return it with the peaks.
 
         A second run times none, in whichever order tests run.
         """
@@ -232,10 +232,10 @@ class Pipeline:
         recorded: Recorded | None,
         explanations: Explanations,
     ) -> tuple[list[Result], Explanations]:
-        """Explain the results of a test that its verdict fails, and judge it by what is found.
+        """Explain the results of a test that its verdict fails, and judge it by the findings.
 
         The test runs again at most once: for where its peak comes from, if it was not recorded;
-        else for what keeps the blocks of its peak, or for the lines that pin host memory.
+        else for the keepers of its peak's blocks, or for the lines that pin host memory.
         """
         item, run, measured = test.item, test.run, test.measured
         found, is_recorded = explanations, recorded is not None or run.meter.records
@@ -326,12 +326,12 @@ class Pipeline:
         error: BaseException,
         explanations: Explanations,
     ) -> tuple[Measurement, Explanations]:
-        """Run a test again without limits: for how much it needs, and where that comes from.
+        """Run a test again without limits: for its need, and the origin of that.
 
         Smaller batch sizes and variants that are tried for the advice run it further.
 
         Returns:
-            the measurement with what was found, and its explanations.
+            the measurement with the findings, and its explanations.
         """
         policy, recording, needed = self._policy, explanations.recording, None
         records = policy.enabled or policy.snapshots is not None

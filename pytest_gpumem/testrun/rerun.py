@@ -39,7 +39,7 @@ def may_run_again(spec: MemorySpec) -> bool:
     """Whether a test may run again for its report alone, where its first run was not recorded.
 
     Not a rank of torchrun's, as the other ranks would be missing in its collectives, and no test
-    whose memory grows, or stays: a second run would leave more of it.
+    with memory that grows, or stays: a second run would leave more.
     """
     return current_rank() is None and not spec.steady and spec.max_leak_mib is None
 

@@ -150,8 +150,8 @@ class Run:
         """Wait for the kernels of the test, where they run.
 
         Raises:
-            RuntimeError: of PyTorch, the error of a kernel: it is the test's, whose last line
-                may have ended before.
+            RuntimeError: of PyTorch, the error of a kernel: it is the test's, though its last line
+            may have ended before.
         """
         __tracebackhide__ = True
         torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""The range of a test's peaks where a GPU decides what is not known here.
+"""The range of a test's peaks if a GPU decides sizes that are unknown here.
 
 That is a library's choice of a workspace, how long another stream uses a tensor, or a choice by
 time. The requests of the test's own run are served once more by PyTorch's allocator, with the least

@@ -61,7 +61,7 @@ class WideFixture:
     stages: list[Stage] = field(default_factory=list, repr=False)
     """those of its set-up; none if that took no memory"""
     known: Known = field(default_factory=dict, repr=False)
-    """its blocks, with what is known of them"""
+    """its blocks, with the facts on them"""
 
     is_live: bool = True
     before_run: bool = False
@@ -86,7 +86,7 @@ class WideFixture:
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
 
     def forget(self) -> None:
-        """Note that it was torn down: what held its blocks may be garbage from now on."""
+        """Note that it was torn down: holders of its blocks may be garbage from now on."""
         FINDER.forget(self.known)
         self.is_live, self.known = False, {}
 
@@ -164,7 +164,7 @@ class WideFixtures:
 
     @contextmanager
     def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
-        """Keep the memory of a fixture apart from the one whose set-up asks for it, if any does."""
+        """Keep the memory of a fixture apart from the fixture that asks for it, if any does."""
         if not self._set_ups:
             self._meter.resettle()
             yield

@@ -2,14 +2,14 @@
 
 The allocator itself is the model: it rounds, splits, and gives segments back as it does in a run.
 Nothing of the step runs again. The allocator has memory of its own for each stream, and for each
-pool of a CUDA graph. So the requests are for streams and pools that are new: what is alive in the
-run's own is in nobody's way.
+pool of a CUDA graph. So the requests are for streams and pools that are new: live memory in the
+run's own is left alone.
 
 The requests are those of the run's recording. A workspace is among them where the run asked for
 one; where none was asked for (its usual size is zero), its request comes at the moment of the
 library's question or call.
 
-What a plan changes in the requests: with ``torch.backends.cudnn.benchmark`` PyTorch allocates the
+A plan changes the requests: with ``torch.backends.cudnn.benchmark`` PyTorch allocates the
 largest workspace to time plans, then that of the fastest: at the lower end both are those of the
 smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
 plan, with the usual one.
@@ -19,8 +19,8 @@ asks. At the upper end it is given back when the program has waited for that str
 PyTorch empties its cache or gives up: it waits for such streams itself then. PyTorch counts such a
 tensor as allocated until the program drops it, and its memory as reserved for longer.
 
-What a GPU requests where it times kernels, or where it found one faster that needs more memory, is
-among the requests at the upper end alone.
+Requests of a GPU that times kernels, or that found a faster one with more memory, are among the
+requests at the upper end alone.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class _Stage:
             raise NoRangeError(UNFIT)
 
     def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
-        """Return whether there was room for a request with this size.
+        """Return whether a request with this size found room.
 
         The allocator waits for other streams before it gives up.
         """
@@ -336,7 +336,7 @@ class _Stage:
             raise NoRangeError(NO_POOLS) from error
 
     def _end_waiting(self, numbers: Sequence[int]) -> None:
-        """Give back what other streams used, as the allocator does once it has waited for them."""
+        """Give blocks of other streams back, as the allocator does once it has waited for them."""
         if not numbers:
             return
         self._fold()

@@ -226,7 +226,7 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
 
 
 def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) -> None:
-    """Refuse reports whose test files are not here."""
+    """Refuse reports of test files that this folder lacks."""
     missing: dict[tuple[int, str], bool] = {}
     for test in tests:
         origin = merged.report.origins[test.origin]
@@ -315,7 +315,7 @@ def _tests(
 def _refusals(
     tests: Iterable[_ReportedTest], folders: Sequence[Path], devices: Iterable[str]
 ) -> Iterator[tuple[_ReportedTest, str]]:
-    """Yield the tests whose figures are not accepted, and why."""
+    """Yield the tests with figures that are not accepted, and the reasons."""
     declared = {folder: {*device_keys(folder), *devices} for folder in set(folders)}
     recorded = {folder: bool(device_keys(folder)) for folder in declared}
     for test in tests:

@@ -29,7 +29,7 @@ def downloaded(run: str, artifact: str) -> Iterator[tuple[Path, list[Path]]]:
         artifact: a name, or a pattern of names; "" of all.
 
     Raises:
-        ReportError: the address is none, ``gh`` is not there or refuses, or there is no report.
+        ReportError: the address is none, ``gh`` is missing or refuses, or the run has no report.
     """
     match = _URL.fullmatch(run)
     if match is None and not (run.isascii() and run.isdigit()):

@@ -258,7 +258,7 @@ class Bisection:
         self._figures: dict[str, VersionFigures] = {}
 
     def run(self) -> Outcome:
-        """Try both ends, then halve what lies between."""
+        """Try both ends, then halve the versions between them."""
         versions = self._versions
         search = Halving(versions)
         kind = "commits" if self._titles else "releases"

@@ -73,7 +73,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     """Return all releases that pip finds for this Python, by ``pip index versions``.
 
     Raises:
-        SpecError: there is no pip, or it knows no such package, or reaches no index.
+        SpecError: pip is missing, knows no such package, or reaches no index.
     """
     if find_spec("pip") is None:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Environments for one version each: made by uv where it is there, else by venv and pip."""
+"""Environments for one version each: made by uv if it is installed, else by venv and pip."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"
 )
-"""what uv and pip say where no index answers"""
+"""words of uv and pip if no index answers"""
 
 
 class SetupError(Exception):
@@ -48,7 +48,7 @@ class Environment:
 
     folder: Path
     log: Path
-    """the file that has what pip or uv said"""
+    """the file with the output of pip or uv"""
     light: bool = False
     """whether NVIDIA's packages, but for cuDNN, are left out"""
 

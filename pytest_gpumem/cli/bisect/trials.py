@@ -45,9 +45,9 @@ class VersionQuestion:
     tests: tuple[str, ...]
     """arguments of pytest: node ids, files, options"""
     requirements: tuple[str, ...]
-    """what is installed beside the package, as pip takes it"""
+    """requirements to install beside the package, as pip takes them"""
     repository: Path | None = None
-    """the git repository whose commits are tried; None of releases"""
+    """the git repository of the commits; None: releases are tried"""
     device: str = "auto"
     light: bool = False
     as_of: tuple[str, ...] = ()
@@ -66,8 +66,8 @@ class VersionQuestion:
     def _test_files(self) -> Iterator[Path]:
         """Yield the files that its tests name, and of folders all of Python's.
 
-        Hidden folders and installed packages are none of the tests': environments lie there, those
-        of the search itself too.
+        Hidden folders and installed packages are none of the tests': they hold environments, those
+        of the search too.
         """
         for argument in self.tests:
             path = Path(argument.partition("::")[0])
@@ -90,7 +90,7 @@ class Trials:
         self._timeout = timeout
 
     def begin(self, *, fresh: bool) -> None:
-        """Make the folder, which git leaves alone; delete what earlier searches left if asked."""
+        """Make the folder, which git ignores; if asked, delete the files of earlier searches."""
         if fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -184,7 +184,7 @@ def _write_files(files: Mapping[str, Iterable[str]]) -> None:
     """Write files: all of them, or none where one cannot be made.
 
     Raises:
-        ReportError: one cannot be made or written; what was there is as it was.
+        ReportError: one cannot be made or written; older files stay as they were.
     """
     written: list[NewContent] = []
     path = ""

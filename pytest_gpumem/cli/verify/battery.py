@@ -1,4 +1,4 @@
-"""The steps of ``gpumem verify``: each takes what training takes, in less than 2 GiB.
+"""The steps of ``gpumem verify``: each trains in less than 2 GiB.
 
 A step makes its model and its data, and trains twice: an optimizer's state comes to life at the end
 of the first step.

@@ -22,7 +22,7 @@ SEED: Final = 0
 
 
 def main() -> None:
-    """Measure all steps; write their peaks, and what they were measured on."""
+    """Measure all steps; write their peaks, and the device."""
     out, *card = sys.argv[1:]
     if card:
         use_virtual_gpu(card[0])

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Measure, predict, compare.
 
     Raises:
-        DeviceError: there is no GPU, or the virtual GPU cannot be one of its kind.
+        DeviceError: this machine has no GPU, or one that the virtual GPU cannot be.
         ReportError: the file cannot be written.
         SpecError: the file is another than one of this command.
     """

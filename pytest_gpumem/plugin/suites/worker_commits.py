@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 ELSEWHERE: Final = "gpumem_elsewhere"
-"""what a worker is told of itself in its input: that it has a folder of its own"""
+"""the key in a worker's input: the worker has a folder of its own"""
 COMMIT: Final = "gpumem_commit"
 """the name of a worker's answer in its output"""
 

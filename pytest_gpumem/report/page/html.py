@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MAX_RESULTS = 500
-"""results that a page shows: failures first, then those whose memory moved"""
+"""results that a page shows: failures first, then tests with another memory"""
 MAX_DRAWN = 100
 """timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
 MAX_SITES = 12
 """source lines that a section lists, of each device"""
 MAX_OPEN = 3
-"""failures whose sections are open when the page is: the first ones"""
+"""the first failures, which have open sections"""
 MAX_SECTION_CAUSES = 3
 """causes that a section begins with; its table has all lines"""
 
@@ -69,7 +69,7 @@ COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budg
 FULL = 100
 """percent"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
-"""a source line in a section; what comes from outside has no "<" there"""
+"""a source line in a section; text from outside has no "<" in it"""
 
 
 class DeviceSection(NamedTuple):
@@ -187,7 +187,7 @@ class PageEntry(NamedTuple):
 
     @property
     def beyond(self) -> bool:
-        """Whether the change is beyond what the test allows: only then it has a colour."""
+        """Whether the change is beyond the test's tolerance: only then it has a colour."""
         row = self.result.leading_comparison
         return row is not None and bool(beyond_tolerance([row]))
 
@@ -552,7 +552,7 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
 def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]]) -> list[int]:
     """Return the peaks of a test's baselines, and at the end the measured one where it differs.
 
-    They begin where the test took the batch size that it has: others are of another step.
+    They begin where the test took the batch size that it has: earlier ones are of another step.
     """
     if not histories or result.measurement is None:
         return []
@@ -565,7 +565,7 @@ def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]])
 
 
 def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
-    """Return a result's row of the table, with what the page's script sorts and filters by.
+    """Return a result's row of the table, with data that the page's script sorts and filters by.
 
     ``history`` has the peaks, the oldest first.
     """

@@ -127,9 +127,9 @@ def _placed(cell: _Cell, depth: int, start: int) -> Iterator[tuple[_Cell, int, i
 
 
 def _cell_words(cell: _Cell) -> str:
-    """Return a cell in words: first those that it shows, so that they are its name for speech too.
+    """Return a cell in words: first the shown ones, so that they are its name for speech too.
 
-    A baseline keeps its largest lines alone: of all others no difference is known.
+    A baseline keeps its largest lines alone: of smaller lines no difference is known.
     """
     if not cell.difference:
         clause = ", unchanged" if cell.known else ", difference not known"

@@ -1,4 +1,4 @@
-"""Facts of a session in words, the same in every renderer: counts, the next command, what moved."""
+"""Facts of a session in words, the same in every renderer: counts, the next command, moves."""
 
 from __future__ import annotations
 

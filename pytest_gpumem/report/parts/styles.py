@@ -31,7 +31,7 @@ Line = tuple[StyledText, ...]
 
 
 def tone(result: Result) -> Style:
-    """Return the style of a result's verdict; what fails as its xfail says is no bad news."""
+    """Return the style of a result's verdict; a failure as its xfail says is no bad news."""
     if result.expected:
         return "open"
     return "good" if result.verdict.recorded else result.verdict.kind.tone

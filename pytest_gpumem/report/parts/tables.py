@@ -34,7 +34,7 @@ class TableRow(NamedTuple):
     cells: tuple[str, ...]
     """one cell is the head of the rows below it: a line of its own, across all columns"""
     result: Result | None = None
-    """whose verdict is the last cell; None in another table"""
+    """the result with its verdict as the last cell; None in another table"""
     is_cause: bool = False
     """whether its one cell is the cause of the failure above it, which is never cut"""
 

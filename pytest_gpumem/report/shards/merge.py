@@ -1,4 +1,4 @@
-"""Several reports as one: whole, or an error that names what stands against it. Pure."""
+"""Several reports as one: whole, or an error that names the obstacle. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Merged:
     missing: str = ""
     """the shards that no report is of, in words; "" where none is known to be missing"""
     stale: tuple[Key, ...] = ()
-    """baselines whose tests no report knows"""
+    """baselines of tests that no report knows"""
     origin_names: tuple[str, ...] = ()
     """of each origin the name of its report"""
 
@@ -52,7 +52,7 @@ def merge(
 
     Args:
         reports: each with its name, for messages.
-        expect: the number of reports that there should be; None: as many as their shards say.
+        expect: the expected number of reports; None: as many as their shards say.
         accept: the command that accepts the figures of all of them; "": each keeps its own.
 
     Raises:
@@ -115,7 +115,7 @@ def merge(
 
 
 def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
-    """Return the baselines whose tests are gone, by all sessions: none of them has collected these.
+    """Return the baselines of tests that are gone: no session has collected these.
 
     A file that no session has collected tells nothing of its tests, unless the file itself is gone.
     """

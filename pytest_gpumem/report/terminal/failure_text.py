@@ -113,8 +113,8 @@ def failure_section(
 def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
     """Return two tables: the categories of a peak, and the source lines that allocated it.
 
-    They are of the device whose peak grew most, else of the fullest. A leak has one table, of the
-    lines whose memory stayed.
+    They are of the device with the largest growth, else of the fullest. A leak has one table, of
+    the lines with memory that stayed.
     """
     measurement = result.measurement
     if measurement is None:

@@ -57,11 +57,11 @@ def header(
 def quiet_line(
     results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0
 ) -> list[StyledText]:
-    """Return one line on the tests that failed, and on those that no baseline held; "" if none.
+    """Return one line on the tests that failed, and on tests that no baseline held; "" if none.
 
     Recorded ones are held from now on.
 
-    Skipped are marked tests, and whole files of them, if there is no device or none is shown.
+    Skipped are marked tests, and whole files of them, without a device, or with a hidden one.
     """
     reasons = Counter(
         result.verdict.uncompared

@@ -191,8 +191,8 @@ def _counted_lines(
 ) -> Iterator[str]:
     """Yield notes or hints, each once with its number of tests: the most important first.
 
-    Of those that differ in sizes alone, the one that most tests have stands for all. Of many,
-    each kind that says that a figure may be wrong has one, and the others the rest of
+    Of those that differ in sizes alone, the one that most tests have stands for all. Of many, each
+    kind that says that a figure may be wrong has one, and further ones the rest of
     :data:`MAX_NOTES`.
     """
     counter = Counter(notes)
