@@ -5,6 +5,9 @@ The program runs once: what a second run would find (docs/explanation/second-run
 
 from __future__ import annotations
 
+import atexit
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -152,6 +155,8 @@ class JudgedProgram:
                         **{name: getattr(arguments, name) for name in LIMITS},
                         "devices": arguments.devices,
                         "card": arguments.card,
+                        "world_size": arguments.world_size,
+                        "rank": arguments.rank,
                         "baseline": arguments.baseline is not None,
                     },
                 )
@@ -175,6 +180,13 @@ class JudgedProgram:
         )
         self._children = self._session.runner.children = children
         self._results = SessionResults()
+        atexit.register(self._close, os.getpid())  # after the program's own, which may use CUDA
+
+    def _close(self, owner: int) -> None:
+        """Let go of the device, at the end of the process that began, and not of its forks."""
+        if self._session.run is not None and os.getpid() == owner:
+            with suppress(Exception):  # the program may have left CUDA unusable
+                self._session.run.close()
 
     def _used_below(self) -> bool:
         """Whether a process of the program told of its use of a GPU."""
@@ -193,6 +205,8 @@ class JudgedProgram:
             "card",
             "device",
             "devices",
+            "world_size",
+            "rank",
             "values",
             "baseline",
             "name",
@@ -261,7 +275,7 @@ class JudgedProgram:
         failed |= any(report.failed for report in published)
         lines += github_lines(self._results, self._root)
         lines += [report.line for report in published]
-        if not failed:
+        if not failed and updates is None:
             lines += map(verdict_line, filter(is_measured, results))
         return lines, failed
 

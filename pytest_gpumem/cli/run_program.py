@@ -8,6 +8,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,6 +37,7 @@ from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, cho
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
+from pytest_gpumem.spec_fields import MAX_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cuda, virtual",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="run the program once, as one of N ranks that torchrun would start",
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="that rank (0)")
     add_values_argument(parser)
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
@@ -87,6 +96,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
             f"--devices={arguments.devices}",
             "this is not a number of devices",
             f"write a number from 1 to {MAX_DEVICES}",
+        )
+    if arguments.world_size is None:
+        arguments.rank = None
+    elif not 0 <= arguments.rank < arguments.world_size <= MAX_RANKS:
+        raise SpecError(
+            f"--world-size={arguments.world_size} --rank={arguments.rank}",
+            "there is no such rank",
+            "write for example --world-size=8 --rank=7",
         )
     card = find_card(arguments.card or DEFAULT_CARD)
     kind = arguments.device or ("virtual" if arguments.card else "auto")
@@ -209,13 +226,19 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         nonlocal status
         status = program.run()
 
-    item = ProgramItem(program.name(arguments.name), program.target, execute)
+    name, size, rank = program.name(arguments.name), arguments.world_size, arguments.rank
+    if size is not None:
+        name = f"{name}{'' if '::' in name else '::'}[rank {rank} of {size}]"
+    item = ProgramItem(name, program.target, execute)
     test = JudgedProgram(item, arguments, choice, watch)
     use = Use(test, device, arguments)
     device.await_use(count, use.begin)
     device.values.compute(arguments.values)
     try:
-        with watch.watching(arguments.values):
+        with ExitStack() as stack:
+            stack.enter_context(watch.watching(arguments.values))
+            if size is not None:
+                stack.enter_context(device.join_alone(rank, size, by_program=True))
             item.runtest()
     except KeyboardInterrupt:
         status = INTERRUPTED

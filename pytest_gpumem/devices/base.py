@@ -197,8 +197,15 @@ class Device(Protocol):
     def release(self) -> None:
         """Free what PyTorch keeps for work that has ended, until more work of its kind begins."""
 
-    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+    def join_alone(
+        self, rank: int, size: int, *, by_program: bool = False
+    ) -> AbstractContextManager[None]:
         """Return a context in which this process is rank ``rank`` of ``size``, without the others.
+
+        Args:
+            rank: this process's rank.
+            size: number of ranks.
+            by_program: the process group is made when the block calls ``init_process_group``.
 
         Raises:
             DeviceError: this process has a default process group, or PyTorch has none of NCCL.

@@ -177,9 +177,11 @@ class CudaDevice:
     def release(self) -> None:
         """A real GPU's work ends while the host goes on: PyTorch decides."""
 
-    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+    def join_alone(
+        self, rank: int, size: int, *, by_program: bool = False
+    ) -> AbstractContextManager[None]:
         """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; collectives do nothing."""
-        return joined(rank, size)
+        return joined(rank, size, by_program=by_program)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

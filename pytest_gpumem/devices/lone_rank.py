@@ -39,11 +39,18 @@ PLANS: Final = Patch(
     "_validate_global_plan",
     reason="the plan of a checkpoint is refused if it lacks the shards of absent ranks",
 )
+BEGUN_BY_PROGRAM: Final = Patch(
+    "torch.distributed",
+    *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
+    reason="a program that runs as one rank alone begins its process group by this call",
+)
 REFUSED: Final = Patch(
     "torch.distributed",
     *("recv_object_list", "distributed_c10d.recv_object_list"),
     reason="a rank that runs alone receives no objects, and an error says so",
 )
+_PROGRAMS_RANK: Final[set[tuple[int, int]]] = set()
+"""the rank that this process's program is, with the number of ranks"""
 
 
 @contextmanager
@@ -73,16 +80,19 @@ def reduced_to_themselves() -> Iterator[None]:
 
 
 @contextmanager
-def joined(
+def joined(  # noqa: PLR0913 - a rank, and the group that it joins
     rank: int,
     size: int,
     backend: str = FAKE,
     adapted: Callable[[], AbstractContextManager[None]] = reduced_to_themselves,
     variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    by_program: bool = False,
 ) -> Iterator[None]:
     """Be rank ``rank`` of ``size``, as after ``init_process_group``, until the end of the block.
 
-    The environment is what torchrun would set, on a node with this one rank.
+    The environment is what torchrun would set, on a node with this one rank. Where the process's
+    program is such a rank, nothing is left to do.
 
     Args:
         rank: this process's rank.
@@ -90,6 +100,7 @@ def joined(
         backend: PyTorch's name for the group's backend on a GPU.
         adapted: returns a context in which a group of that backend is made and works.
         variables: further variables of the environment.
+        by_program: the process group is made when the block calls ``init_process_group``.
 
     Raises:
         DeviceError: this process has a default process group, or PyTorch none of this backend.
@@ -97,6 +108,9 @@ def joined(
     import torch
 
     distributed: Any = torch.distributed
+    if (rank, size) in _PROGRAMS_RANK:
+        yield
+        return
     if distributed.is_available() and distributed.is_initialized():
         raise DeviceError(
             f"world_size={size}",
@@ -125,12 +139,19 @@ def joined(
         for name, value in environment.items():
             set_variable(stack, name, value)
         stack.enter_context(adapted())
-        distributed.init_process_group(
-            f"cpu:{FAKE},cuda:{backend}",
-            store=distributed.HashStore(),
-            rank=rank,
-            world_size=size,
-        )
+        initialise = distributed.init_process_group
+
+        def begin(*_arguments: object, **_options: object) -> None:
+            initialise(
+                f"cpu:{FAKE},cuda:{backend}",
+                store=distributed.HashStore(),
+                rank=rank,
+                world_size=size,
+            )
+            # A group that is bound to a device is split for its subgroups, and ncclCommSplit does
+            # not get the parts' sizes, which the other ranks would tell.
+            group = distributed.distributed_c10d._get_default_group()
+            DEVICE_OF_GROUP.on(group, "bound_device_id", None)
 
         @stack.callback
         def destroy_groups() -> None:
@@ -139,10 +160,12 @@ def joined(
                 comm: Any = sys.modules.get("deepspeed.comm", distributed)
                 (comm if comm.is_initialized() else distributed).destroy_process_group()
 
-        # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
-        # get the parts' sizes, which the other ranks would tell.
-        group = distributed.distributed_c10d._get_default_group()
-        DEVICE_OF_GROUP.on(group, "bound_device_id", None)
+        if by_program:
+            BEGUN_BY_PROGRAM.put(distributed, dict.fromkeys(BEGUN_BY_PROGRAM.names, begin), stack)
+            _PROGRAMS_RANK.add((rank, size))
+            stack.callback(_PROGRAMS_RANK.clear)
+        else:
+            begin()
         checkpoint_alone(stack)
         REFUSED.put(distributed, dict.fromkeys(REFUSED.names, _refuse_objects), stack)
         yield

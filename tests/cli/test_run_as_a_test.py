@@ -163,9 +163,49 @@ def test_a_program_that_takes_no_memory_is_held_to_nothing(run, tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
+RANK = """
+import atexit, os, sys, torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+assert not dist.is_initialized()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl", device_id=torch.device("cuda", 0), init_method="env://")
+mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+atexit.register(lambda: print("at exit", torch.cuda.memory_allocated() > 0))
+layer = torch.nn.Linear(2048, 2048, bias=False, device="cuda")
+net = fully_shard(layer, mesh=mesh)
+net(torch.ones(8, 2048, device="cuda")).sum().backward()
+dist.barrier()
+print(f"rank {dist.get_rank()} of {os.environ['WORLD_SIZE']}")
+if "again" not in sys.argv:
+    dist.destroy_process_group()
+"""
+
+
+def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_path):
+    """FSDP2: a whole layer of 16 MiB, a 64th of the parameters and of the gradients."""
+    (tmp_path / "program.py").write_text(RANK, encoding="utf-8")
+    ranks = ("--world-size=64", "--rank=63", "--baseline=kept")
+    status, text = run(*ranks, "--update", new=True)
+    assert (status, "rank 63 of 64" in text) == (0, True), text
+    assert "at exit True" in text
+    assert "Exception ignored" not in text
+    [(name, entry)] = entries(tmp_path).items()
+    assert (name, entry["world_size"], entry["rank"]) == ("[rank 63 of 64]", 64, 63)
+    assert 16 <= entry["peak_allocated"][0] / 2**20 < 50
+    status, text = run("--world-size=8", "--rank=7", *ranks[2:], "--name=", new=True)
+    assert (status, "no baseline" in text) == (0, True)
+    status, text = run(*ranks, own=["again"], new=True)
+    assert (status, "no baseline" in text) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--world-size=4", "--rank=4"], "--world-size=4 --rank=4: there is no such rank"),
+        (["--world-size=0"], "--world-size=0 --rank=0: there is no such rank"),
         (["--update"], "--update: no folder is named; write --baseline=baselines --update"),
         (["--max-reserved-gib=nan"], "--max-reserved-gib=nan: this is not a size"),
         (["--max-pinned-gib=-1"], "--max-pinned-gib=-1.0: this is not a size"),

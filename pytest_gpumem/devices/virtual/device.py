@@ -549,11 +549,13 @@ class VirtualDevice:
         """Free tensors of collectives that no code waits for, as the next collective would."""
         UNWAITED.clear()
 
-    def join_alone(self, rank: int, size: int) -> AbstractContextManager[None]:
+    def join_alone(
+        self, rank: int, size: int, *, by_program: bool = False
+    ) -> AbstractContextManager[None]:
         """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; NCCL takes its buffers."""
         from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
 
-        return joined_to_nccl(rank, size)
+        return joined_to_nccl(rank, size, by_program=by_program)
 
     def turn(self) -> AbstractContextManager[None]:
         """Return a turn at once: each process has its own virtual GPUs."""

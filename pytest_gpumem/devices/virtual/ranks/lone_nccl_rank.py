@@ -28,7 +28,7 @@ _UNIQUE_ID: Final = "\0" * 128
 """an ncclUniqueId, as the native library makes it: zeros"""
 
 
-def joined_to_nccl(rank: int, size: int) -> AbstractContextManager[None]:
+def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContextManager[None]:
     """See :func:`pytest_gpumem.devices.lone_rank.joined`."""
     variables = {
         "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
@@ -40,7 +40,7 @@ def joined_to_nccl(rank: int, size: int) -> AbstractContextManager[None]:
         # unwaited_collectives keeps. (With such waits torch 2.6 counts each collective as pending,
         # and waits forever before it captures a CUDA graph.)
         variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    return joined(rank, size, "nccl", _alone, variables)
+    return joined(rank, size, "nccl", _alone, variables, by_program=by_program)
 
 
 @contextmanager
