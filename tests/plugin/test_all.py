@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pytest_gpumem.plugin import settings as settings_module
+from pytest_gpumem.session import settings as settings_module
 
 LIBRARY = """
 import os, unittest
