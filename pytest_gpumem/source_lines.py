@@ -32,6 +32,8 @@ _HANDED_ON: Final = re.compile(r"[(,]\s*\*")
 """an argument like *args: lines without one need not be parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages with lines that tell a user nothing about the user's own code"""
+MAX_CODE_LENGTH: Final = 120
+"""characters of a line that are kept"""
 
 
 class Line(NamedTuple):
@@ -40,6 +42,11 @@ class Line(NamedTuple):
     filename: str
     line: int
     function: str
+
+
+def source_code(filename: str, line: int) -> str:
+    """Return a source line without its indent, cut short."""
+    return linecache.getline(filename, line).strip()[:MAX_CODE_LENGTH]
 
 
 def users_line(frame: FrameType | None) -> Line | None:

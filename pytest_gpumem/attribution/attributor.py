@@ -15,7 +15,6 @@ from pytest_gpumem.attribution.sites import (
     place_of_origin,
     place_words,
     sites,
-    source_code,
     users_frame,
 )
 from pytest_gpumem.attribution.timeline import course_of, drawn_timeline
@@ -23,7 +22,7 @@ from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePe
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.recording import Call
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path
+from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path, source_code
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

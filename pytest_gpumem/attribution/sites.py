@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.measurement import Site
-from pytest_gpumem.source_lines import hands_on, is_users, qualified, shown_path
+from pytest_gpumem.source_lines import hands_on, is_users, qualified, shown_path, source_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
-
-MAX_CODE_LENGTH: Final = 120
-"""characters of a line that are kept"""
 
 
 @dataclass(frozen=True)
@@ -99,11 +95,6 @@ def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, st
         qualified(filename, line) or block_origin.function,
         source_code(filename, line),
     )
-
-
-def source_code(filename: str, line: int) -> str:
-    """Return a source line without its indent, cut short."""
-    return linecache.getline(filename, line).strip()[:MAX_CODE_LENGTH]
 
 
 def place_words(filename: str, line: int, function: str, root: Path) -> str:

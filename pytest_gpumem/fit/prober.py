@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError, is_own_error
 from pytest_gpumem.fit.rehearsal import Rehearsal, rehearsable
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
@@ -151,6 +150,8 @@ class Prober:
         recording = tally.recording
         if recording is None or recording.overflowed or not probe.fits:
             return None
+        from pytest_gpumem.attribution.attributor import Attributor, Subject
+
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
         device, foreign = self.meter.devices[index], self.meter.kept_foreign[index]
         subject = Subject(device, tally.peaks[index], foreign, tally.windows)

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.attribution.attributor import origin_of
 from pytest_gpumem.baselines.source_changes import changed_lines
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.causes import MADE, line_growths, with_others_alike
@@ -121,6 +120,8 @@ class EditFinder:
 
 def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     """Return the places where memory grew: lines, and the stacks of their blocks."""
+    from pytest_gpumem.attribution.attributor import origin_of
+
     assert result.measurement is not None  # noqa: S101 - for the type checker
     causes = result.verdict.causes
     current = result.measurement.attributions[device].breakdown

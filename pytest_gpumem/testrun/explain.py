@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.allocator_view import MAX_EVENTS
-from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.rerun import may_run_again
@@ -168,6 +167,9 @@ class Recorded:
                 f"{MAX_EVENTS} events, and this test had more"
             )
             return Explanations(recording, obstacle=obstacle)
+        # What explains is imported for a test that is explained, and by no session without one.
+        from pytest_gpumem.attribution.attributor import Attributor, Subject
+
         attributor = Attributor(recording, root)
         attributions, scenes = {}, {}
         for part, spans in self._windows.items():

@@ -11,10 +11,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
-from pytest_gpumem.attribution.categories import Blocks
-from pytest_gpumem.attribution.referrers import holders
-from pytest_gpumem.attribution.sites import sites
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
@@ -161,6 +157,8 @@ class _Search:
                 if block.end is None and (device, block.address) in live
             }
             if blocks:
+                from pytest_gpumem.attribution.referrers import holders
+
                 self.holders[index] = holders(blocks)
 
 
@@ -242,6 +240,10 @@ def block_sites(
     """
     if recording is None or recording.overflowed:
         return ()
+    from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
+    from pytest_gpumem.attribution.categories import Blocks
+    from pytest_gpumem.attribution.sites import sites
+
     scene = Blocks(recording, device)
     # Blocks that were live before the recording have no line.
     origins = [

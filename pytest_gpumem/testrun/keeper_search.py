@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import ExtraBlocks
@@ -15,6 +14,7 @@ from pytest_gpumem.testrun.rerun import ran_again
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_gpumem.attribution.keepers import KeeperSearch
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.testrun.explain import Explanations
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -78,6 +78,8 @@ class KeeperFinder:
             alike = names[-ALIKE:]
             if len(alike) == ALIKE and len(set(alike)) == 1:
                 return None
+            from pytest_gpumem.attribution.keepers import KeeperSearch
+
             search = KeeperSearch(scene, extra, self._runner.root)
             return (result.part, device, search, names) if search.has_candidates else None
         return None

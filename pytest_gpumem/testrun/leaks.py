@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.referrers import holders
 from pytest_gpumem.judge.judge import judge_left
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
@@ -106,10 +105,11 @@ def _leftover(
 
 def _stayed(run: Run, left: _Leftover, recording: Recording | None, root: Path) -> Stayed:
     """Return the lines and the holders of the memory that is left on the fullest device."""
+    from pytest_gpumem.attribution.referrers import holders
+
     index = left.sizes.index(max(left.sizes))
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
-
     lines = block_sites(
         recording,
         device,

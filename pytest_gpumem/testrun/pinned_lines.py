@@ -8,10 +8,9 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.attribution.sites import source_code
 from pytest_gpumem.measurement import LinePeak
 from pytest_gpumem.meter.pinned import pinned_stats
-from pytest_gpumem.source_lines import Line, qualified, shown_path, users_line
+from pytest_gpumem.source_lines import Line, qualified, shown_path, source_code, users_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

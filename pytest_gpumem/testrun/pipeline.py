@@ -10,8 +10,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
-from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.devices.children import CHILD_PROCESSES
 from pytest_gpumem.errors import GpuMemError
@@ -21,6 +19,7 @@ from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.snapshots import write_snapshot
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun import batch_sizes, growth_search, leaks
 from pytest_gpumem.testrun.advice import advice
@@ -388,12 +387,16 @@ class Pipeline:
                 results = [replace(result, snapshot=str(path)) for result in results]
             except GpuMemError as error:
                 results = [replace(result, snapshot_error=str(error)) for result in results]
+        if not (policy.attribution == "on" or (policy.enabled and is_too_much)):
+            return results
+        from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
+
         peaks = {
             result.part: peak
             for result in results
             if (peak := _needed_peak(result)) and is_fragmented(peak)
         }
-        if not peaks or not (policy.attribution == "on" or (policy.enabled and is_too_much)):
+        if not peaks:
             return results
         expandable: dict[str, Peak | None] = {}
         if not run.device.values.all_computed:  # a run on a real GPU may take long

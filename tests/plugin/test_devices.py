@@ -270,6 +270,43 @@ def pytest_unconfigure():
     assert devices == {"pytest_gpumem.devices.terminal", "pytest_gpumem.devices.torch_import"}
 
 
+OF_EACH_END = """
+@pytest.mark.gpu_memory
+def test_passes(): mib(20)
+
+@pytest.mark.gpu_memory(max_gib=0.01)
+def test_runs_out(): mib(20)
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.01)
+def test_is_over(): mib(20)
+
+@pytest.mark.gpu_memory
+def test_grows(): mib(GROWN)
+"""
+
+
+@pytest.mark.parametrize("explains", [True, False])
+def test_what_explains_is_imported_where_it_is_asked_for_and_no_tool_of_the_shell(suite, explains):
+    suite.write(
+        "conftest.py",
+        """
+import sys
+
+def pytest_unconfigure():
+    print("OURS", *(name for name in sys.modules if name.startswith("pytest_gpumem.")))
+""",
+    )
+    option = f"--gpumem-attribution={'auto' if explains else 'off'}"
+    suite.run("--gpumem-update-baselines", option, source=OF_EACH_END.replace("GROWN", "20"))
+    session = suite.run_apart("-s", option, source=OF_EACH_END.replace("GROWN", "64"))
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    (ours,) = (line.split()[1:] for line in session.out.splitlines() if line.startswith("OURS"))
+    rooms = {name.split(".")[1] for name in ours}
+    assert "testrun" in rooms
+    assert ("attribution" in rooms) is explains
+    assert "cli" not in rooms
+
+
 def test_without_the_plugin_the_marker_is_unknown_and_nothing_else_happens(suite):
     name = "pytest_gpumem.plugin" if "pytest_gpumem.plugin" in sys.argv else "gpumem"
     source = "import pytest\n\n@pytest.mark.gpu_memory\ndef test_it(): pass\n"

@@ -9,13 +9,13 @@ import pytest
 from helpers.warm import warm_python
 
 from pytest_gpumem import atomic_file
-from pytest_gpumem.attribution.snapshots import (
+from pytest_gpumem.recording.recording import Recording
+from pytest_gpumem.recording.snapshots import (
     MAX_NAME_LENGTH,
     VIEWER,
     snapshot_name,
     write_snapshot,
 )
-from pytest_gpumem.recording.recording import Recording
 from pytest_gpumem.session.settings import OPTIONS
 from pytest_gpumem.sizes import MIB
 
