@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
@@ -89,66 +89,62 @@ class Alternatives(NamedTuple):
     """whether pinned memory was free again before a GPU may have copied it"""
 
 
-class ValueEngine(Protocol):
-    """The values of a device's steps: a GPU computes them all, a virtual GPU the small ones."""
+class ValueEngine:
+    """The values of a device's steps: a GPU's kernels compute them all, whatever is asked for."""
 
     @property
     def all_computed(self) -> bool:
         """Whether all values are computed, so that they mean something."""
+        return True
 
     def compute(self, scope: Values) -> None:
-        """Compute values within a test's budget from now on ("auto"), all ("full") or none ("off").
-
-        A GPU computes all of them whatever is asked for.
-        """
+        """Compute from now on the values within a test's budget ("auto"), all ("full") or none."""
 
     def renew(self) -> None:
         """Begin anew with a test's budget of values: its body runs, or runs again."""
 
     def apart(self) -> AbstractContextManager[None]:
         """Return a context whose values count for no test's budget: a fixture of wider scope's."""
+        return nullcontext()
 
-    def has_guessed(self, *, failed: bool = False) -> bool:
+    def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - a virtual GPU's
         """Return whether the step decided by values that are unknown or assumed.
 
         Args:
             failed: whether it failed by a value: values that it only kept count then.
         """
+        return False
 
     def assume_masks(self, share: float) -> None:
         """Take this share of each unknown mask to be true, until the device is closed."""
 
 
-class Device(Protocol):
-    """A kind of GPU that steps can run on."""
+class Device:
+    """A kind of GPU that steps can run on; what a real GPU has nothing of does nothing here."""
 
-    @property
-    def kind(self) -> DeviceKind:
-        """The word for it in options and baselines; whoever measures asks for a reason instead."""
-
-    @property
-    def runs_kernels(self) -> bool:
-        """Whether kernels run, after the calls that launch them have returned."""
-
-    @property
-    def values(self) -> ValueEngine:
-        """The values of its steps."""
-
-    @property
-    def first(self) -> int:
-        """The number of the first device to measure on, as this process has them."""
+    kind: DeviceKind
+    """the word for it in options and baselines; whoever measures asks for a reason instead"""
+    runs_kernels = True
+    """whether kernels run, after the calls that launch them have returned"""
+    values = ValueEngine()
+    """the values of its steps"""
+    first = 0
+    """the number of the first device to measure on, as this process has them"""
 
     def alternatives(self) -> Alternatives:
         """Return all that a GPU may do otherwise than the run since ``open``."""
+        return Alternatives()
 
     def expected(self) -> DeviceInfo | None:
         """Return the device that ``open`` will give, for the session's header.
 
-        Torch is not imported for it; None where it is not known without.
+        Torch is not imported for it; None where it is not known without: a driver's properties.
         """
+        return None
 
     def driver(self) -> str:
         """Return the driver's version, for the provenance."""
+        raise NotImplementedError
 
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """Make ``count`` devices ready, as ``card`` where one is named.
@@ -158,6 +154,7 @@ class Device(Protocol):
         Raises:
             DeviceError: the device is missing, or is another one than was asked for.
         """
+        raise NotImplementedError
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """Show ``count`` devices, and call a function when this process first uses CUDA.
@@ -169,12 +166,14 @@ class Device(Protocol):
             count: the number of devices.
             begin: it calls ``open``. ``open`` calls it first, where CUDA was not used as yet.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Undo ``open``: to code outside of marked tests the machine is as it was."""
 
     def cap_total(self, index: int) -> int:
         """Return the bytes that PyTorch's memory fraction is a fraction of, on one device."""
+        raise NotImplementedError
 
     def make_room(self, extra: list[int]) -> None:
         """Give each device so many bytes beyond its card's memory, where that is possible.
@@ -184,15 +183,18 @@ class Device(Protocol):
 
     def trouble(self) -> str | None:
         """Return the event since ``open`` that makes the figures worthless; None: no such event."""
+        return None
 
-    def notes(self, root: Path) -> list[Note]:
+    def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - a virtual GPU's
         """Return notes that a reader should know about the run since ``open``.
 
         Files are named as seen from ``root``.
         """
+        return []
 
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
+        raise NotImplementedError
 
     def release(self) -> None:
         """Free what PyTorch keeps for work that has ended, until more work of its kind begins."""
@@ -210,6 +212,8 @@ class Device(Protocol):
         Raises:
             DeviceError: this process has a default process group, or PyTorch has none of NCCL.
         """
+        raise NotImplementedError
 
     def turn(self) -> AbstractContextManager[None]:
         """Return a test's turn on the devices that were opened: other processes' tests wait."""
+        return nullcontext()

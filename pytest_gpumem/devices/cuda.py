@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
-from pytest_gpumem.devices.base import Alternatives
+from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.first_use import FirstUse
@@ -17,47 +17,20 @@ from pytest_gpumem.devices.memory_cap import set_memory
 from pytest_gpumem.devices.sharing.gpu_locks import locked
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
-from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.notes import Note
 
 
-class ComputedValues:
-    """Values that a GPU's kernels compute (:class:`pytest_gpumem.devices.base.ValueEngine`)."""
-
-    all_computed = True
-
-    def compute(self, scope: Values) -> None:
-        """A GPU computes everything."""
-
-    def renew(self) -> None:
-        """A GPU has no budget of values."""
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
-
-    def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
-        """Return False: no value is unknown."""
-        return False
-
-    def assume_masks(self, share: float) -> None:
-        """A GPU computes masks."""
-
-
-class CudaDevice:
+class CudaDevice(Device):
     """The GPUs that this process's torch sees."""
 
-    kind: DeviceKind = "cuda"
-    runs_kernels = True
-    values = ComputedValues()
+    kind = "cuda"
 
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
@@ -70,13 +43,6 @@ class CudaDevice:
         self.first = first
         self._count = 1
         self._first_use: FirstUse | None = None
-
-    def alternatives(self) -> Alternatives:
-        """Return none: all that a GPU chooses is in the figures as it is."""
-        return Alternatives()
-
-    def expected(self) -> None:
-        """Return None: a GPU's properties are known to its driver only."""
 
     def driver(self) -> str:
         """Return the driver's version ("580.159.03"), "unknown" where it cannot be read."""
@@ -148,34 +114,17 @@ class CudaDevice:
             sm_count=properties.multi_processor_count,
         )
 
-    def close(self) -> None:
-        """A real GPU stays visible."""
-
     def cap_total(self, index: int) -> int:
         """Return the GPU's total memory."""
         import torch
 
         return int(torch.cuda.get_device_properties(index).total_memory)
 
-    def make_room(self, extra: list[int]) -> None:
-        """A real GPU's memory cannot be made larger."""
-
-    def trouble(self) -> str | None:
-        """Return None: a real GPU supports every function, or raises an error itself."""
-        return None
-
-    def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - the protocol's
-        """Return none."""
-        return []
-
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         from pytest_gpumem.devices.memory_use import watch_gpus
 
         return watch_gpus(devices)
-
-    def release(self) -> None:
-        """A real GPU's work ends while the host goes on: PyTorch decides."""
 
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,7 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
+from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import watch_benchmark_mode
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
@@ -46,7 +47,7 @@ from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
@@ -131,10 +132,10 @@ def require_possible(count: int) -> None:
         )
 
 
-class VirtualDevice:
+class VirtualDevice(Device):
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
-    kind: DeviceKind = "virtual"
+    kind = "virtual"
     runs_kernels = False
     first = 0
     """the first device to measure on; those before it are other ranks'"""
@@ -168,7 +169,7 @@ class VirtualDevice:
         self._kept_total: bool | None = None
         self._extra = [0] * MAX_DEVICES
         self._unsupported: dict[str, int] = {}
-        self.values = VirtualValues(library)
+        self.values: VirtualValues = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
         self._compilation = Compilation(self.values.computing_apart, self.workspaces)
         self._stack = ExitStack()
@@ -556,10 +557,6 @@ class VirtualDevice:
         from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
 
         return joined_to_nccl(rank, size, by_program=by_program)
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Return a turn at once: each process has its own virtual GPUs."""
-        return nullcontext()
 
 
 def _info(card: Card) -> DeviceInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.devices.base import ValueEngine
 from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.uncertain_numbers import watching
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
 
 
-class VirtualValues:
-    """Computes values on the host, as a run asks for it (:class:`ValueEngine`)."""
+class VirtualValues(ValueEngine):
+    """Computes values on the host, as a run asks for it."""
 
     initial: Values = "off"
     """the values that are computed from the start, where a run does not say"""
