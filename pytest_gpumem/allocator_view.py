@@ -257,6 +257,18 @@ class AllocatorView:
             segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_without_traces())
         return segments
 
+    def live_blocks(self) -> dict[tuple[int, int], int]:
+        """Return device, address and bytes of each block that is allocated on any device."""
+        blocks = {}
+        for segment in self.segments():
+            address = segment["address"]
+            for block in segment["blocks"]:
+                address = block.get("address", address)
+                if block["state"] == "active_allocated":
+                    blocks[segment["device"], address] = block["size"]
+                address += block["size"]
+        return blocks
+
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         start = time.time_ns() // 1000

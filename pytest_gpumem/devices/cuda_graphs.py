@@ -58,7 +58,7 @@ class Graphs:
                 else:
                     self._forget(graph)
                     if method.__name__ == "capture_end":
-                        self._blocks[graph] = _allocated_blocks()
+                        self._blocks[graph] = {*VIEW.live_blocks()}
                 return result
 
             return call
@@ -87,17 +87,6 @@ class Graphs:
                 for end in (graph.capture_end, graph.reset):
                     with suppress(RuntimeError):  # the capture may have become invalid
                         end()
-
-
-def _allocated_blocks() -> set[Place]:
-    places = set()
-    for segment in VIEW.segments():
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                places.add((segment["device"], address))
-            address += block["size"]
-    return places
 
 
 GRAPHS: Final = Graphs()

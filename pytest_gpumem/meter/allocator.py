@@ -77,20 +77,6 @@ def segments_held(all_stats: Sequence[Stats]) -> int:
     return sum(stats["segment"]["all"]["current"] for stats in all_stats if "segment" in stats)
 
 
-def live_blocks(devices: int | range) -> dict[tuple[int, int], int]:
-    """Return device, address and bytes of each block that is allocated on some devices."""
-    blocks = {}
-    measured = device_range(devices)
-    for segment in VIEW.segments():
-        address = segment["address"]
-        for block in segment["blocks"]:
-            address = block.get("address", address)
-            if block["state"] == "active_allocated" and segment["device"] in measured:
-                blocks[segment["device"], address] = block["size"]
-            address += block["size"]
-    return blocks
-
-
 def require_native_allocator() -> None:
     """Refuse PyTorch's allocators besides the native one: no snapshots, another kind of cap.
 

@@ -11,7 +11,6 @@ from pytest_gpumem.meter.allocator import (
     PINNED,
     allocator_stats,
     current_in,
-    live_blocks,
     settle,
 )
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
@@ -253,7 +252,9 @@ class Isolation:
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, foreign ones included, no plugs."""
-        blocks = live_blocks(self.devices)
-        for place in self.plugs.blocks:
-            blocks.pop(place, None)
-        return blocks
+        blocks, plugs = VIEW.live_blocks(), {*self.plugs.blocks}
+        return {
+            place: size
+            for place, size in blocks.items()
+            if place[0] in self.devices and place not in plugs
+        }

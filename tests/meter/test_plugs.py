@@ -10,7 +10,8 @@ import gc
 import pytest
 from helpers.virtual_gpu import MIB, virtual_card
 
-from pytest_gpumem.meter.allocator import live_blocks, settle
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.meter.allocator import settle
 from pytest_gpumem.meter.plugs import WORKSPACES
 
 
@@ -50,22 +51,22 @@ def test_a_live_graph_s_workspace_stays_allocated_and_others_are_freed(workspace
     of_test = workspace()
     for _ in range(2):
         settle(1)
-        assert live_blocks(1).get(of_graph) == 32 * MIB
-        assert of_test not in live_blocks(1)
+        assert VIEW.live_blocks().get(of_graph) == 32 * MIB
+        assert of_test not in VIEW.live_blocks()
         of_test = workspace()
     graph.reset()
     settle(1)
-    assert of_graph not in live_blocks(1)
+    assert of_graph not in VIEW.live_blocks()
 
 
 def test_a_workspace_goes_with_its_graph_and_one_in_a_common_segment_is_kept(workspace):
     first, of_graph, _ = workspace(9), workspace(9), None
     graph = captured()
     settle(1)
-    assert {first, of_graph} & live_blocks(1).keys()
+    assert {first, of_graph} & VIEW.live_blocks().keys()
     del graph
     settle(1)
-    assert not live_blocks(1)
+    assert not VIEW.live_blocks()
 
 
 def test_garbage_that_would_be_collected_meanwhile_is_taken_for_no_workspace(
@@ -92,7 +93,7 @@ def test_garbage_that_would_be_collected_meanwhile_is_taken_for_no_workspace(
         WORKSPACES.clear(range(1))
     finally:
         gc.set_threshold(*thresholds)
-    assert live_blocks(1)[of_graph] == 9 * MIB
+    assert VIEW.live_blocks()[of_graph] == 9 * MIB
     graph.reset()
     WORKSPACES.clear(range(1))
 
@@ -108,7 +109,7 @@ def test_a_recording_s_end_leaves_a_live_graph_s_workspace(workspace):
     of_graph = workspace()
     graph = captured()
     assert meter.recording() is not None
-    assert live_blocks(1).get(of_graph) == 32 * MIB
+    assert VIEW.live_blocks().get(of_graph) == 32 * MIB
     meter.stop()
     graph.reset()
     torch._C._cuda_clearCublasWorkspaces()

@@ -95,7 +95,10 @@ def mig_instances(visible: str | None) -> list[str]:
     try:
         nvml.nvmlInit()
         try:
-            handles = _all_instances(nvml) if entries is None else _by_name(nvml, entries)
+            if entries is None:
+                handles = _all_instances(nvml)
+            else:
+                handles = [*map(nvml.nvmlDeviceGetHandleByUUID, entries)]
             named = [
                 (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle))
                 for handle in handles
@@ -105,10 +108,6 @@ def mig_instances(visible: str | None) -> list[str]:
     except nvml.NVMLError:
         return []
     return [uuid for name, uuid in named if name == named[0][0]]
-
-
-def _by_name(nvml: Any, entries: Sequence[str]) -> list[Any]:  # noqa: ANN401 - a module without types
-    return [nvml.nvmlDeviceGetHandleByUUID(entry) for entry in entries]
 
 
 def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without types
