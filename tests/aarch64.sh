@@ -91,9 +91,10 @@ run_torch() { # run_torch VERSION
     cat >"$folder/step.py" <<'PYTHON'
 import platform
 import pytest_gpumem
-from pytest_gpumem.devices.virtual.missing_libraries import missing_libraries, torch_libraries
+from pytest_gpumem.devices.torch_build import torch_folder
+from pytest_gpumem.devices.virtual.missing_libraries import missing_libraries
 
-missing = [name for name in missing_libraries(torch_libraries()) if name.startswith(("libcu", "libn"))]
+missing = [name for name in missing_libraries(torch_folder() / "lib") if name.startswith(("libcu", "libn"))]
 pytest_gpumem.use_virtual_gpu("T4")
 import torch
 

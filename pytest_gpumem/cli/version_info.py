@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tabulate import tabulate
 
 from pytest_gpumem.cli.outcome import Outcome
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.torch_build import installed_torch
-from pytest_gpumem.devices.virtual import Status
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.version import __version__
 
@@ -162,7 +162,7 @@ def describe_virtual(facts: dict[str, Any]) -> str:
     """Return whether the virtual GPU works, and which cuDNN it asks for workspaces."""
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
-    status = Status(**facts)
+    status = virtual.Status(**facts)
     if status.problem:
         return f"not built: {status.problem}"
     cudnn = f"cuDNN {format_cudnn(status.cudnn)}"

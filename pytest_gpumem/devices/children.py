@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
-    from pytest_gpumem.devices.virtual import GuessRows
 
 PEAK_RESET: Final = Patch(
     "torch._C",
@@ -51,7 +50,7 @@ class Child(NamedTuple):
     """by device; only those that it used"""
     ended: bool
     """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
-    guesses: GuessRows = ((), ())
+    guesses: virtual.GuessRows = ((), ())
     notes: Sequence[str] = ()
     """sentences on values that were not computed, where all should have been"""
 
@@ -193,7 +192,7 @@ class _Watch:
         self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's number of a device of this process"""
-        self.guesses: Callable[[], tuple[GuessRows, Sequence[str]]] = lambda: (((), ()), ())
+        self.guesses: Callable[[], tuple[virtual.GuessRows, Sequence[str]]] = lambda: (((), ()), ())
         """returns the values that it decided by, and sentences on those that were not computed"""
         self._peaks: dict[int, Peak] = {}
 

@@ -21,18 +21,24 @@ class TorchBuild:
     """the HIP version it was built for, of AMD's ROCm; None for any other build"""
 
 
+def torch_folder() -> Path | None:
+    """Return the folder of the torch that ``import torch`` would bring, or None."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) if folders else None
+
+
 def installed_torch() -> TorchBuild | None:
     """Return the torch that ``import torch`` would bring, or None.
 
     Its ``torch/version.py`` is read as text; torch is not imported.
     """
-    try:
-        spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
+    folder = torch_folder()
+    if folder is None:
         return None
-    folder = Path(next(iter(spec.submodule_search_locations)))
     try:
         source = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:

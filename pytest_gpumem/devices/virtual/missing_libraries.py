@@ -13,7 +13,6 @@ library's, which is loaded before and globally.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import struct
@@ -22,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.torch_build import torch_folder
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.errors import DeviceError
 
@@ -112,17 +112,6 @@ def read_dependencies(path: Path) -> Dependencies:
     )
 
 
-def torch_libraries() -> Path | None:
-    """Return the folder of the libraries of the torch that would be imported, or None."""
-    try:
-        spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / "lib"
-
-
 def missing_libraries(folder: Path) -> list[str]:
     """Return the SONAMEs that torch's libraries in a folder need and that cannot be found, sorted.
 
@@ -182,7 +171,9 @@ def supply_missing_libraries(folder: Path | None = None) -> list[str]:
         DeviceError: torch needs a library that is no CUDA library known here, or a stub cannot be
             loaded.
     """
-    folder = folder or torch_libraries()
+    torch = torch_folder()
+    if folder is None and torch is not None:
+        folder = torch / "lib"
     missing = missing_libraries(folder) if folder is not None else []
     unknown = [name for name in missing if not STUBBED.fullmatch(name)]
     if unknown and len(unknown) < len(missing):
