@@ -46,7 +46,6 @@ WRITTEN = {
         "gpumem prune where pytest collects all tests, and name no tests",
         "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
     ],
-    "cli/reports/history.py": ["pip install 'pytest-gpumem[html]'"],
     "cli/reports/report.py": [
         "pytest --gpumem-json",
         "gpumem prune lists them",
