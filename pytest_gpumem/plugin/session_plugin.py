@@ -117,17 +117,13 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Select the tests that fit a card, and order them, by their baselines."""
+        """Select the tests that fit a card by their baselines."""
         if self.settings.select_fits:
-            from pytest_gpumem.plugin.suites.memory_order import select
+            from pytest_gpumem.plugin.suites.card_fit import select
 
             items[:], left_out, self._selection = select(items, self.settings)
             if left_out:
                 self.config.hook.pytest_deselected(items=left_out)
-        if self.settings.order == "memory":
-            from pytest_gpumem.plugin.suites.memory_order import largest_first
-
-            items[:] = largest_first(items, self.settings)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -85,11 +85,7 @@ class MemorySession:
         return self.runner.run
 
     def begin(self, item: MarkedItem, spec: MemorySpec) -> None:
-        """Open the device for a test; ``run`` stays None where the session has no device.
-
-        Raises:
-            DeviceError: the device cannot be what the test asks for.
-        """
+        """Open the device for a test; ``run`` stays None where the session has no device."""
         device = self.choice.device
         predicted = device is not None and not device.runs_kernels
         self.runner.begin(
@@ -115,9 +111,6 @@ class MemorySession:
 
         Returns:
             the results; none where the error is not one of running out of memory.
-
-        Raises:
-            GpuMemError: the measurement means nothing.
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker

@@ -184,12 +184,6 @@ OPTIONS: Final = (
     ),
     Option("select_fits", "run only the tests whose baselines fit this card: T4", "", "NAME"),
     Option(
-        "order",
-        "the order of tests: as collected, or memory (the largest baselines first)",
-        "collected",
-        choices=("collected", "memory"),
-    ),
-    Option(
         "json",
         "write every result to this file as JSON, for programs",
         "",
@@ -273,7 +267,6 @@ class Settings(NamedTuple):
     guard: Literal["both", "allocated"]
     select_fits: str
     """the canonical name of the card that baselines have to fit; "": all tests run"""
-    order: Literal["collected", "memory"]
     html: Path | None
     """where the page is to be written"""
     json: Path | None
@@ -364,9 +357,6 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card").
         root: the folder that relative folders start from, and relative files of the ini file;
             those of the command line start from the working folder.
-
-    Raises:
-        SpecError: a value that cannot be understood.
     """
     read = {option: get(option) for option in OPTIONS}
     values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}

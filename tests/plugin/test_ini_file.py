@@ -37,7 +37,6 @@ VALUES = {
     "tolerance": "2%, 64MiB",
     "guard": "allocated",
     "select_fits": "L4",
-    "order": "memory",
     "json": "out/report.json",
     "artifact": "gpumem",
     "markdown": "out/report.md",

@@ -117,7 +117,6 @@ ELSEWHERE = {
         "values",
         "guard",
         "select_fits",
-        "order",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Tests selected and ordered by their baselines: those that fit a card, the largest first."""
+"""Tests selected by their baselines: those that fit a card."""
 
 from __future__ import annotations
 
@@ -60,13 +60,3 @@ def select(
     if unknown:
         sentence += f"; {unknown} without baseline left out"
     return fitting, left_out, sentence
-
-
-def largest_first(items: list[pytest.Item], settings: Settings) -> list[pytest.Item]:
-    """Return tests in the order of their baselines' peaks; those without any come last."""
-    store, preferred = BaselineStore(settings.baseline_dir), device_key("virtual", settings.card)
-    peaks = {
-        item: recorded_peak(store, preferred, unique_nodeid(item)) or 0 if is_marked(item) else -1
-        for item in items
-    }
-    return sorted(items, key=lambda item: -peaks[item])

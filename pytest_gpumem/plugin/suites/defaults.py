@@ -30,11 +30,7 @@ _REMEDY: Final = 'write a pattern and arguments: tests/models/*: tolerance="2%",
 
 
 def read_rules(lines: Iterable[str]) -> list[tuple[str, Mapping[str, object]]]:
-    """Return each line's pattern and its arguments.
-
-    Raises:
-        SpecError: a line that is no pattern with arguments.
-    """
+    """Return each line's pattern and its arguments."""
     rules: list[tuple[str, Mapping[str, object]]] = []
     for line in lines:
         # Node ids have colons, two at a time: the pattern ends at the first that stands alone.
@@ -59,11 +55,7 @@ def read_rules(lines: Iterable[str]) -> list[tuple[str, Mapping[str, object]]]:
 
 
 def defaults_of(item: pytest.Item) -> Iterator[Mapping[str, object]]:
-    """Yield the arguments of the marker that hold for a test by its place, the nearest first.
-
-    Raises:
-        SpecError: a line of the ini file that cannot be understood.
-    """
+    """Yield the arguments of the marker that hold for a test by its place, the nearest first."""
     for arguments in item.ihook.pytest_gpumem_defaults(item=item):
         yield arguments or {}
     if RULES not in item.config.stash:

@@ -1,4 +1,4 @@
-"""Tests selected by the card that their baselines fit, and the largest first."""
+"""Tests selected by the card that their baselines fit."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ def test_middle(): mib(200)
 NEW = "\n@pytest.mark.gpu_memory\ndef test_new(): mib(1)\n"
 
 
-def order(session):
+def passed(session):
     return re.findall(r"::test_(\w+) PASSED", session.out)
 
 
-def test_selection_and_order_go_by_baselines(suite):
+def test_the_selection_goes_by_baselines(suite):
     assert suite.run("--gpumem-update-baselines", source=SOURCE).ret == 0
     suite.write("test_it.py", SOURCE + NEW)
     session = suite.run("--gpumem-select-fits=t4", "-v")
     assert session.outcomes == {"passed": 2, "deselected": 3}
-    assert order(session) == ["small", "middle"]
+    assert passed(session) == ["small", "middle"]
     sentence = (
         "gpumem: 2 of 4 marked tests fit a T4 according to their baselines; 1 without baseline "
         "left out"
     )
     assert sentence in session.out
-    session = suite.run("--gpumem-order=memory", "-v")
-    assert order(session) == ["large", "middle", "small", "new", "plain"]
-    suite.write("pytest.ini", "[pytest]\ngpumem_select_fits = L40S\ngpumem_order = memory")
+    suite.write("pytest.ini", "[pytest]\ngpumem_select_fits = L40S")
     session = suite.run("-v")
-    assert order(session) == ["large", "middle", "small"]
+    assert passed(session) == ["small", "large", "middle"]
     listed = suite.run("--co", "-q", "--gpumem-select-fits=T4").out
     assert "test_large" not in listed
-    assert listed.index("test_middle") < listed.index("test_small")
+    assert listed.index("test_small") < listed.index("test_middle")
