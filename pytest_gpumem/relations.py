@@ -153,11 +153,7 @@ def _figure(figure: object, call: str) -> str:
 def read_order(
     chain: object, figure: object, parts: Collection[str]
 ) -> Iterator[tuple[str, Relation]]:
-    """Yield the relations of an order such as "leaf < block <= whole", each with its part.
-
-    Raises:
-        SpecError: the text is no order of parts that were measured.
-    """
+    """Yield the relations of an order such as "leaf < block <= whole", each with its part."""
     call = f"gpu_memory.ordered({shown(chain)}"
     figure = _figure(figure, f"{call}, ")
     names = re.split(_SIGN, chain.strip()) if isinstance(chain, str) else []

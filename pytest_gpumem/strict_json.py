@@ -60,11 +60,7 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def _unique(pairs: list[tuple[str, Any]], texts: dict[str, str]) -> dict[str, Any]:
-    """Return an object's fields, with equal texts of a file as one: a suite's results share many.
-
-    Raises:
-        ValueError: a name stands twice.
-    """
+    """Return an object's fields, equal texts of a file as one: a suite's results share many."""
     fields = {
         name: texts.setdefault(value, value) if type(value) is str else value
         for name, value in pairs

@@ -186,24 +186,6 @@ def kept_gradients(scene: Scene) -> str:
     )
 
 
-def _unused(scene: Scene, gradients: Iterable[Block], began: float) -> Iterator[Block]:
-    """Yield the gradients to which the backward had not added when the peak came.
-
-    To add, the backward makes a block of the gradient's size, gone when it is added: any block of
-    that size is taken for that.
-    """
-    addends = Counter(
-        block.size
-        for block in scene.blocks
-        if began <= block.time <= scene.time and not block.alive(scene.top)
-    )
-    for block in gradients:
-        if addends[block.size]:
-            addends[block.size] -= 1
-        else:
-            yield block
-
-
 def kept_graphs(scene: Scene) -> str:
     """Tell the bytes of activations of earlier forwards that no backward was to free."""
     begun = [call for call in scene.forwards if call.start <= scene.time]

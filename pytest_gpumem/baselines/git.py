@@ -44,11 +44,7 @@ def run_git(*arguments: str, stdin: bytes | None = None) -> bytes:
 
 
 def repository_root(folder: Path | None = None) -> Path:
-    """Return the top of the repository that a folder lies in, by default the working folder.
-
-    Raises:
-        GitError: it lies in none.
-    """
+    """Return the top of the repository that a folder lies in, by default the working folder."""
     where = () if folder is None else ("-C", str(folder))
     return Path(os.fsdecode(run_git(*where, "rev-parse", "--show-toplevel").rstrip(b"\n")))
 

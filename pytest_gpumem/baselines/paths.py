@@ -111,11 +111,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def not_written_is_told(path: Path) -> Iterator[None]:
-    """Turn the system's error, where it lets a file not be written, into one of its baselines.
-
-    Raises:
-        BaselineError: it could not be written.
-    """
+    """Turn the system's error, where it lets a file not be written, into one of its baselines."""
     try:
         yield
     except OSError as error:

@@ -117,11 +117,7 @@ class BaselineStore:
         return self.parts(device_key, module, test).get(part)
 
     def parts(self, device_key: str, module: str, test: str) -> Mapping[str, BaselineEntry]:
-        """The baselines of a test on a device, by its parts; "" is the whole test.
-
-        Raises:
-            BaselineError: the file cannot be understood.
-        """
+        """The baselines of a test on a device, by its parts; "" is the whole test."""
         key = device_key, module
         if key not in self._files:
             try:

@@ -41,9 +41,6 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
     """Measure a commit's tests in a worktree, then those of the working tree beside them.
 
     The second session prints what grew and its cause, and its exit status is the command's.
-
-    Raises:
-        SpecError: git knows no such commit.
     """
     with TemporaryDirectory(prefix="gpumem-compare-") as folder:
         own = ["-o", f"gpumem_baseline_dir={folder}/baselines", "--gpumem-missing-baseline=note"]

@@ -31,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the table of all cards, or the description of the GPU that is here.
-
-    Raises:
-        DeviceError: torch sees no GPU.
-    """
+    """Return the table of all cards, or the description of the GPU that is here."""
     if arguments.here:
         return Outcome(card_file_text(card_here()))
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")
@@ -54,12 +50,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def card_here() -> dict[str, Any]:
-    """Return the fields of a card's file for the first GPU that torch sees.
-
-    Raises:
-        DeviceError: torch sees no GPU, or one with a compute capability that the virtual GPU cannot
-        have.
-    """
+    """Return the fields of a card's file for the first GPU that torch sees."""
     import torch
 
     if not torch.cuda.is_available():
@@ -75,9 +66,6 @@ def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: A
     """Return the fields of a card's file from torch's properties of a device.
 
     The context is an estimate: other processes, and libraries, may take memory as well.
-
-    Raises:
-        DeviceError: the virtual GPU cannot have its compute capability.
     """
     capability = properties.major, properties.minor
     if capability not in LIMITS:

@@ -83,11 +83,7 @@ def add_growth_limit(parser: argparse.ArgumentParser, growth: str) -> None:
 
 
 def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
-    """Return the limit of that option; None where it is not given.
-
-    Raises:
-        SpecError: it cannot be understood.
-    """
+    """Return the limit of that option; None where it is not given."""
     if arguments.fail_on_growth is None:
         return None
     try:
@@ -98,11 +94,7 @@ def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Compare; return the changes in the chosen format.
-
-    Raises:
-        GpuMemError: an argument cannot be understood, or names nothing that can be read.
-    """
+    """Compare; return the changes in the chosen format."""
     words = [arguments.old, arguments.new, *arguments.pytest]
     if arguments.git is not None:
         return compare_with_commit(arguments.git, [word for word in words if word is not None])

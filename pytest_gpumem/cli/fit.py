@@ -90,12 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Try the function on every card; return the table.
-
-    Raises:
-        SpecError: an argument that cannot be used.
-        DeviceError: no such device is here.
-    """
+    """Try the function on every card; return the table."""
     for name in ("size", "start", "limit", "multiple"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= MAX_BATCH:

@@ -128,11 +128,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def own_requirements(extras: Sequence[str] = ()) -> list[str]:
-    """Return this package's requirements, with some of its extras, from its own metadata.
-
-    Raises:
-        SpecError: this is not installed as a package.
-    """
+    """Return this package's requirements, with some of its extras, from its own metadata."""
     try:
         declared = requires(OWN) or []
     except PackageNotFoundError:
@@ -155,9 +151,6 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
 
     Returns:
         the rows "install" of the report that pip's documentation calls "Installation Report".
-
-    Raises:
-        SpecError: pip is missing, or cannot meet the requirements.
     """
     if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
         raise SpecError(

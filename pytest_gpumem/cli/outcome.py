@@ -1,7 +1,8 @@
 """The outcome of a subcommand of ``gpumem``, and helpers of several subcommands.
 
-Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run``, which returns an
-:class:`Outcome` to print. Those about baselines need no device and import no torch.
+Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run``. That returns an
+:class:`Outcome` to print, or raises a GpuMemError for bad input, which ``main`` prints. Those about
+baselines need no device and import no torch.
 """
 
 from __future__ import annotations
@@ -57,11 +58,7 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_max_gib(value: float | None, flag: str = "--max-gib") -> int | None:
-    """Return the bytes of a limit in GiB; None without it.
-
-    Raises:
-        SpecError: it is not a size.
-    """
+    """Return the bytes of a limit in GiB; None without it."""
     if value is None:
         return None
     if not 0 < value < MAX_GIB:  # also refuses NaN
@@ -95,11 +92,7 @@ def show(outcome: Outcome) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write an answer as a file of JSON.
-
-    Raises:
-        ReportError: the file cannot be written.
-    """
+    """Write an answer as a file of JSON."""
     try:
         encoded = json.dumps(document, indent=1) + "\n"
         write_whole(path.absolute(), encoded.encode(), f".{path.name}.new")

@@ -47,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """List stale baselines; delete them with ``--delete``, or after a yes on the terminal.
-
-    Raises:
-        BaselineError: not all tests could be collected.
-    """
+    """List stale baselines; delete them with ``--delete``, or after a yes on the terminal."""
     collected = _collect([each for each in arguments.pytest_arguments if each != "--"])
     folder = Path(collected.directory)
     stale = collected.stale
@@ -86,11 +82,7 @@ class Collected(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _collect(arguments: Sequence[str]) -> Collected:
-    """Have pytest collect all tests; return the answer of the plugin in its session.
-
-    Raises:
-        BaselineError: it could not, or was not asked to collect all.
-    """
+    """Have pytest collect all tests; return the answer of the plugin in its session."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "collected.json"
         command = [

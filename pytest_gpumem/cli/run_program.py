@@ -83,12 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run a program as the command line asks; print its peaks to the standard error.
-
-    Raises:
-        SpecError: an argument that cannot be used.
-        DeviceError: no such device is here.
-    """
+    """Run a program as the command line asks; print its peaks to the standard error."""
     for name in LIMITS:
         read_max_gib(getattr(arguments, name), flag_of(name))
     if not 1 <= arguments.devices <= MAX_DEVICES:

@@ -45,11 +45,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the baselines that were asked for, one in detail, several as a list.
-
-    Raises:
-        BaselineError: none matches.
-    """
+    """Return the baselines that were asked for, one in detail, several as a list."""
     folder = Path(arguments.baseline_dir)
     figures = read_folder(folder)
     trouble = tuple(f"gpumem: {error}" for error in figures.errors)

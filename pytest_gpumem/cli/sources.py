@@ -51,11 +51,7 @@ class SourceError(BaselineError):
 
 
 def read_source(name: str, directory: Path) -> Source:
-    """Read the figures that an argument names.
-
-    Raises:
-        BaselineError: it is none of these, or cannot be read as a whole.
-    """
+    """Read the figures that an argument names."""
     path = Path(name)
     try:
         folder, file = bool(name) and path.is_dir(), path.is_file()

@@ -81,11 +81,7 @@ def _import_module(target: str, name: str) -> Any:  # noqa: ANN401 - a module
 
 
 def takes_size(target: str, step: Callable[..., object]) -> bool:
-    """Return whether a step is called with a size, and not without arguments.
-
-    Raises:
-        SpecError: it needs several arguments, or has no signature.
-    """
+    """Return whether a step is called with a size, and not without arguments."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(step).parameters.values()

@@ -43,11 +43,7 @@ def load_by_default() -> None:
 
 
 def settings_of(config: pytest.Config, namespace: object) -> Settings:
-    """Return the session's settings, read once.
-
-    Raises:
-        UsageError: an option that cannot be understood.
-    """
+    """Return the session's settings, read once."""
     if SETTINGS in config.stash:
         return config.stash[SETTINGS]
 

@@ -142,11 +142,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:
-    """Return the report in a file.
-
-    Raises:
-        ReportError: the file is not one that this version can read.
-    """
+    """Return the report in a file."""
     name = str(path)
     try:
         content = Path(path).read_bytes()

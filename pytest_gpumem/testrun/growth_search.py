@@ -43,11 +43,7 @@ GARBAGE_TOO: Final = Note(
 
 
 def require_steps(run: Run) -> None:
-    """Refuse to judge a test that is to be steady and has too few steps.
-
-    Raises:
-        SpecError: it has too few.
-    """
+    """Refuse to judge a test that is to be steady and has too few steps."""
     number = len(run.meter.steps.ends)
     if run.spec.steady and number < MIN_STEPS:
         raise SpecError(

@@ -82,11 +82,7 @@ class Runner:
         record: bool,
         values: Values = "off",
     ) -> None:
-        """Open the device for a test; ``run`` stays None where the session has no device.
-
-        Raises:
-            DeviceError: the device cannot be what the test asks for.
-        """
+        """Open the device for a test; ``run`` stays None where the session has no device."""
         from pytest_gpumem.meter.block import activate
         from pytest_gpumem.testrun.run import Run
 

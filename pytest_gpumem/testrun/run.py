@@ -197,11 +197,7 @@ class Run:
         return _tightest(self.spec.bytes_of("max_gib"), card_bytes)
 
     def part(self, name: str, declared: dict[str, object]) -> AbstractContextManager[PartFigures]:
-        """Measure a named part; the same name again counts to the same part.
-
-        Raises:
-            SpecError: a mistake in the name or the declaration.
-        """
+        """Measure a named part; the same name again counts to the same part."""
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
@@ -249,11 +245,7 @@ class Run:
         }
 
     def order(self, chain: object, figure: object) -> None:
-        """Hold parts to an order of their figures.
-
-        Raises:
-            SpecError: a mistake in the order.
-        """
+        """Hold parts to an order of their figures."""
         for name, relation in read_order(chain, figure, self.parts):
             self.parts[name].relations += (relation,)
 

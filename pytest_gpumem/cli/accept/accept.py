@@ -123,12 +123,7 @@ class _Accepted:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Show the changes, ask, and write the baselines.
-
-    Raises:
-        GpuMemError: an argument, a report or a baseline cannot be understood, or a report is not of
-            this project and commit.
-    """
+    """Show the changes, ask, and write the baselines."""
     if arguments.run is None:
         if not arguments.reports:
             raise SpecError(
@@ -391,11 +386,7 @@ def _write(
     *,
     sure: bool,
 ) -> Outcome:
-    """Show the changes, ask unless ``sure``, and write; ``told`` are lines of refused tests.
-
-    Raises:
-        BaselineError: a file cannot be read or written, or an entry not; none is written.
-    """
+    """Show the changes, ask unless ``sure``, and write; ``told`` are lines of refused tests."""
     source = names[0] if len(names) == 1 else f"{len(names)} reports"
     remarks = [
         f"{name} was made with uncommitted changes"

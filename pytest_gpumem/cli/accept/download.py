@@ -27,9 +27,6 @@ def downloaded(run: str, artifact: str) -> Iterator[tuple[Path, list[Path]]]:
     Args:
         run: the address of the run, or its number in the repository of the working folder.
         artifact: a name, or a pattern of names; "" of all.
-
-    Raises:
-        ReportError: the address is none, ``gh`` is missing or refuses, or the run has no report.
     """
     match = _URL.fullmatch(run)
     if match is None and not (run.isascii() and run.isdigit()):

@@ -20,9 +20,6 @@ def chooser(expression: str) -> Callable[[str], bool]:
     """Return whether an expression is true of a test's nodeid.
 
     A name is true of each nodeid that has it in it, whatever the case of its letters.
-
-    Raises:
-        SpecError: it is no expression.
     """
     tokens = _TOKEN.findall(expression)
     names = [token for token in tokens if token not in _WORDS]

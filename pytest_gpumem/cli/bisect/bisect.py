@@ -155,11 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search; return the release or commit, its figures and its cause.
-
-    Raises:
-        SpecError: arguments that cannot be used, or ends that cannot be compared.
-    """
+    """Search; return the release or commit, its figures and its cause."""
     if arguments.across is not None:
         if arguments.git is not None:
             raise SpecError(
@@ -199,11 +195,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the package or repository, the two ends, and the tests.
-
-    Raises:
-        SpecError: these are too few.
-    """
+    """Return the package or repository, the two ends, and the tests."""
     words = [*arguments.words, *arguments.pytest_arguments]
     if arguments.git is not None:
         words.insert(0, str(arguments.git))
@@ -223,11 +215,7 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
 
 
 def check_tests(arguments: argparse.Namespace) -> None:
-    """Check that the named tests' files exist, before anything is installed.
-
-    Raises:
-        SpecError: a file is missing.
-    """
+    """Check that the named tests' files exist, before anything is installed."""
     if "--pyargs" in arguments.pytest_arguments:
         return
     for test in arguments.words[3 if arguments.git is None else 2 :]:

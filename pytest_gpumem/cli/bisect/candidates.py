@@ -34,11 +34,7 @@ class Candidates(NamedTuple):
 
 
 def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> Candidates:
-    """Return the releases of a package from the good one to the bad one.
-
-    Raises:
-        SpecError: a version that is none, or that the index does not have.
-    """
+    """Return the releases of a package from the good one to the bad one."""
     first, last = sorted(_version(package, name) for name in (good, bad))
     if first == last:
         raise SpecError(
@@ -70,11 +66,7 @@ def _directed(oldest_first: list[str], *, falls: bool) -> Candidates:
 
 
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
-    """Return all releases that pip finds for this Python, by ``pip index versions``.
-
-    Raises:
-        SpecError: pip is missing, knows no such package, or reaches no index.
-    """
+    """Return all releases that pip finds for this Python, by ``pip index versions``."""
     if find_spec("pip") is None:
         raise SpecError(
             "gpumem bisect",
@@ -114,11 +106,7 @@ def _version(package: str, text: str) -> Version:
 
 
 def commits_between(repository: Path, good: str, bad: str) -> Candidates:
-    """Return the commits from the good one to the bad one along first parents, with both ends.
-
-    Raises:
-        SpecError: git does not know them, or neither leads to the other.
-    """
+    """Return the commits from the good one to the bad one along first parents, with both ends."""
     try:
         first, last = (_commit(repository, name) for name in (good, bad))
         later = _commits_after(repository, first, last)

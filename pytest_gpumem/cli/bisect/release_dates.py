@@ -35,11 +35,7 @@ TIMEOUT: Final = 60
 
 
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
-    """Return the newest release of another package, at most a day younger than a package's.
-
-    Raises:
-        SpecError: the index does not tell when they were uploaded, or had no release of the other.
-    """
+    """Return the newest release of another package, at most a day younger than a package's."""
     asked = f"--as-of {neighbour}"
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))

@@ -37,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the growth.
-
-    Raises:
-        GpuMemError: a file is no snapshot, or an argument cannot be understood.
-    """
+    """Return the growth."""
     limit = growth_limit(arguments)
     old, new = (
         held_memory(read_dump(name), at_end=arguments.at_end)

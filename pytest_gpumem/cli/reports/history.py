@@ -46,11 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the history that was asked for.
-
-    Raises:
-        GpuMemError: it cannot be read, or nothing in it matches.
-    """
+    """Return the history that was asked for."""
     name = (arguments.nodeid or "").removeprefix("./")
     limit = arguments.commits
     if limit is not None and limit < 1:

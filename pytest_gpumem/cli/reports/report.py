@@ -83,11 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the reports in the chosen form, or write them.
-
-    Raises:
-        GpuMemError: a report cannot be read or merged, or not be as short, or not be written.
-    """
+    """Return the reports in the chosen form, or write them."""
     limit = arguments.limit
     if arguments.format in FORMATS and limit is not None:
         problem = "only Markdown can be shortened"
@@ -181,11 +177,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
 
 
 def _write_files(files: Mapping[str, Iterable[str]]) -> None:
-    """Write files: all of them, or none where one cannot be made.
-
-    Raises:
-        ReportError: one cannot be made or written; older files stay as they were.
-    """
+    """Write files: all of them, or none where one cannot be made."""
     written: list[NewContent] = []
     path = ""
     try:

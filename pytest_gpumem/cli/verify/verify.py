@@ -77,13 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Measure, predict, compare.
-
-    Raises:
-        DeviceError: this machine has no GPU, or one that the virtual GPU cannot be.
-        ReportError: the file cannot be written.
-        SpecError: the file is another than one of this command.
-    """
+    """Measure, predict, compare."""
     if arguments.json is not None:
         require_replaceable(arguments.json, "verify", f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
@@ -113,11 +107,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run the battery in a process of its own; return its figures.
-
-    Raises:
-        DeviceError: it ended without them.
-    """
+    """Run the battery in a process of its own; return its figures."""
     command = [sys.executable, *CHILD, str(out), *arguments]
     subject = "gpumem verify"
     # What Inductor compiles for the first time, it tries; what an earlier process compiled, it
@@ -143,11 +133,7 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """Return a GPU's name for a reader, and the card of the virtual one: a name, or a file's path.
-
-    Raises:
-        DeviceError: the virtual GPU cannot have its compute capability.
-    """
+    """Return a GPU's name for a reader, and the virtual one's card: a name, or a file's path."""
     for card in CARDS.values():
         if card.device_name == device["device_name"] and card.sm_count == device["sm_count"]:
             return card.name, card.name
