@@ -15,6 +15,7 @@ from pytest_gpumem.sizes import (
     KIB,
     MIB,
     Tolerance,
+    duration,
     format_size,
     gib,
     parse_size,
@@ -383,3 +384,9 @@ def test_a_tolerance_that_is_a_sum_allows_both_parts_together():
     for text in ("1% + 2%", "1MiB + 2MiB", "1% + 128", "1% + 1% + 1MiB", "1% +"):
         with pytest.raises(SpecError):
             parse_tolerance(text)
+
+
+def test_time_is_told_in_one_unit():
+    assert [duration(it) for it in (0.2, 45, 89, 90, 3600, 5399, 9000)] == [
+        *("1 s", "45 s", "89 s", "2 min", "60 min", "90 min", "2 h"),
+    ]

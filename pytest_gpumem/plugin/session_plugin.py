@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.result import Outcome
     from pytest_gpumem.plugin.item_hooks import ItemHooks
-    from pytest_gpumem.plugin.recording_progress import RecordingProgress
     from pytest_gpumem.report.model import Origin
     from pytest_gpumem.report.parts.styles import StyledText
     from pytest_gpumem.session.outputs import Published
@@ -88,7 +87,6 @@ class GpuMemPlugin:
         self._items = items
         self._published: list[Published] = []
         self._reports_shown = False
-        self._progress: RecordingProgress | None = None
         self._cards: tuple[str, ...] = ()
         """the cards that the session's marked tests name; none where one of them names none"""
         self._selection = ""
@@ -212,22 +210,6 @@ class GpuMemPlugin:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
             if "gpumem_unmeasured" in properties:
                 self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
-
-    def pytest_runtest_logfinish(self) -> None:
-        """Show the progress of a long recording."""
-        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
-        if not self.settings.update_baselines or self._worker or terminal is None:
-            return
-        if terminal.verbosity < 0 or not screen_of(terminal).interactive:
-            return
-        if self._progress is None:
-            from pytest_gpumem.plugin.recording_progress import RecordingProgress
-
-            self._progress = RecordingProgress()
-        line = self._progress.finish(terminal._session.testscollected)
-        if line:
-            terminal.ensure_newline()
-            terminal.write_line(f"gpumem: {line}")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Gather the files that were skipped as a whole."""
