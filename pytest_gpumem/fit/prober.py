@@ -104,7 +104,18 @@ class Prober:
         """Measure the growth of ``step(size)``'s memory; see ``gpu_memory.scaling``."""
         call = "gpu_memory.scaling"
         _check_step(call, step)
-        checked_sizes = _checked_sizes(call, sizes)
+        members: list[int] = []
+        with suppress(TypeError):
+            members = list(sizes)
+        for size in members:
+            _check_number(call, "sizes", size)
+        if len(set(members)) < 2:  # noqa: PLR2004 - a line has two points
+            raise SpecError(
+                f"{call}(sizes={shown(sizes)})",
+                "a line needs two different sizes",
+                "write for example sizes=[8, 16, 32]",
+            )
+        checked_sizes = sorted(set(members))
         if predict is not None:
             _check_number(call, "predict", predict)
         began = time.monotonic()
@@ -203,18 +214,3 @@ def _check_number(call: str, name: str, value: object) -> None:
             f"{name} must be a whole number from 1 to {MAX_BATCH:,}",
             f"write for example {name}=8",
         )
-
-
-def _checked_sizes(call: str, sizes: object) -> list[int]:
-    members: list[int] = []
-    with suppress(TypeError):
-        members = list(sizes)  # type: ignore[call-overload] # that is being tried
-    for size in members:
-        _check_number(call, "sizes", size)
-    if len(set(members)) < 2:  # noqa: PLR2004 - a line has two points
-        raise SpecError(
-            f"{call}(sizes={shown(sizes)})",
-            "a line needs two different sizes",
-            "write for example sizes=[8, 16, 32]",
-        )
-    return sorted(set(members))

@@ -14,7 +14,7 @@ from pytest_gpumem.report.text import mib, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pytest_gpumem.baselines.changes import Changes, EntryChange
     from pytest_gpumem.measurement import BaselineEntry
@@ -44,7 +44,19 @@ def table(changes: Changes, width: int = 80) -> str:
         moves = [move for move in changes.alone if move.kind is kind]
         if moves:
             title = f"{kind}, in MiB" if kind is not ChangeKind.OUT_OF_MEMORY else str(kind)
-            blocks.append(f"{title}\n{named_table(titles, _grouped_rows(moves, width), width)}")
+            groups: dict[tuple[str, str], list[EntryChange]] = {}
+            for move in moves:
+                groups.setdefault((move.key.module, move.key.device), []).append(move)
+            rows: list[tuple[str, ...]] = []
+            for (module, device), members in groups.items():
+                on = f" on {device}"
+                rows.append((f"{shortened(printable(module), max(width - len(on), 1))}{on}",))
+                for move in members:
+                    name = f"  {printable(move.key.name)}"
+                    for cells in _peak_cells(move):
+                        rows.append((name, *cells))
+                        name = ""  # of the first of its rows alone
+            blocks.append(f"{title}\n{named_table(titles, rows, width)}")
     notes = [wrapped("cause: ", cause, width) for cause in _causes(changes)]
     notes += [wrapped("note: ", note, width) for note in _notes(changes)]
     return "\n\n".join([*blocks, "\n".join(notes)] if notes else blocks)
@@ -53,23 +65,6 @@ def table(changes: Changes, width: int = 80) -> str:
 def _counts(changes: Changes) -> str:
     counter = count_changes(changes.entries)
     return ", ".join(f"{number} {kind}" for kind, number in counter.items()) or "no figures"
-
-
-def _grouped_rows(moves: Sequence[EntryChange], width: int) -> list[tuple[str, ...]]:
-    """Return a row for each peak that moved, below the file and device of each group."""
-    groups: dict[tuple[str, str], list[EntryChange]] = {}
-    for move in moves:
-        groups.setdefault((move.key.module, move.key.device), []).append(move)
-    rows: list[tuple[str, ...]] = []
-    for (module, device), members in groups.items():
-        on = f" on {device}"
-        rows.append((f"{shortened(printable(module), max(width - len(on), 1))}{on}",))
-        for move in members:
-            name = f"  {printable(move.key.name)}"
-            for cells in _peak_cells(move):
-                rows.append((name, *cells))
-                name = ""  # of the first of its rows alone
-    return rows
 
 
 def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:

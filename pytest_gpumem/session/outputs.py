@@ -133,11 +133,11 @@ def _json(report: Report, created: datetime, _settings: Settings) -> str:
     return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
-def _markdown(report: Report, created: datetime, _settings: Settings) -> str:
-    return markdown(report, when=_minute(created))
-
-
-_WRITERS: Final = {"html": _page, "json": _json, "markdown": _markdown}
+_WRITERS: Final = {
+    "html": _page,
+    "json": _json,
+    "markdown": lambda report, created, _: markdown(report, when=_minute(created)),
+}
 """by the option of the file: its text; each imports its format when it is asked for"""
 
 

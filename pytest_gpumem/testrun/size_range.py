@@ -121,7 +121,22 @@ def _ranged(
             cap = run.limit or run.info.total_memory
             high = tuple(widened(peak, alternatives.margin, cap, full=unfit > 0) for peak in high)
         spanned = PeakRange(low, high, alternatives.reason, alternatives.judged)
-        results[part] = part_spec, _with_range(measurement, spanned)
+        figures = []
+        for name in ("allocated", "reserved"):
+            sizes = [
+                format_size(max(getattr(peak, name) for peak in peaks))
+                for peaks in (spanned.least, spanned.most)
+            ]
+            if sizes[0] != sizes[1]:
+                figures.append(f"{name} {sizes[0]} to {sizes[1]}")
+        notes = [note for note in measurement.notes if note.kind not in TOLD]
+        if figures:
+            judged = "; the largest figures are compared with limits" if spanned.judged else ""
+            if tuple(map(unpinned, measurement.peaks)) == spanned.most:
+                judged = "; the test's figures are the largest"
+            sentence = f"{', '.join(figures)}: {spanned.reason}{judged}"
+            notes.append(Note(NoteKind.WORKSPACES, sentence))
+        results[part] = part_spec, replace(measurement, range=spanned, notes=tuple(notes))
     return results
 
 
@@ -149,23 +164,3 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
         return Peak(max(peak.allocated, cap), max(peak.reserved, cap))
     reserved = min(cap, peak.reserved * (100 + percent) // 100)
     return Peak(peak.allocated, max(peak.reserved, reserved))
-
-
-def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
-    """Return a measurement with its range, and a note of it unless its ends are the same."""
-    figures = []
-    for name in ("allocated", "reserved"):
-        low, high = (
-            format_size(max(getattr(peak, name) for peak in peaks))
-            for peaks in (spanned.least, spanned.most)
-        )
-        if low != high:
-            figures.append(f"{name} {low} to {high}")
-    notes = [note for note in measurement.notes if note.kind not in TOLD]
-    if figures:
-        judged = "; the largest figures are compared with limits" if spanned.judged else ""
-        if tuple(map(unpinned, measurement.peaks)) == spanned.most:
-            judged = "; the test's figures are the largest"
-        sentence = f"{', '.join(figures)}: {spanned.reason}{judged}"
-        notes.append(Note(NoteKind.WORKSPACES, sentence))
-    return replace(measurement, range=spanned, notes=tuple(notes))
