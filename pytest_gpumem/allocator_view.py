@@ -674,7 +674,6 @@ def _bound(wrapper: Callable[..., Any], binding: Callable[..., Any]) -> Callable
 
 
 def _figures(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield each figure of nested statistics, with the keys that lead to it."""
     for key, value in stats.items():
         if isinstance(value, dict):
             yield from _figures(value, (*path, key))

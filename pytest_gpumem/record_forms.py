@@ -77,7 +77,6 @@ class Forms:
         return form
 
     def _in_file(self, kind: Any) -> Any:  # noqa: ANN401 - types
-        """Return the type of a field in a file, by that of the record."""
         if kind in {int, measurement.Signed}:
             return Bytes if kind is int else Signed
         if kind in self._forms:

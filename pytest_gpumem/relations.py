@@ -231,7 +231,6 @@ def _relation_to(name: str, value: str, part: str) -> Relation | None:
 
 
 def _part_name(name: str, value: object, parts: Collection[str], call: str) -> str:
-    """Return the name of a part that is given by its name or its figures."""
     part = value if isinstance(value, str) else getattr(value, "part", None)
     if isinstance(part, str) and part in parts:
         return part

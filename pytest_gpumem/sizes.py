@@ -212,7 +212,6 @@ def parse_tolerance(value: object) -> Tolerance:
 
 
 def _tolerance_part(part: object, whole: object) -> Fraction | int:
-    """Return a Fraction for a percentage, an int for a size."""
     if isinstance(part, str):
         if match := _PERCENTAGE.fullmatch(part.strip()):
             return _fraction(match[1]) / 100

@@ -79,7 +79,6 @@ class WrappedFunctions:
         stack.callback(self._around[function].remove, around)
 
     def _renew(self, function: FunctionType) -> None:
-        """Give a function the code that it should have now."""
         own, layers = self._own[function], self._around[function]
         if not layers:
             function.__code__ = own

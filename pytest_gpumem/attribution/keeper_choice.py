@@ -136,7 +136,6 @@ def _takes(left: Counter[int], size: int) -> bool:
 
 
 def _until(blocks: Sequence[KeptBlock], among: Collection[int], nbytes: int) -> tuple[int, ...]:
-    """Return the first blocks that have so many bytes together."""
     chosen: list[int] = []
     for at in among:
         if _bytes(blocks, chosen) >= nbytes:

@@ -416,7 +416,6 @@ def _of_attribute(owner: object, node: _Node) -> tuple[str, ...]:
 
 
 def _key_of(mapping: object, value: object) -> str:
-    """Return the key of an object in a mapping; "" where it is in none."""
     if not isinstance(mapping, Mapping):
         return ""
     return next((str(key) for key, member in list(mapping.items()) if member is value), "")
@@ -439,7 +438,6 @@ def _parents() -> dict[int, object]:
 
 
 def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
-    """Yield id and name of the values of a frame's local variables."""
     values, code, current = frame.f_locals, frame.f_code, frame.f_lineno
     lines = assignments(code)
     file = PurePath(code.co_filename).name

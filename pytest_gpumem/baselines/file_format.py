@@ -217,12 +217,10 @@ def _convert(filename: str, value: object, kind: type[_T], place: str) -> _T:
 
 
 def _record(form: object, record: type[_T]) -> _T:
-    """Return the record that a form of it has the fields of."""
     return msgspec.convert(form, record, from_attributes=True)
 
 
 def _fields(record: object, form: type) -> Any:  # noqa: ANN401 - JSON
-    """Return a record as plain data of its form."""
     return msgspec.to_builtins(msgspec.convert(record, form, from_attributes=True))
 
 
@@ -234,7 +232,6 @@ def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str
 def _read_test(
     filename: str, value: object, place: str, provenances: Mapping[str, Provenance]
 ) -> dict[str, BaselineEntry]:
-    """Return a test's entries by part."""
     own = _convert(filename, value, dict[str, Any], place)
     parts = _convert(filename, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
     if WHOLE_TEST in parts:

@@ -335,7 +335,6 @@ class BaselineStore:
 
 
 def _checked_file(baseline: NewBaseline) -> tuple[str, str]:
-    """Return the device and module of a new baseline's file."""
     check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
     return baseline.device.key, baseline.module
 

@@ -97,7 +97,6 @@ class Prober:
         return replace(search.result(), left=leaked)
 
     def _held(self) -> int:
-        """Return the bytes that are held on all devices."""
         return sum(peak.allocated for peak in self.meter.counted())
 
     def scaling(self, step: Step, sizes: Iterable[int], predict: int | None = None) -> Scaling:

@@ -104,7 +104,6 @@ class Scaling:
         return replace(self, prediction=prediction)
 
     def __str__(self) -> str:
-        """Return the scaling in one sentence."""
         sizes = ", ".join(str(size) for size, _ in self.points)
         sentence = (
             f"{format_size(self.fixed)} and {format_size(self.per_sample)} a sample allocated, "

@@ -115,7 +115,6 @@ class Largest:
         return not self.holes and not self.dips
 
     def __str__(self) -> str:
-        """Return the answer in one sentence."""
         number = f"{len(self.probes)} probe{'s' * (len(self.probes) != 1)}"
         if self.stopped == "interrupted":
             state = f"{self.value} fits" if self.value else "no value is known to fit"
@@ -292,7 +291,6 @@ class Search:
         return unit if self._limit is None else min(unit, self._limit)
 
     def _between(self, low: int, high: int) -> int:
-        """Return a value between one that fits and one that does not."""
         self._guided += 1
         end = self._end("allocated")
         blind = self._guided > GUIDED and self._guided % 2
@@ -338,7 +336,6 @@ class Search:
         return step
 
     def _points(self) -> list[Probe]:
-        """Return the values that fit, in their order."""
         return sorted((probe for probe in self.probes if probe.fits), key=lambda probe: probe.value)
 
     def _check(self, high: int) -> int | None:

@@ -158,7 +158,6 @@ def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
 
 
 def _by_function(keys: Iterable[SiteKey]) -> dict[tuple[str, str, str], list[SiteKey]]:
-    """Return sites' keys by file, function and category, where the function is known."""
     groups: dict[tuple[str, str, str], list[SiteKey]] = {}
     for key in keys:
         path, function, _, category = key

@@ -327,7 +327,6 @@ def _place_of_row(row: BreakdownRow) -> tuple[str, int]:
 
 
 def _is_edited(row: BreakdownRow) -> bool:
-    """Return whether a row's line is the baseline's with another text."""
     code = row.site.code if row.site else ""
     return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
 

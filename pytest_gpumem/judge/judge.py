@@ -111,7 +111,6 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     lead: Lead | None = None,
     advice: str = "",
 ) -> Verdict:
-    """Return a verdict with the notes that every kind has."""
     measurement, entry, error = case.measurement, case.entry, case.lookup.error
     notes = [*notes, *measurement.notes]
     if case.fullest is not None and kind not in _TABLED:
@@ -376,7 +375,6 @@ def _of_which(measurement: Measurement) -> str:
 
 
 def _held_by(measurement: Measurement) -> Iterator[Note]:
-    """Yield a note on each holder of leaked memory."""
     for holder in measurement.stayed.holders if measurement.stayed else ():
         size = format_size(holder.nbytes)
         sentence = f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
@@ -499,7 +497,6 @@ def _compared(case: Case) -> Verdict:
 
 
 def _pinned_uncompared(case: Case) -> Iterator[str]:
-    """Yield why pinned memory is not compared with its baseline."""
     measurement = case.measurement
     if not case.spec.baseline:
         return

@@ -305,7 +305,6 @@ class UpdateCommand:
     """those of :attr:`Policy.repeated`"""
 
     def __str__(self) -> str:
-        """Return the words as they are typed."""
         words = [*self.launcher, *self.targets, *self.options]
         return shlex.join(words if self.launcher[:1] == ("gpumem",) else [*words, UPDATE_OPTION])
 

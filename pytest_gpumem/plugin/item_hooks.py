@@ -166,7 +166,6 @@ class ItemHooks:
 
     @contextlib.contextmanager
     def _phase(self) -> Iterator[None]:
-        """Note that a test's own code runs inside."""
         outer, self._phase_runs = self._phase_runs, True
         try:
             yield
@@ -230,7 +229,6 @@ class ItemHooks:
 
     @staticmethod
     def _skip_or_fail(item: pytest.Item, reason: str, *, skip: bool) -> None:
-        """End the set-up of a test without a device."""
         if not skip:
             raise Failed(f"gpumem: {reason}")
         item.user_properties.append(("gpumem_skipped", reason))

@@ -135,7 +135,6 @@ class GpuMemPlugin:
     # -- the header --
 
     def _device_header(self) -> list[str]:
-        """Return the sentences at the head of the session."""
         from pytest_gpumem.session.terminal_summary import device_header
 
         return device_header(choice_of(self.config), self.settings, self._cards)
@@ -308,7 +307,6 @@ class GpuMemPlugin:
         self._show_reports(terminalreporter)
 
     def _show_reports(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show where the reports are, and GitHub's annotations."""
         self._reports_shown = True
         for report in self._published:
             if report.failed or terminalreporter.verbosity >= 0:

@@ -107,7 +107,6 @@ class StaleHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _find(self) -> list[Key]:
-        """Look through the baselines, where all was collected."""
         if not self.collection.partial and not self.collection.tests:
             self.collection.partial = "no test was collected"
         if self.collection.partial:

@@ -263,7 +263,6 @@ class Observer:
         return entry[1] if entry and entry[0]() is module else type(module).__name__
 
     def _see_all(self, root: Module) -> None:
-        """Note the tensors and the paths of a module and of all modules in it."""
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = _Tree(root)
@@ -279,7 +278,6 @@ class Observer:
         self._see_parameters([parameter], [name])
 
     def _see_parameters(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Note parameters with their names."""
         for parameter, name in zip(parameters, names, strict=True):
             entry = self._parameters.get(id(parameter))
             if entry is None or entry[1] != name or entry[0]() is not parameter:
@@ -390,7 +388,6 @@ class Observer:
         self._sweep("optimizer state", tensors, names)
 
     def _begin(self, name: Literal["backward", "optimizer"]) -> int:
-        """Note a pass that begins, and return its number."""
         return self._recording.pass_log.begin(name, beginning(), users_line(sys._getframe(2)))
 
     def _end_failed_step(self) -> None:

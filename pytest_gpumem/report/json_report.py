@@ -174,7 +174,6 @@ def schema() -> dict[str, Any]:
 
 
 def _checked(record: object, kind: type, name: str) -> object:
-    """Return a record as plain data, which :func:`loads` reads."""
     try:
         return msgspec.to_builtins(msgspec.convert(record, kind, from_attributes=True))
     except (msgspec.ValidationError, UnicodeError) as error:

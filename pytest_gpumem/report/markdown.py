@@ -161,7 +161,6 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
 
 
 def _details(result: Result) -> Iterator[str]:
-    """Yield a failure's figures and where they come from, folded."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
     facts = [(title, prose(fact)) for title, fact in shortage_facts(result, oom)]

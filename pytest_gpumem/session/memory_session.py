@@ -54,7 +54,6 @@ class MemorySession:
         progress: Callable[[str], None],
         launcher: tuple[str, ...] = ("pytest",),
     ) -> None:
-        """Measure a session's tests; the launcher is that of :attr:`Policy.launcher`."""
         self.settings = settings
         self.runner = Runner(choice, root, progress, settings.values)
         self._explain_policy = ExplainPolicy(

@@ -56,7 +56,6 @@ class SessionResults:
         """ranks of torchrun's that the results are of; 0: torchrun started none"""
 
     def __bool__(self) -> bool:
-        """Whether anything is to be shown."""
         return bool(
             self._unread
             or self._read
@@ -126,7 +125,6 @@ class SessionResults:
         return self._read
 
     def _read_pending(self) -> None:
-        """Read the results that came since the last time."""
         if not self._unread:
             return
         from pytest_gpumem.report.serialize import from_text

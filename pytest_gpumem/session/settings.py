@@ -424,7 +424,6 @@ def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
-    """Return an option's checked value."""
     if option.name in FILES:
         _require_possible(root / str(value), f"{where}={value}", FILES[option.name].example)
         return _output_path(option.name, str(value), where, root)
@@ -478,7 +477,6 @@ def _require_possible(path: Path, argument: str, example: str) -> None:
 
 
 def _output_path(option: str, value: str, where: str, root: Path) -> Path | None:
-    """Return the path of a report; None where no option asks for it."""
     from importlib.util import find_spec
 
     on_command_line = where.startswith("--")

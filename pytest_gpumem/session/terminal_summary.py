@@ -240,7 +240,6 @@ def _told(sentence: str, width: int) -> list[Line]:
 
 
 def _every_test(session_results: SessionResults, verbosity: int, width: int) -> list[Line]:
-    """Return the table of tests, that of cards, and the numbers of each verdict."""
     results = session_results.results()
     table = summary_table(results, verbosity, width)
     lines: list[Line] = []

@@ -119,7 +119,6 @@ class EditFinder:
 
 
 def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
-    """Return the places where memory grew: lines, and the stacks of their blocks."""
     from pytest_gpumem.attribution.attributor import origin_of
 
     assert result.measurement is not None  # noqa: S101 - for the type checker

@@ -196,7 +196,6 @@ def grown_blocks(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block
 def _pairs(
     blocks: Iterable[Block], others: Iterable[Block], key: Callable[[Block], object]
 ) -> dict[Block, Block]:
-    """Return pairs of blocks with the same key, each block in one pair at most."""
     waiting: defaultdict[object, list[Block]] = defaultdict(list)
     for block in others:
         waiting[key(block)].append(block)
@@ -219,7 +218,6 @@ def _stack_and_size(block: Block) -> tuple[object, ...]:
 def _lines(
     run: Run, index: int, recording: Recording | None, ends: Sequence[StepEnd]
 ) -> tuple[Site, ...]:
-    """Return the lines that allocated the growth of a device in the last half of the steps."""
     device = run.meter.devices[index]
     return block_sites(recording, device, lambda blocks: grown_blocks(blocks, ends), run.root)
 

@@ -93,7 +93,6 @@ class Judging:
     def _look_up(
         self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo, edits: tuple[Edit, ...]
     ) -> Lookup:
-        """Look for the baseline of a test or part, in each store."""
         if not spec.baseline:
             return Lookup()
         place = (self._policy.against or device.key, *split_nodeid(nodeid), part)

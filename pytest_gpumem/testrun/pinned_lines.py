@@ -45,7 +45,6 @@ class PinWatch:
 
     @staticmethod
     def _pinned() -> int:
-        """Return all bytes that were ever pinned."""
         return pinned_stats().owned.get("allocated", 0)
 
     def _see(self, frame: FrameType, event: str, _argument: Any) -> None:  # noqa: ANN401 - unused

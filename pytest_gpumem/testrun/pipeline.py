@@ -71,7 +71,6 @@ class Pipeline:
     """Brings marked tests that have ended to their results."""
 
     def __init__(self, runner: Runner, policy: ExplainPolicy, judging: Judging) -> None:
-        """Bring tests to their results."""
         self._runner = runner
         self._policy = policy
         self._judging = judging

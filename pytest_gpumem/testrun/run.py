@@ -207,7 +207,6 @@ class Run:
     def _part(
         self, name: str, spec: MemorySpec, relations: tuple[Relation, ...]
     ) -> Iterator[PartFigures]:
-        """Measure a named part, as it is declared."""
         cap = None if self._uncapped else _tightest(self.limit, spec.bytes_of("max_gib"))
         figures = PartFigures(name)
         try:

@@ -285,7 +285,6 @@ class _Stage:
                 self._plugs.fill()
 
     def _meet(self, number: int, *, is_late: bool) -> None:
-        """Meet a request."""
         size, request = self._sizes[number], self._script.requests[number]
         if not size:
             return

@@ -63,7 +63,6 @@ class Event(msgspec.Struct):
     frames: list[Frame] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an allocation or a free without an address."""
         if self.addr < 0 and self.action in {"alloc", "free_requested"}:
             raise ValueError(f"{self.action} without an address")
 

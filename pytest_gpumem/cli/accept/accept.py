@@ -138,7 +138,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -> Outcome:
-    """Accept the reports in files."""
     chosen = None if arguments.expression is None else chooser(arguments.expression)
     checkout = checkout_of(Path())
     reports = [(str(os.path.relpath(path, above)), read_report(path)) for path in paths]
@@ -243,7 +242,6 @@ def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) 
 
 
 def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
-    """Return the folder that a report's baselines belong to."""
     if chosen is not None:
         return Path(chosen)
     name, folder = merged.origin_names[index], merged.report.origins[index].folder

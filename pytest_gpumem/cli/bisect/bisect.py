@@ -379,7 +379,6 @@ class Bisection:
         return steps
 
     def _command(self, good: str, bad: str) -> str:
-        """Return the command that searches between two versions."""
         arguments = self._arguments
         ends = [name[:12] if name in self._titles else name for name in (good, bad)]
         of_releases = arguments.git is None

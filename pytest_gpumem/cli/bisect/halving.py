@@ -23,7 +23,6 @@ class Halving:
     """indexes of versions that could not be tried"""
 
     def __post_init__(self) -> None:
-        """Begin with the last version as the only bad one."""
         self.first_bad = len(self.versions) - 1
 
     @property

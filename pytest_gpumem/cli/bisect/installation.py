@@ -100,7 +100,6 @@ class Environment:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, command: Sequence[str]) -> str:
-        """Run a command of the set-up; return its output."""
         with self.log.open("a", encoding="utf-8", errors="replace") as log:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()

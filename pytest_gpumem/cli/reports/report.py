@@ -141,7 +141,6 @@ def _when(merged: Merged) -> str:
 
 
 def _markdown_within(merged: Merged, limit: int | None) -> str:
-    """Return the Markdown, of at most ``limit`` bytes."""
     rendered = markdown(merged.report, when=_when(merged), limit=limit)
     if not rendered:
         remedy = f"write --limit={MIN_BYTES} or more"
@@ -150,7 +149,6 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
-    """Return the content of each file that is to be written, in pieces."""
     files: dict[str, Iterable[str]] = {}
     if arguments.json is not None and arguments.format in FORMATS:
         files[arguments.json] = [FORMATS[arguments.format](merged.report.results)]
@@ -195,7 +193,6 @@ def _write_files(files: Mapping[str, Iterable[str]]) -> None:
 
 
 def _summary_lines(merged: Merged) -> str:
-    """Return the Markdown for the summary of GitHub's step."""
     path = os.environ.get("GITHUB_STEP_SUMMARY", "")
     if not path:
         problem = "GITHUB_STEP_SUMMARY is not set: this is not a GitHub Actions job"
@@ -208,7 +205,6 @@ def _summary_lines(merged: Merged) -> str:
 
 
 def _add_summary(summary: str) -> None:
-    """Add Markdown to the summary of GitHub's step."""
     path = os.environ["GITHUB_STEP_SUMMARY"]
     try:
         with Path(path).open("ab") as stream:

@@ -95,7 +95,6 @@ def growth_json(changes: DumpChanges) -> str:
 
 
 def _listed(changes: DumpChanges, growth: DeviceGrowth) -> tuple[Sequence[LineGrowth], list[str]]:
-    """Return the lines that are listed, and a sentence on those that are not."""
     if changes.every_line:
         return growth.lines, []
     moved = [line for line in growth.lines if line.difference]

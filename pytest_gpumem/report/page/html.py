@@ -455,7 +455,6 @@ def refusal_of(result: Result, device: int) -> RefusedRequest | None:
 
 
 def _hash(source: str) -> str:
-    """Return a source's hash as a Content-Security-Policy names it."""
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
@@ -629,7 +628,6 @@ def _markup(html: str) -> Markup:
 
 @cache
 def _source(name: str) -> str:
-    """Return a file beside the templates."""
     loader = _template_environment().loader
     assert loader is not None  # noqa: S101 - for the type checker
     return loader.get_source(_template_environment(), name)[0].strip()

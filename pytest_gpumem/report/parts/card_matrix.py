@@ -98,7 +98,6 @@ def _cell(result: Result) -> str:
 def _row_groups(
     cells: dict[str, dict[str, str]], cards: Iterable[str], width: int
 ) -> list[list[str]]:
-    """Return the cards in groups that fit beside the names."""
     room = width - min(max(map(columns, cells)), MIN_NAME)
     groups: list[list[str]] = [[]]
     used = 0

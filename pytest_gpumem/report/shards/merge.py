@@ -136,7 +136,6 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
 
 
 def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
-    """Refuse reports of two commits, or of two roots."""
     first_name, first = "", None
     for name, saved in reports:
         for origin in saved.report.origins:

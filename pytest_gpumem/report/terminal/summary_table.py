@@ -132,7 +132,6 @@ def _rows(
 
 
 def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[Line]:
-    """Return such a table with the styles of verdicts."""
     head, *drawn = drawn_rows(titles, rows, width)
     lines = lines_of(head)
     for row, drawn_row in zip(rows, drawn, strict=True):
