@@ -77,10 +77,8 @@ class Patch:
     ) -> None:
         """Put values in the places of the attributes, by their names.
 
-        Args:
-            module: the module of the declaration.
-            values: the new values; those of names that this version has not are left out.
-            stack: is given the removal; None: the patch lasts as long as the process.
+        Values of names that this version has not are left out. Without a stack the patch lasts as
+        long as the process.
         """
         for name, owner, last in self._places(module):
             if name in values:
@@ -95,12 +93,8 @@ class Patch:
     ) -> None:
         """Put a value in the place of an attribute of one object, whether it has that or not.
 
-        Args:
-            owner: a module, a class or an instance; one that only inherits the attribute inherits
-                it again later.
-            attribute: the last part of one of the names.
-            value: the new one.
-            stack: is given the removal; None: the patch lasts as long as the process.
+        An owner that only inherits the attribute inherits it again later. Without a stack the patch
+        lasts as long as the process.
         """
         if stack is not None:
             if attribute in vars(owner):

@@ -114,10 +114,7 @@ def read_relations(
 ) -> tuple[tuple[Relation, ...], dict[str, Any]]:
     """Return the relations of a part, and its remaining arguments.
 
-    Args:
-        declared: the arguments of ``gpu_memory.measure`` after the name.
-        parts: the names of the parts that were measured before.
-        call: the beginning of the call's text, for errors: "gpu_memory.measure('graph', ".
+    ``call`` is the beginning of the call's text, for errors: "gpu_memory.measure('graph', ".
 
     Raises:
         SpecError: a relation that cannot be understood, or to a part that was not measured.

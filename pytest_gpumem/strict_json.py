@@ -25,9 +25,7 @@ class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its
 def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
     """Return the value of a JSON text.
 
-    Args:
-        content: of a file; bytes are UTF-8, with or without a byte order mark.
-        kind: of file, for messages: "a baseline".
+    Bytes are UTF-8, with or without a byte order mark; ``kind`` names the file in messages.
 
     Raises:
         JsonProblem: it is not JSON, has a name twice in an object, or NaN or infinity.

@@ -29,11 +29,8 @@ def drawn_timeline(
 ) -> Timeline:
     """Return the timeline around a peak.
 
-    Args:
-        scene: the peak.
-        deltas: bytes that each event adds to each category.
-        foreign_reserved: bytes that other holders reserve, which are not drawn.
-        line_of: the source line that allocated a block; "" where that is not known.
+    ``deltas`` are bytes that each event adds to each category; ``foreign_reserved``, bytes of other
+    holders, is not drawn.
     """
     device, totals = scene.device, scene.totals
     points = drawn_events(scene.indices, totals, scene.top)
@@ -76,9 +73,7 @@ def drawn_timeline(
 def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
     """Return the memory in the course of a step: of equal stretches of events the highest level.
 
-    Args:
-        indices: the step's events, at least one.
-        totals: bytes allocated before the first event and after each.
+    ``totals`` are the bytes allocated before the first event and after each.
     """
     number = min(COURSE_POINTS, len(indices))
     edges = [len(indices) * place // number for place in range(number + 1)]

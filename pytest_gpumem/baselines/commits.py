@@ -133,11 +133,8 @@ def read_history(
 ) -> BaselineHistory:
     """Return the changes of each commit in a folder of baselines.
 
-    Args:
-        directory: the folder, which may be gone from the working tree.
-        limit: the number of commits to read, the newest; None: all.
-        accept: whether a test is asked for.
-        module: the only file of tests that is asked for; the baselines of no other one are read.
+    The folder may be gone from the working tree. ``limit`` is the number of the newest commits to
+    read (None: all), ``module`` the only file of tests with baselines to read ("": all).
 
     Raises:
         GitError: git or the repository is missing.

@@ -53,9 +53,7 @@ def read_contents(
 ) -> Figures:
     """Read baseline files that lie in ``directory``, or would.
 
-    Args:
-        files: the path of each, and a function that returns the content of a path.
-        directory: where the folders of the devices are.
+    ``files`` has the path of each, and a function that returns the content of a path.
     """
     figures = Figures()
     for path, read in files:

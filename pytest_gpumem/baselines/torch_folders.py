@@ -53,9 +53,8 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
 def folder_of_torch(name: str) -> str:
     """Return the folder of the installed torch's baselines, or of the nearest version that has one.
 
-    Args:
-        name: a folder with one of each version (``baselines/torch-2.15``), a name with ``{torch}``
-            in it, or any other folder: this one is returned as it is.
+    A name without such folders (``baselines/torch-2.15``) and without ``{torch}`` is returned as it
+    is.
     """
     template = name if TORCH in name else str(Path(name, f"torch-{TORCH}"))
     own, *neighbours = baseline_folders(Path(), template)

@@ -38,11 +38,7 @@ def lead_of(
 ) -> Lead | None:
     """Return the lead on a growth; None where nothing is known of its cause.
 
-    Args:
-        causes: the first one first.
-        edits: the lines that changed since the baseline's commit, the closest first.
-        toolchain: the baseline's and the measurement's, where a change of it may be the cause.
-        growth: bytes by which the peak grew: a line that grew by more explains no more than that.
+    A line that grew by more than ``growth``, the peak's bytes, explains no more than that.
     """
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
@@ -79,12 +75,7 @@ def _edit_lead(edit: Edit) -> Lead:
 
 
 def edit_words(old: str, new: str) -> str:
-    """Return an edit of a line in words: "changed: 4096 -> 16384", "is new: x = f(x)".
-
-    Args:
-        old: the line before; "" of a new one.
-        new: the line now; "" of one that is gone.
-    """
+    """Return an edit of a line in words: "changed: 4096 -> 16384", "is new: x = f(x)"."""
     if not old:
         return f"is new: {new}"
     if not new:

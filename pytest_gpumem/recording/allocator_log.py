@@ -126,9 +126,7 @@ class AllocatorLog:
     def begin_later(self, time: float, tags: Mapping[int, tuple[Tag, ...]]) -> None:
         """Have older blocks begin at a time: the run uses them from then on.
 
-        Args:
-            time: microseconds since 1970.
-            tags: by the address of each, the tensors that an earlier run saw in it.
+        ``tags`` has the tensors that an earlier run saw, by address.
         """
         for block in self.blocks:
             if block.start < 0 and block.address in tags:
@@ -241,9 +239,7 @@ class AllocatorLog:
 def rounded_size(size: int, divisions: Sequence[int]) -> int:
     """Round a request up to the size of its block, without any remainder.
 
-    Args:
-        size: bytes.
-        divisions: of the setting ``roundup_power2_divisions``, one for each power of two.
+    ``divisions`` are those of ``roundup_power2_divisions``, one for each power of two.
     """
     if size < BLOCK:
         return BLOCK

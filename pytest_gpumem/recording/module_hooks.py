@@ -60,11 +60,9 @@ class ModuleHooks:
     ) -> None:
         """Call functions at each call of a module, until a stack is closed.
 
-        Args:
-            stack: is given the removal.
-            before: is called with a module and its positional arguments, before its other hooks.
-            after: is called with a module, its arguments, those by name and its output, after its
-                ``forward`` and before its other hooks; after an error the output is None.
+        ``before`` gets a module and its positional arguments, before its other hooks; ``after`` a
+        module, its arguments, those by name and its output (None after an error), after its
+        ``forward`` and before its other hooks.
         """
         key = f"gpumem {next(self._numbers)}"
         self._before[key], self._after[key] = before, after

@@ -35,10 +35,7 @@ MAX_NAMES: Final = 10
 def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
     """Yield a line for each result that failed, the most urgent first: GitHub shows ten a step.
 
-    Args:
-        results: of the session.
-        root: pytest's root folder, to which the results' locations are relative.
-        workspace: the repository's folder; files outside of it are named as they are.
+    Files outside of ``workspace``, the repository's folder, are named as they are.
     """
     for result in sorted(results, key=urgency):
         if not result.verdict.failed or result.expected:

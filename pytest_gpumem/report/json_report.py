@@ -56,10 +56,7 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
 
     Timelines and the courses of baselines are left out: they are drawings' data, and megabytes.
 
-    Args:
-        report: the session's.
-        created: date and time: "2026-11-21T15:06:07Z".
-        gpumem: the version of pytest-gpumem that wrote it.
+    ``created`` is date and time: "2026-11-21T15:06:07Z".
 
     Raises:
         ReportError: a figure is not a whole number of bytes, or a name is not a text.

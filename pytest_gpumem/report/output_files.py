@@ -33,10 +33,7 @@ def require_replaceable(path: str | os.PathLike[str], kind: str, given: str) -> 
 
     A path that cannot be looked at is left to the error of its writing.
 
-    Args:
-        path: of the output.
-        kind: "json", "markdown", "html", "bisect", "verify", or a format of trackers.
-        given: the option that names the file, for the error.
+    ``kind`` is of ``_BEGINNINGS``; ``given`` is the option that names the file, for the error.
 
     Raises:
         SpecError: it is another file, cannot be read, or is no regular file.

@@ -57,15 +57,7 @@ def publish(
     updates: UpdateSummary | None,
     origin: Origin | None,
 ) -> list[Published]:
-    """Write the reports that are asked for; an error with one of them changes no other.
-
-    Args:
-        session_results: the results.
-        settings: the session's options, with the files; their folders are made.
-        header: the sentences that the session began with; none where no test was marked.
-        updates: the outcome of writing baselines, in a run that does.
-        origin: where the session ran, for the JSON report.
-    """
+    """Write the reports that are asked for; an error with one of them changes no other."""
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:

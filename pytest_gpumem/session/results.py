@@ -247,9 +247,7 @@ class SessionResults:
 
         A test that failed in any rank, or that a rank did not bring to its end, gets no baseline.
 
-        Args:
-            data_by_rank: the results of each, as plain data; None of a rank that gave none.
-            shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
+        ``shrinkage_fails``: the fullest rank's peak has to be as high as its baseline.
         """
         by_test = {nodeid: [results] for nodeid, results in self._by_test.items()}
         self.rank_count = 1 + len(data_by_rank)

@@ -30,12 +30,7 @@ def advice(
 ) -> list[Note]:
     """Return hints at ways to make a test fit, each tried by running it.
 
-    Args:
-        runner: runs the test.
-        item: the test, which has run without limits.
-        needed: its peak without limits; None: not known, and no smaller batch is tried.
-        error: the out-of-memory error that it failed with under its limits.
-        batch_norm: whether its model looks at statistics of the batch.
+    No smaller batch is tried if ``needed``, its peak without limits, is None.
     """
     run = runner.run
     if run is None:

@@ -181,9 +181,7 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
 def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]) -> list[Step]:
     """Return steps with those of added blocks.
 
-    Args:
-        steps: in the order of their times.
-        added: each with the number of its request, and that of the block it may be kept with.
+    ``added`` has the number of each request, and that of the block it may be kept with.
     """
     times = [time for time, _, _ in steps]
     given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}

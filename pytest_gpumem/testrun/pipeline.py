@@ -87,10 +87,7 @@ class Pipeline:
         That is where it failed by an error other than running out of memory; and where an option
         has an unmarked test measured, and it took no memory.
 
-        Args:
-            item: the test.
-            error: the error that its set-up or its call ended with; None if it passed.
-            debugging: a debugger is to see the error's frames: the test is not run again.
+        With ``debugging`` a debugger is to see the error's frames: the test is not run again.
 
         Raises:
             GpuMemError: the measurement means nothing.

@@ -24,9 +24,7 @@ _BY_HAND: Final = "download the artifact in a browser, and name its JSON report"
 def downloaded(run: str, artifact: str) -> Iterator[tuple[Path, list[Path]]]:
     """Bring a run's artifacts: their folder, and the reports in it, until the context ends.
 
-    Args:
-        run: the address of the run, or its number in the repository of the working folder.
-        artifact: a name, or a pattern of names; "" of all.
+    ``run`` is an address, or a number in the repository here; ``artifact`` a name or a pattern.
     """
     match = _URL.fullmatch(run)
     if match is None and not (run.isascii() and run.isdigit()):

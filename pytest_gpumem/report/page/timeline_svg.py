@@ -90,11 +90,7 @@ def draw(
 ) -> Drawing:
     """Return a drawing: allocated, stacked by category, reserved above it, phases and the peak.
 
-    Args:
-        timeline: at least one point of it.
-        limits: lines across it.
-        refusal: a request that did not fit.
-        ghost: the baseline's allocated bytes, at equal distances from the beginning to the end.
+    ``ghost`` has the baseline's bytes, at equal distances from the beginning to the end.
     """
     number = len(timeline.reserved)
     stacked = stacked_heights(timeline)

@@ -32,15 +32,7 @@ def header(
     fails: bool = False,
     cards: Sequence[str] = (),
 ) -> list[str]:
-    """Return the sentences for the head of the session.
-
-    Args:
-        device: that marked tests run on; None without one.
-        driver: the NVIDIA driver's version, of a real GPU.
-        reason: why marked tests have no device.
-        fails: whether they fail then, as in CI.
-        cards: of the virtual GPU, the other cards that tests name.
-    """
+    """Return the sentences for the head of the session."""
     if device is None:
         outcome = "fail, because CI is set" if fails else "are skipped"
         return [f"no device, so marked tests {outcome}: {printable(reason)}"]
