@@ -107,7 +107,7 @@ def row(program: Program, clone: Path) -> list[str]:
         folder = Path(name)
         first = run(program, clone, folder, "--update")
         if first.status or not first.result:
-            reason = first.text.strip().splitlines()[-1]
+            reason = first.text.partition("\ngpumem: ")[0].strip().rpartition("\n")[2]
             return [program.name, "", "", f"{first.seconds:.0f}", f"failed: {reason}", ""]
         second = run(program, clone, folder)
         with planted(clone, program):

@@ -9,7 +9,7 @@ import atexit
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.errors import GpuMemError, SpecError
@@ -24,6 +24,7 @@ from pytest_gpumem.session.settings import read_settings
 from pytest_gpumem.session.terminal_summary import failure_text
 from pytest_gpumem.spec import spec_from_marks
 from pytest_gpumem.testrun.marked_item import Attempt
+from pytest_gpumem.testrun.phases import Phases
 from pytest_gpumem.testrun.unused_device import is_unused
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"),
 )
 """the marker's limits that ``gpumem run`` has as options"""
+MEASURED: Final = {
+    "card": None,
+    "device": None,
+    "devices": 1,
+    "world_size": None,
+    "rank": None,
+    "values": "auto",
+}
+"""options that decide what is measured, with their defaults"""
 SETTINGS: Final = {
     "baseline_dir": "baseline",
     "update_baselines": "update",
@@ -68,6 +78,11 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
         "--update", action="store_true", help="write the baseline, if the program ends well"
     )
     judged.add_argument(
+        "--phases",
+        action="store_true",
+        help="judge apart: load, first step, later steps, evaluation, checkpoint",
+    )
+    judged.add_argument(
         "--name", help="the name of the baseline, in the place of the program's arguments"
     )
     judged.add_argument("--tolerance", metavar="SIZE", help='as --gpumem-tolerance: "2%%, 64MiB"')
@@ -82,6 +97,26 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
 def flag_of(limit: str) -> str:
     """Return the option of a limit: "--max-gib" of "max_gib"."""
     return f"--{limit.replace('_', '-')}"
+
+
+def option_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the options of ``gpumem run`` that decide what is measured and compared."""
+    words = ["--phases"] * arguments.phases
+    for name in (*MEASURED, "baseline", "name", *LIMITS, "tolerance"):
+        value = getattr(arguments, name)
+        if value is not None and value != MEASURED.get(name):
+            words.append(f"{flag_of(name)}={value}")
+    return words
+
+
+def program_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the program and its arguments, as ``gpumem run`` takes them."""
+    return [*["-m"] * arguments.module, arguments.script, *arguments.args]
+
+
+def update_command(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the command that writes the program's baseline."""
+    return "gpumem", "run", "--update", *option_words(arguments), *program_words(arguments)
 
 
 class ProgramItem:
@@ -125,6 +160,17 @@ class ProgramItem:
         """Return the measurement as it is."""
         del self, part
         return measurement
+
+
+class Judged(NamedTuple):
+    """The verdict on a program."""
+
+    results: list[Result]
+    """of the program and its parts; none of one that failed by an error of its own"""
+    lines: list[str]
+    """to print"""
+    failed: bool
+    """whether the program fails by its memory, or by a file that was not written"""
 
 
 class JudgedProgram:
@@ -176,10 +222,11 @@ class JudgedProgram:
         self._arguments = arguments
         self._settings = read_settings(get, self._root)
         self._session = MemorySession(
-            self._settings, choice, self._root, print, self._update_command()
+            self._settings, choice, self._root, print, update_command(arguments)
         )
         self._children = self._session.runner.children = children
         self._results = SessionResults()
+        self._phases: Phases | None = None
         atexit.register(self._close, os.getpid())  # after the program's own, which may use CUDA
 
     def _close(self, owner: int) -> None:
@@ -197,31 +244,10 @@ class JudgedProgram:
         """Whether the program is held to a baseline or to limits."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
 
-    def _update_command(self) -> tuple[str, ...]:
-        """Return the command that writes the program's baseline."""
-        given = self._arguments
-        words = ["gpumem", "run", "--update"]
-        for name in (
-            "card",
-            "device",
-            "devices",
-            "world_size",
-            "rank",
-            "values",
-            "baseline",
-            "name",
-            *LIMITS,
-            "tolerance",
-        ):
-            value = getattr(given, name)
-            if value not in {None, 1, "auto"}:
-                words.append(f"{flag_of(name)}={value}")
-        return *words, *["-m"] * given.module, given.script, *given.args
-
     @property
     def is_judged(self) -> bool:
         """Whether an option asks for a verdict or a report, and not for the peaks alone."""
-        names = *SETTINGS.values(), *LIMITS[1:]
+        names = *SETTINGS.values(), *LIMITS[1:], "phases"
         return any(getattr(self._arguments, name) not in {None, False} for name in names)
 
     def begin(self) -> Run:
@@ -229,22 +255,23 @@ class JudgedProgram:
         self._session.begin(self._item, self._spec)
         run = self._session.run
         assert run is not None  # noqa: S101 - there is a device
+        if self._arguments.phases:
+            self._phases = Phases(run)
+            self._phases.start()
         return run
 
-    def finish(self, error: BaseException | None, *, passed: bool) -> tuple[list[str], bool]:
+    def finish(self, error: BaseException | None, *, passed: bool) -> Judged:
         """Judge the program that has ended; write its baseline and its reports.
 
         Args:
             error: the error that it ended with.
             passed: whether it ended well.
 
-        Returns:
-            lines to print, and whether the program fails by its memory, or by a file that was not
-            written.
-
         Raises:
             GpuMemError: the measurement means nothing.
         """
+        if self._phases is not None:
+            self._phases.stop()
         run, results = self._session.run, []
         if run is not None and error is None and is_unused(run) and not self._used_below():
             if self._is_held:
@@ -258,7 +285,7 @@ class JudgedProgram:
         failed, nodeid = any(result.verdict.failed for result in results), self._item.nodeid
         lines = failure_text(results, 1).splitlines()
         if not self.is_judged:
-            return lines, failed
+            return Judged(results, lines, failed)
         for when in ("setup", "call", "teardown"):
             data = to_text(results) if results and when == "call" else None
             ok = when != "call" or (passed and not failed)
@@ -277,7 +304,7 @@ class JudgedProgram:
         lines += [report.line for report in published]
         if not failed and updates is None:
             lines += map(verdict_line, filter(is_measured, results))
-        return lines, failed
+        return Judged(results, lines, failed)
 
 
 def is_measured(result: Result) -> bool:

@@ -21,7 +21,10 @@ from pytest_gpumem.cli.judged_program import (
     ProgramItem,
     add_test_arguments,
     flag_of,
+    option_words,
+    program_words,
 )
+from pytest_gpumem.cli.largest_argument import read_range, search
 from pytest_gpumem.cli.outcome import (
     INTERRUPTED,
     PREDICTED,
@@ -73,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
+    parser.add_argument(
+        "--largest",
+        metavar="ARGUMENT:N..M",
+        help="run the program with values from N on for this argument of it, and find the largest "
+        "that fits: --largest=--batch-size:1..64",
+    )
     add_test_arguments(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program: train.py")
@@ -106,6 +115,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
+    if arguments.largest is not None:
+        values, info = read_range(arguments.largest), choice.device.expected()
+        card_bytes = info.total_memory - info.context if info else card.usable_memory
+        capacity = min(card_bytes, read_max_gib(arguments.max_gib) or card_bytes)
+        return search(values, option_words(arguments), program_words(arguments), capacity)
     # A session of pytest in the program takes this device and card for its marked tests.
     os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
     return Outcome("", measure_program(program, choice, arguments))
@@ -244,10 +258,11 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         return status
     run = use.run
     try:
-        lines, failed = test.finish(error, passed=not status)
+        results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
-        lines, failed = [f"gpumem: {worthless}"], True
-    measurement = run.measurement()
+        results, lines, failed = [], [f"gpumem: {worthless}"], True
+    # Judging replays requests on the device: a measurement after it would count these.
+    measurement = (results[0].measurement if results else None) or run.measurement()
     if failed:  # the verdict's text has them
         measurement = replace(measurement, notes=())
     limit = run.spec.bytes_of("max_gib")

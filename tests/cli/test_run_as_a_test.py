@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -206,6 +207,8 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     [
         (["--world-size=4", "--rank=4"], "--world-size=4 --rank=4: there is no such rank"),
         (["--world-size=0"], "--world-size=0 --rank=0: there is no such rank"),
+        (["--largest=--lr"], "--largest=--lr: this is no argument with a first and a last value"),
+        (["--largest=--lr:3..2"], "--largest=--lr:3..2: this is no argument"),
         (["--update"], "--update: no folder is named; write --baseline=baselines --update"),
         (["--max-reserved-gib=nan"], "--max-reserved-gib=nan: this is not a size"),
         (["--max-pinned-gib=-1"], "--max-pinned-gib=-1.0: this is not a size"),
@@ -220,6 +223,89 @@ def test_bad_input_is_told_before_the_program_runs(run, options, said):
     assert status == 2
     assert said in text
     assert "Traceback" not in text
+
+
+PHASES = """
+import torch
+
+def batch(rows):
+    return torch.ones(rows << 10, 256, device="cuda")
+
+net = torch.nn.Linear(256, 256, device="cuda")
+net = torch.compile(net, backend="eager")
+optimizer = torch.optim.AdamW(net.parameters())
+for index in range(3):
+    images = batch(1)
+    net(images).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if index == 1:
+        with torch.no_grad():
+            net(images)
+            more = batch(SIZE)
+            del more
+torch.save(net.state_dict(), "checkpoint.pt")
+"""
+
+
+def test_phases_are_judged_apart(run, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PHASES.replace("SIZE", "8"), encoding="utf-8")
+    assert run("--baseline=kept", "--update", "--phases", new=True)[0] == 0
+    parts = entries(tmp_path)[""]["parts"]
+    assert list(parts) == ["checkpoint", "evaluation", "first step", "later steps", "load"]
+    mib = {name: round(part["peak_allocated"][0] / 2**20) for name, part in parts.items()}
+    # 8 MiB of a training step are cuBLAS' workspace, 8 of the evaluation the program's own tensor.
+    steps = {"first step": 11, "later steps": 11}
+    assert mib == {"load": 1, **steps, "evaluation": 10, "checkpoint": mib["checkpoint"]}
+    assert mib["checkpoint"] <= 2
+
+    program.write_text(PHASES.replace("SIZE", "20"), encoding="utf-8")
+    status, text = run("--baseline=kept", "--phases", new=True)
+    assert status == 1
+    assert "gpumem run --update --phases --card=T4 --baseline=kept program.py" in text
+    grown = re.findall(r"peak allocated grew by ([0-9.]+) MiB", text)
+    assert grown == ["12.00", "10.62"]  # of the evaluation, and of the whole
+
+
+LARGEST = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+size = parser.parse_args().batch_size
+if size > 90:
+    raise SystemExit(f"{size} is too large for the data")
+kept = torch.empty(size << 28, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_the_largest_value_of_an_argument_is_searched(run, tmp_path):
+    """A T4 has 14.44 GiB beside the context: 57 quarters of a GiB."""
+    (tmp_path / "program.py").write_text(LARGEST, encoding="utf-8")
+    status, text = run("--largest=--batch-size:1..80", new=True)
+    assert status == 0, text
+    assert "--batch-size 57 fits in 14.44 GiB with 14.25 GiB reserved; 58 does not" in text
+    status, text = run("--largest=--batch-size=:1..3", "--max-gib=0.6", new=True)
+    assert "--batch-size= 2 fits in 614.40 MiB with 512.00 MiB reserved; 3 does not" in text
+    status, text = run("--largest=--batch-size:91..99", new=True)
+    assert status == 2
+    assert "the program ended with status 1: 91 is too large for the data; mend" in text
+
+
+COMPILED = """
+import torch
+net = torch.compile(torch.nn.Linear(1000, 1001, device="cuda"))
+net(torch.ones(777, 1000, device="cuda")).sum().backward()
+"""
+
+
+def test_a_range_is_told_and_what_its_replay_takes_is_not(run, tmp_path):
+    """The replay's memory was told as memory outside of PyTorch's allocator."""
+    (tmp_path / "program.py").write_text(COMPILED, encoding="utf-8")
+    status, text = run(new=True)
+    assert status == 0
+    assert "note: allocated 21.70 MiB to 38.76 MiB, reserved 42.00 MiB to 62.00 MiB: ker" in text
+    assert "outside PyTorch's allocator" not in text
 
 
 def test_pytest_is_not_imported(run):

@@ -36,7 +36,8 @@ def update_summary(summary: UpdateSummary, *, width: int = 80, brief: bool = Fal
     for group in () if brief else ("changed", "created", "removed"):
         entries = groups[group]
         for entry in entries[:MAX_UPDATES]:
-            test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
+            test = f"{entry.module}::{entry.test}".removesuffix("::")
+            test += f" ({entry.part})" if entry.part else ""
             lines.append(f"{group:<8} {printable(test)} on {printable(entry.device_key)}")
             if entry.new is not None:
                 lines += (f"             {line}" for line in _figure_lines(entry.old, entry.new))
