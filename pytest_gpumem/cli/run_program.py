@@ -24,9 +24,10 @@ from pytest_gpumem.cli.judged_program import (
     option_words,
     program_words,
 )
-from pytest_gpumem.cli.largest_argument import read_range, search
 from pytest_gpumem.cli.outcome import (
+    FOUND,
     INTERRUPTED,
+    OK,
     PREDICTED,
     Outcome,
     add_device_argument,
@@ -34,7 +35,8 @@ from pytest_gpumem.cli.outcome import (
     read_max_gib,
     show_error,
 )
-from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.cli.program_trials import Trials, read_range
+from pytest_gpumem.devices.cards import card_names, find_card
 from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
@@ -77,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
     parser.add_argument(
+        "--cards", metavar="NAME,NAME", help="run the program on each of these cards, or on all"
+    )
+    parser.add_argument(
         "--largest",
         metavar="ARGUMENT:N..M",
         help="run the program with values from N on for this argument of it, and find the largest "
@@ -115,11 +120,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
-    if arguments.largest is not None:
-        values, info = read_range(arguments.largest), choice.device.expected()
+    values = None if arguments.largest is None else read_range(arguments.largest)
+    trials = Trials(option_words(arguments), program_words(arguments))
+    if arguments.cards is not None:
+        names = card_names() if arguments.cards == "all" else arguments.cards.split(",")
+        return trials.on_cards([find_card(name) for name in names], values)
+    if values is not None:
+        info = choice.device.expected()
         card_bytes = info.total_memory - info.context if info else card.usable_memory
-        capacity = min(card_bytes, read_max_gib(arguments.max_gib) or card_bytes)
-        return search(values, option_words(arguments), program_words(arguments), capacity)
+        limit = read_max_gib(arguments.max_gib) or card_bytes
+        largest = trials.largest(values, min(card_bytes, limit))
+        return Outcome(f"{values.flag} {largest}", OK if largest.value else FOUND)
     # A session of pytest in the program takes this device and card for its marked tests.
     os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
     return Outcome("", measure_program(program, choice, arguments))

@@ -292,6 +292,19 @@ def test_the_largest_value_of_an_argument_is_searched(run, tmp_path):
     assert "the program ended with status 1: 91 is too large for the data; mend" in text
 
 
+def test_a_program_is_run_on_each_of_several_cards(run, tmp_path):
+    (tmp_path / "program.py").write_text(LARGEST, encoding="utf-8")
+    status, text = run("--cards=T4,L4", own=["--batch-size", "60"], new=True)
+    assert status == 1
+    assert "T4 14.44 GiB no L4 21.77 GiB yes 15.00 GiB" in text
+    status, text = run("--cards=T4,L4", "--largest=--batch-size:1..70", new=True)
+    assert status == 0
+    assert "card for a step --batch-size reserved" in text
+    assert "T4 14.44 GiB 57 14.25 GiB L4 21.77 GiB 70 17.50 GiB" in text
+    status, text = run("--cards=T4,Voodoo", own=["--batch-size", "60"])
+    assert (status, "Voodoo" in text) == (2, True)
+
+
 COMPILED = """
 import torch
 net = torch.compile(torch.nn.Linear(1000, 1001, device="cuda"))

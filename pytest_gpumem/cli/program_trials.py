@@ -1,4 +1,4 @@
-"""``gpumem run --largest``: the largest value of a program's argument that fits, by running it."""
+"""A program run several times: with values of an argument of it (--largest), on cards (--cards)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tabulate import tabulate
+
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit.prober import outcome
 from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.fit.search import Largest
 
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
 
@@ -53,24 +59,46 @@ def read_range(text: str) -> Range:
     return Range(match["flag"], int(match["first"]), int(match["last"]))
 
 
-def search(values: Range, options: Sequence[str], program: Sequence[str], capacity: int) -> Outcome:
-    """Run a program with values of its argument; return the largest that fits, in words.
+class Trials(NamedTuple):
+    """A program that runs several times."""
 
-    Args:
-        values: the argument and its values.
-        options: of ``gpumem run``.
-        program: the program's words.
-        capacity: bytes that the program may reserve.
+    options: Sequence[str]
+    """of ``gpumem run``"""
+    program: Sequence[str]
+    """the program's words"""
 
-    Raises:
-        GpuMemError: the program failed for another reason than memory.
-    """
-    bracket = Search(capacity, start=values.first, limit=values.last)
-    while (value := bracket.next()) is not None:
-        bracket.add(_probe(value, options, [*program, *values.words(value)]))
-        sys.stderr.write(f"gpumem: {outcome(bracket.probes[-1], capacity)}\n")
-    largest = bracket.result()
-    return Outcome(f"{values.flag} {largest}", OK if largest.value else FOUND)
+    def largest(self, values: Range, capacity: int) -> Largest:
+        """Return the largest value of an argument that fits in so many bytes of reserved memory.
+
+        Raises:
+            GpuMemError: the program failed for another reason than memory.
+        """
+        search = Search(capacity, start=values.first, limit=values.last)
+        while (value := search.next()) is not None:
+            words = [*self.program, *values.words(value)]
+            search.add(_probe(value, self.options, words))
+            sys.stderr.write(f"gpumem: {outcome(search.probes[-1], capacity)}\n")
+        return search.result()
+
+    def on_cards(self, cards: Sequence[Card], values: Range | None) -> Outcome:
+        """Return a table of the cards that the program fits on; errors as above."""
+        rows, fits = [], True
+        for card in cards:
+            trials = self._replace(options=[*self.options, f"--card={card.name}"])
+            if values is not None:
+                largest = trials.largest(values, card.usable_memory)
+                told, peak, value = str(largest.value), largest.peak, largest.value
+            else:
+                probe = _probe(1, trials.options, self.program)
+                told, peak, value = "yes" if probe.fits else "no", probe.peak, int(probe.fits)
+            fits &= bool(value)
+            shown = format_size(peak.reserved) if value else ""
+            rows.append((card.name, format_size(card.usable_memory), told, shown))
+            sys.stderr.write(f"gpumem: {card.name}: {told}\n")
+        titles = ["card", "for a step", values.flag if values else "fits", "reserved"]
+        align = ("left", "right", "right", "right")
+        text = tabulate(rows, titles, disable_numparse=True, colalign=align)
+        return Outcome(text, OK if fits else FOUND)
 
 
 def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
