@@ -90,7 +90,7 @@ class Alternatives(NamedTuple):
 
 
 class ValueEngine:
-    """The values of a device's steps: a GPU's kernels compute them all, whatever is asked for."""
+    """The values of a device's steps: a GPU's kernels compute them all, always."""
 
     @property
     def all_computed(self) -> bool:
@@ -120,10 +120,10 @@ class ValueEngine:
 
 
 class Device:
-    """A kind of GPU that steps can run on; what a real GPU has nothing of does nothing here."""
+    """A kind of GPU that steps can run on; the answers here are those of a real GPU."""
 
     kind: DeviceKind
-    """the word for it in options and baselines; whoever measures asks for a reason instead"""
+    """its name in options and baselines; code that measures asks for a reason instead"""
     runs_kernels = True
     """whether kernels run, after the calls that launch them have returned"""
     values = ValueEngine()
@@ -197,7 +197,7 @@ class Device:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free what PyTorch keeps for work that has ended, until more work of its kind begins."""
+        """Free tensors that PyTorch keeps for work that has ended, until more work begins."""
 
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False

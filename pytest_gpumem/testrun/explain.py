@@ -167,7 +167,7 @@ class Recorded:
                 f"{MAX_EVENTS} events, and this test had more"
             )
             return Explanations(recording, obstacle=obstacle)
-        # What explains is imported for a test that is explained, and by no session without one.
+        # Only a session with a test that is explained imports this.
         from pytest_gpumem.attribution.attributor import Attributor, Subject
 
         attributor = Attributor(recording, root)

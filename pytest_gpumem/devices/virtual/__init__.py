@@ -9,8 +9,8 @@ imports devices and base modules. The facade promises:
 - The device is visible between its ``open`` and ``close``, or always after ``show_always``.
 - Processes that are started while the device is visible have the same virtual GPU
   (``begin_in_child``).
-- A call of CUDA that is not supported makes ``Device.trouble`` say so. No figure is silently wrong:
-  what a real GPU may do otherwise is in ``Device.alternatives`` and ``Device.notes``.
+- ``Device.trouble`` names a call of CUDA that is not supported. ``Device.alternatives`` and
+  ``Device.notes`` have the choices by which a real GPU's figures may differ.
 """
 
 from __future__ import annotations
