@@ -43,6 +43,7 @@ from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 from pytest_gpumem.spec_fields import MAX_RANKS
+from pytest_gpumem.testrun.run import child_explainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -256,7 +257,8 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     device.values.compute(arguments.values)
     try:
         with ExitStack() as stack:
-            stack.enter_context(watch.watching(arguments.values))
+            explainer = child_explainer(Path.cwd()) if test.is_judged else ""
+            stack.enter_context(watch.watching(arguments.values, explainer))
             if size is not None:
                 stack.enter_context(device.join_alone(rank, size, by_program=True))
             item.runtest()

@@ -8,6 +8,7 @@ were not computed. A process that is killed leaves the first file only.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import shutil
@@ -15,17 +16,20 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
-from pytest_gpumem.measurement import Peak
+from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
@@ -37,6 +41,10 @@ PEAK_RESET: Final = Patch(
 )
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
+EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
+"""the environment's name for the class that tells where a process's peaks come from, behind it the
+project's folder: "module:class:folder"; a child imports the class by its name, as it is of a room
+above"""
 IMPORTER: Final = os.getpid()
 """the process that imported this; any other one that has it is a fork"""
 
@@ -53,6 +61,8 @@ class Child(NamedTuple):
     guesses: virtual.GuessRows = ((), ())
     notes: Sequence[str] = ()
     """sentences on values that were not computed, where all should have been"""
+    attributions: Mapping[int, Attribution] = MappingProxyType({})
+    """of these peaks, where the process was recorded"""
 
 
 class ChildWatch:
@@ -64,17 +74,19 @@ class ChildWatch:
         """the process that made the folder; a fork of it makes another one"""
 
     @contextmanager
-    def watching(self, values: Values) -> Iterator[None]:
+    def watching(self, values: Values, explainer: str = "") -> Iterator[None]:
         """Have the processes that are started in the block leave their peaks.
 
         Args:
             values: which values they compute on the virtual GPU, from their start.
+            explainer: what tells where their peaks come from; see EXPLAINER.
         """
         self.forget_ended()
         with ExitStack() as stack:
             prepend(stack, VARIABLE, str(self._own_folder()))
             prepend(stack, PYTHON_PATH, HOOK)
             set_variable(stack, virtual.VALUES, values)
+            set_variable(stack, EXPLAINER, explainer)
             yield
 
     def _own_folder(self) -> Path:
@@ -113,7 +125,11 @@ class ChildWatch:
             peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
             values = record["guesses"], record["notes"]
-            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended, *values))
+            told = {
+                int(index): msgspec.convert(plain, Attribution)
+                for index, plain in record["attributions"].items()
+            }
+            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended, *values, told))
         self._leave_as_a_fork()
         return children
 
@@ -195,6 +211,9 @@ class _Watch:
         self.guesses: Callable[[], tuple[virtual.GuessRows, Sequence[str]]] = lambda: (((), ()), ())
         """returns the values that it decided by, and sentences on those that were not computed"""
         self._peaks: dict[int, Peak] = {}
+        self._explainer: Any = None
+        self._told: dict[int, Any] = {}
+        """the attributions of the peaks, once the explainer has told them"""
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
@@ -210,6 +229,11 @@ class _Watch:
             from multiprocessing.util import Finalize
 
             self._write(None)
+            name, _, root = os.environ.get(EXPLAINER, "").rpartition(":")
+            module, _, kind = name.rpartition(":")
+            if module:
+                with suppress(Exception):  # a child's own CUDA must not fail for a report
+                    self._explainer = getattr(importlib.import_module(module), kind)(root)
             # multiprocessing's children end without Python's exit functions, but run these.
             Finalize(None, self._end, exitpriority=0)
             atexit.register(self._end)
@@ -220,12 +244,15 @@ class _Watch:
     def _end(self) -> None:
         with suppress(Exception):  # at an interpreter's end anything may be gone
             self._fold()
+            peaks = {index: peak for index, peak in self._peaks.items() if peak.reserved}
+            explainer, self._explainer = self._explainer, None
+            if explainer is not None:  # this function is called twice in most processes
+                with suppress(Exception):
+                    self._told = explainer.attributions(peaks)
+            number = self.number_on_the_machine
             self._write(
-                {
-                    self.number_on_the_machine(index): [peak.allocated, peak.reserved]
-                    for index, peak in self._peaks.items()
-                    if peak.reserved
-                }
+                {number(index): [peak.allocated, peak.reserved] for index, peak in peaks.items()},
+                {number(index): attribution for index, attribution in self._told.items()},
             )
 
     def _fold(self) -> None:
@@ -237,7 +264,9 @@ class _Watch:
                 max(old.reserved, cuda.max_memory_reserved(index)),
             )
 
-    def _write(self, peaks: dict[int, list[int]] | None) -> None:
+    def _write(
+        self, peaks: dict[int, list[int]] | None, told: dict[int, Any] | None = None
+    ) -> None:
         rank = os.environ.get("RANK", "")
         guesses, notes = self.guesses()
         record = {
@@ -247,6 +276,7 @@ class _Watch:
             "peaks": peaks,
             "guesses": guesses,
             "notes": notes,
+            "attributions": told or {},
         }
         for folder in self._folders:
             path = folder / f"{os.getpid()}.json"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
-    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.measurement import Attribution, DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording, Span
@@ -41,6 +41,11 @@ __tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+
+
+def child_explainer(root: Path) -> str:
+    """Return the explainer of child processes (:data:`EXPLAINER`), for files below a folder."""
+    return f"pytest_gpumem.testrun.recorded_child:RecordedChild:{root}"
 
 
 def _no_progress(_line: str) -> None:
@@ -122,7 +127,8 @@ class Run:
         with ExitStack() as stack:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
-            stack.enter_context(CHILDREN.watching(values))
+            explainer = child_explainer(root) if record else ""
+            stack.enter_context(CHILDREN.watching(values, explainer))
             stack.enter_context(device.turn())
             if spec.world_size is not None:
                 stack.enter_context(device.join_alone(spec.rank or 0, spec.world_size))
@@ -289,16 +295,27 @@ class Run:
         test's limits hold for each process, and are judged with the test.
         """
         largest: dict[int, Peak] = {}
+        told: dict[int, Attribution] = {}
         for child in self.children:
             for index, peak in child.peaks.items():
                 known = largest.get(index, Peak(0, 0))
+                if peak.allocated > known.allocated and index in child.attributions:
+                    told[index] = child.attributions[index]
                 allocated = max(known.allocated, peak.allocated)
                 largest[index] = Peak(allocated, max(known.reserved, peak.reserved))
         if not largest or CHILD_PROCESSES in self.parts:
             return {}
-        peaks = tuple(largest.get(index, Peak(0, 0)) for index in range(max(largest) + 1))
+        devices = range(max(largest) + 1)
+        measurement = replace(
+            self.meter.result(),
+            peaks=tuple(largest.get(index, Peak(0, 0)) for index in devices),
+            notes=(),
+            attributions=tuple(told[index] for index in devices if index in told)
+            if all(index in told for index in devices)
+            else (),
+        )
         spec = MemorySpec(tolerance=self.spec.tolerance, baseline=self.spec.baseline)
-        return {CHILD_PROCESSES: (spec, replace(self.meter.result(), peaks=peaks, notes=()))}
+        return {CHILD_PROCESSES: (spec, measurement)}
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""

@@ -134,6 +134,7 @@ def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
     status, text = run("--baseline=kept", own=["child"], BELOW="50", new=True)
     assert status == 1
     assert "peak allocated grew by 20.00 MiB (+66.7%): 30.00 -> 50.00 MiB" in text
+    assert "regressed: other +20.00 MiB at program.py:7 (<module>)" in text
     status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50", new=True)
     assert status == 1
     assert "a child process's peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
