@@ -21,15 +21,14 @@ from pytest_gpumem.spec_fields import (
     TEXT_LIMITS,
     SizeLimit,
     declared_as,
-    read_baseline,
     read_batch_sizes,
     read_budget,
     read_card,
+    read_flag,
     read_leak,
     read_limit_per_sample,
     read_ranks,
     read_size_limit,
-    read_steady,
     read_tolerance,
     read_values,
     read_variants,
@@ -331,7 +330,7 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_pinned": read_size_limit,
     "batch_size": partial(read_whole_number, least=1, largest=MAX_BATCH),
     "tolerance": read_tolerance,
-    "baseline": read_baseline,
+    "baseline": partial(read_flag, meaning="False for a test without a baseline"),
 }
 _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
@@ -350,6 +349,9 @@ _READERS: Final[Mapping[str, Reader]] = {
     "max_fixed": read_size_limit,
     "max_leak": read_size_limit,
     "max_host": read_size_limit,
-    "steady": read_steady,
+    "steady": partial(
+        read_flag,
+        meaning="True if the memory allocated after each step must stop growing",
+    ),
     "values": read_values,
 }

@@ -186,14 +186,10 @@ def read_tolerance(_name: str, value: object) -> Tolerance:
     return parse_tolerance(value)
 
 
-def read_baseline(name: str, value: object) -> bool:
-    """Return whether the test has a baseline."""
+def read_flag(name: str, value: object, *, meaning: str) -> bool:
+    """Return a truth value; ``meaning`` follows the argument in the remedy."""
     if not isinstance(value, bool):
-        raise SpecError(
-            name,
-            f"{name} must be True or False",
-            f"write {name}=False for a test without a baseline",
-        )
+        raise SpecError(name, f"{name} must be True or False", f"write {name}={meaning}")
     return value
 
 
@@ -207,17 +203,6 @@ def read_leak(name: str, value: object) -> float:
             f"write {name}=0 if the test must free all its memory",
         )
     return number
-
-
-def read_steady(name: str, value: object) -> bool:
-    """Return whether memory has to stop growing."""
-    if not isinstance(value, bool):
-        raise SpecError(
-            name,
-            f"{name} must be True or False",
-            f"write {name}=True if the memory allocated after each step must stop growing",
-        )
-    return value
 
 
 def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.errors import ReportError, SpecError
-from pytest_gpumem.report.text import can_encode, encodable, printable
+from pytest_gpumem.report.text import encodable, is_ascii_only, printable
 from pytest_gpumem.sizes import gib
 from pytest_gpumem.source_lines import OWN_FOLDER
 from pytest_gpumem.spec_fields import MAX_GIB
@@ -76,6 +76,18 @@ class Outcome(NamedTuple):
     """for the standard error, a line each"""
 
 
+def confirmed(question: str) -> bool:
+    """Return whether the user says yes; without a terminal the answer is no."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        print()
+        return False
+    return answer.strip().lower() in {"y", "yes"}
+
+
 def show(outcome: Outcome) -> None:
     """Print a subcommand's outcome, in the characters that the terminal has."""
     for line in outcome.trouble:
@@ -83,7 +95,7 @@ def show(outcome: Outcome) -> None:
     if not outcome.text:
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    output = encodable(outcome.text, ascii_only=not can_encode("…→", encoding))
+    output = encodable(outcome.text, ascii_only=is_ascii_only(encoding))
     try:
         print(output, flush=True)
     except BrokenPipeError:  # of a reader that has seen enough

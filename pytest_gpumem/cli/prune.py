@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -17,7 +16,7 @@ import msgspec
 from pytest_gpumem.baselines.key import Key  # noqa: TC001 - msgspec reads the annotation
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.cli import collect_plugin
-from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
+from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.report.text import printable
 
@@ -59,11 +58,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     lines.append(f"gpumem: {number} in {printable(str(folder))} {verb} no test any more")
     if not arguments.delete:
         print("\n".join(lines))
-        answer = ""
-        if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
-            with contextlib.suppress(EOFError):
-                answer = input("delete them? [y/N] ")
-        if answer.strip().lower() not in {"y", "yes"}:
+        if not confirmed("delete them?"):
             return Outcome("gpumem: nothing was deleted; --delete deletes them", FOUND)
         lines = []
     errors = BaselineStore(folder).remove((key.device, key.module, key.test) for key in stale)

@@ -87,10 +87,10 @@ def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def can_encode(text: str, encoding: str) -> bool:
-    """Return whether an encoding has all characters of a text."""
+def is_ascii_only(encoding: str) -> bool:
+    """Return whether an encoding lacks the ellipsis and the arrow of reports."""
     try:
-        text.encode(encoding)
+        "…→".encode(encoding)
     except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        return True
+    return False

@@ -19,7 +19,7 @@ from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_li
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
-from pytest_gpumem.report.text import can_encode, encodable, printable, wrapped
+from pytest_gpumem.report.text import encodable, is_ascii_only, printable, wrapped
 from pytest_gpumem.session.hidden_skip import hidden_skip_lines
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def failure_lines(
 
     With ``verbosity`` (pytest's) above 0 each failure is told in full.
     """
-    width, ascii_only = screen.width, not can_encode("…→", screen.encoding)
+    width, ascii_only = screen.width, is_ascii_only(screen.encoding)
     whole_code = not screen.interactive
     by_test: dict[str, list[Result]] = {}
     for result in results:
@@ -232,7 +232,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         if accept and verbosity >= 0:
             lead = "gpumem: to accept this run's figures on another machine: "
             lines.append((StyledText(lead), StyledText(printable(accept), "command")))
-    return encodable_lines(lines, ascii_only=not can_encode("…→", screen.encoding))
+    return encodable_lines(lines, ascii_only=is_ascii_only(screen.encoding))
 
 
 def _told(sentence: str, width: int) -> list[Line]:

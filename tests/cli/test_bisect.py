@@ -376,8 +376,6 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("lib", "1.0", "3.0", "tests/test_no.py::test_step"), "has no such file or folder; name"),
         (("lib", "1.0", "3.0", TEST, "tests/no"), "has no such file or folder; name a test"),
         (("--git", "lib", "1.0", "3.0", "tests/no"), "has no such file or folder; name a test"),
-        (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
-        (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
         (("--git", "lib", "1.0", "3.0", TEST, "--as-of", "zoo"), "was not uploaded to an index"),
     ],
 )
@@ -444,11 +442,6 @@ def test_a_release_that_no_index_answered_for_is_tried_again(gpumem, suite):
     suite.tried()
     assert bisect(gpumem)[1] == first
     assert suite.tried() == ["2.0"]
-
-
-def test_across_names_the_package_as_well(gpumem, suite):
-    status, output, _ = gpumem("bisect", "--across", "lib", "1.0", "3.0", TEST)
-    assert (status, output) == bisect(gpumem)[:2]
 
 
 UPLOADS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from pytest_gpumem.baselines.paths import device_keys
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline
 from pytest_gpumem.cli.accept.download import downloaded
 from pytest_gpumem.cli.accept.expression import chooser
-from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, show
+from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed, show
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import Kind
@@ -407,13 +406,7 @@ def _write(
     if not sure:
         show(Outcome("\n\n".join(texts), trouble=told))
         texts, told = [], ()
-        answer = ""
-        if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
-            try:
-                answer = input("write these baselines? [y/N] ")
-            except EOFError:
-                print()  # what comes next has a line of its own
-        if answer.strip().lower() not in {"y", "yes"}:
+        if not confirmed("write these baselines?"):
             return Outcome("gpumem: nothing was written; --yes writes the baselines", FOUND)
     files = BaselineStore.update_whole({group.store: group.baselines for group in groups})
     lines = [f"gpumem: written: {os.path.relpath(file)}" for file in files]

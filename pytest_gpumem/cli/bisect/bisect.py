@@ -103,11 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out PACKAGE then",
     )
     parser.add_argument(
-        "--across",
-        metavar="PACKAGE",
-        help="another way to name the package: --across torch; leave out PACKAGE then",
-    )
-    parser.add_argument(
         "--with",
         dest="requirements",
         action="append",
@@ -156,14 +151,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Search; return the release or commit, its figures and its cause."""
-    if arguments.across is not None:
-        if arguments.git is not None:
-            raise SpecError(
-                f"--across {arguments.across} --git {arguments.git}",
-                "releases and commits are not tried together",
-                "leave out one of the two",
-            )
-        arguments.words.insert(0, arguments.across)
     if arguments.json is not None:
         require_replaceable(arguments.json, "bisect", f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
