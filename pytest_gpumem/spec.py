@@ -127,10 +127,8 @@ def spec_from_marks(
     They are merged field by field: the nearest marker with a field wins, and its None puts the
     field back to its default against outer markers. Overridden values are checked as well.
 
-    Args:
-        marks: positional and named arguments of each marker, nearest first, in the order of
-            ``Node.iter_markers``.
-        find_card: returns a card's canonical name; raises SpecError for an unknown one.
+    ``marks`` has the arguments of each marker, the nearest first, as ``Node.iter_markers`` has
+    them. ``find_card`` returns a card's canonical name; SpecError for an unknown one.
 
     Raises:
         SpecError: the first mistake found.
@@ -235,12 +233,6 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
     A part has the test's devices and rank and, unless it says otherwise, its tolerance, batch size
     and baseline, but none of its budgets: those hold for the whole test. It has no warmup of its
     own.
-
-    Args:
-        name: the part's name: text that is not blank.
-        kwargs: of the marker's arguments max_gib, max_allocated_gib, max_reserved_gib,
-            max_pinned_gib, batch_size, tolerance and baseline.
-        base: the declaration of the whole test.
 
     Raises:
         SpecError: the first mistake found.

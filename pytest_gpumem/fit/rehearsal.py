@@ -65,11 +65,8 @@ class Rehearsal:
     def largest(self, low: int, high: int | None, highest: int, step: int) -> int | None:
         """Return the largest value that would fit.
 
-        Args:
-            low: fits.
-            high: does not; None: not known.
-            highest: the largest of interest.
-            step: only ``low`` plus multiples of it are considered.
+        ``low`` fits, ``high`` does not (None: not known). Only ``low`` plus multiples of ``step``
+        up to ``highest`` are considered.
 
         Returns:
             None where nothing can be predicted: fewer than two values are known, or they differ in

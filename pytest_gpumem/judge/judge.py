@@ -61,15 +61,9 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 
     Exactly at a budget, or exactly at the tolerance, is within.
 
-    Args:
-        measurement: of the test or part.
-        spec: its declaration.
-        lookup: its baseline, or the reason why none was found.
-        policy: the session's options.
-        nodeid: the test as a command line in the working folder names it, for the remedy.
-        card_bytes: the memory of ``spec.card`` less its CUDA context.
-        relations: limits that other parts tell.
-        children: peaks of processes that the test started, one a process and device.
+    ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test as a
+    command line in the working folder names it. ``card_bytes`` is the card's memory less its CUDA
+    context. ``children`` are peaks of processes that the test started, one a process and device.
     """
     case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations, children)
     # A step that does not run, or not within its limits, fails however its baseline looks.

@@ -103,10 +103,7 @@ class MemorySession:
     ) -> list[Result]:
         """Measure, explain and judge a test that has ended, and its parts.
 
-        Args:
-            item: the test.
-            error: the error that its set-up or its call ended with; None if it passed.
-            debugging: a debugger is to see the error's frames: the test is not run again.
+        With ``debugging`` a debugger is to see the error's frames: the test is not run again.
 
         Returns:
             the results; none where the error is not one of running out of memory.

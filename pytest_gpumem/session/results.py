@@ -78,14 +78,9 @@ class SessionResults:
     ) -> None:
         """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
 
-        Args:
-            nodeid: the test.
-            when: "setup", "call" or "teardown".
-            passed: whether this phase did.
-            data: the test's results as text, where the report has them.
-            expected: it failed as its ``xfail`` says.
-            outcome: "xfail" of a test with that marker, "failed" of an error beside its verdict.
-            worker: that ran it, where each of pytest-xdist's workers runs all tests.
+        ``data`` has the results as text, if the report has them; ``expected``: it failed as its
+        ``xfail`` says. ``outcome`` is "xfail" of a test with that marker, "failed" of an error
+        beside its verdict. ``worker`` is set if each of pytest-xdist's workers runs all tests.
         """
         nodeid = f"{nodeid}{_BY}{worker}" if worker else nodeid
         if when == "setup":

@@ -136,10 +136,8 @@ class WorkspaceReplay:
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
 
-        Args:
-            end: the end; at the upper one a GPU may make more requests.
-            without: reasons for which it makes none.
-            share: at the upper end, of the steps that other streams may use tensors over.
+        At the upper end a GPU may make more requests, but for those ``without``, and other streams
+        may use tensors over a ``share`` of the steps.
 
         Returns:
             also how many of the largest workspaces found no room, and had a smaller one's place.

@@ -17,9 +17,7 @@ def sparkline(levels: Sequence[int], limit: int | None = None) -> str:
 
     It stands on zero, and its whole height is the limit: a change is as high as it matters.
 
-    Args:
-        levels: bytes.
-        limit: the budget, in bytes; None: the highest figure has the whole height.
+    Without a ``limit``, in bytes, the highest figure has the whole height.
     """
     if len(levels) < 2:  # noqa: PLR2004 - a line has two ends
         return ""

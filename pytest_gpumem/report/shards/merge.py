@@ -50,10 +50,8 @@ def merge(
     A test that several reports have on one device, with one figure, is one row; a report that is
     given twice, as itself or as a copy, is one report.
 
-    Args:
-        reports: each with its name, for messages.
-        expect: the expected number of reports; None: as many as their shards say.
-        accept: the command that accepts the figures of all of them; "": each keeps its own.
+    ``expect`` is the number of reports (None: as their shards say), ``accept`` the command for the
+    figures of all of them ("": each keeps its own).
 
     Raises:
         ReportError: they are not of one commit and project, or a test has two figures.

@@ -42,11 +42,8 @@ _DETAIL_TITLES = (
 def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80) -> list[Line]:
     """Return the table for the end of the session; none without rows.
 
-    Args:
-        results: of every test, in the order of the rows.
-        verbosity: below 0 nothing, 0 every test or, of more than ``FEW_ROWS``, those that are not
-            within, 1 every test and hints, 2 also memory held before and after, and provenance.
-        width: columns of the terminal; long test names lose their beginning to fit.
+    ``verbosity`` below 0 has no rows, 0 every test or, of more than ``FEW_ROWS``, those that are
+    not within, 1 every test and hints, 2 also memory held before and after, and provenance.
     """
     listed = list(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:
