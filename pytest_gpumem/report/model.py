@@ -33,7 +33,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and how a session ran: by it another machine knows the figures' origin."""
+    """Where and how a session ran: by it another machine knows whose figures these are."""
 
     commit: str = ""
     """that was checked out; "" outside of a git repository"""
