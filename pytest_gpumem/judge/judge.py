@@ -277,6 +277,8 @@ def _beyond_bound(case: Case) -> Verdict | None:
             f"find the tensors that were expected: {format_size(broken[0].excess)} or more are "
             "on no device, or were freed before"
         )
+    if worst.figure == "held":
+        return replace(verdict, advice=advice, of_held=True)
     return replace(verdict, advice=advice, beside=worst.part)
 
 

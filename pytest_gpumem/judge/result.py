@@ -149,7 +149,7 @@ class Result:
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index
-        if self.verdict.kind is not Kind.OVER_BUDGET:
+        if self.verdict.kind is not Kind.OVER_BUDGET or self.verdict.of_held:
             return None
         if self.is_host_too_much:
             return None
@@ -239,12 +239,11 @@ def hints_of(result: Result) -> list[Note]:
     if measurement is None:
         return []
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
+    verdict = result.verdict
+    if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
+        hints += measurement.hints  # on what was reserved before a part, which is too much
     over = result.device_over_limit is not None
-    return [
-        hint
-        for hint in dict.fromkeys([*hints, *measurement.hints])
-        if over or hint.kind is not NoteKind.AUTOCAST
-    ]
+    return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]
 
 
 def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:

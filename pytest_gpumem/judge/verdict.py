@@ -332,6 +332,8 @@ class Verdict(Noted):
     """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
     beside: str = ""
     """the other part that tells the limit which was exceeded; "" of any other verdict"""
+    of_held: bool = False
+    """whether memory at a part's end failed: the lines of the part's peak are no cause of that"""
     held_to: str = ""
     """the key of another device, if that one's baseline was compared"""
     causes: tuple[Cause, ...] = ()

@@ -191,6 +191,7 @@ class VerdictJson(
     held_to: str
     causes: tuple[CauseJson, ...] = ()
     beside: str = ""
+    of_held: bool = False
     accept: str = ""
     lead: LeadJson | None = None
     note_kinds: tuple[NoteKind, ...] = ()

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def too_much(results: Iterable[Result]) -> bool:
     """Whether any of them failed because it takes too much memory of its device."""
     return any(
-        result.verdict.failed and result.verdict.kind.too_much and not result.is_host_too_much
+        result.verdict.failed
+        and result.verdict.kind.too_much
+        and not (result.is_host_too_much or result.verdict.of_held)
         for result in results
     )
 

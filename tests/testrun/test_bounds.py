@@ -107,6 +107,19 @@ def test_the_block_gives_its_figures(suite):
     assert run(suite, "", "mib(20); del weights", after).outcomes == {"passed": 1}
 
 
+@pytest.mark.parametrize("relation", ["at_most='before'", "at_most=load"])
+def test_lines_of_the_peak_are_no_cause_of_held_memory(suite, relation):
+    """Nor is the memory that was reserved before the part a cause of it."""
+    work = "kept = [mib(500), mib(120)][1]"
+    session = run(suite, f"figure='held', {relation}", work)
+    assert "over budget: held memory of 220.00 MiB is 120.00 MiB over" in session.flat
+    assert "test_it.py:4 in mib" not in session.flat
+    work = "del weights"
+    session = run(suite, "at_least='800MiB'", work).flat
+    assert "under limit: peak allocated of 100.00 MiB is 700.00 MiB under" in session
+    assert "the allocator had reserved" not in session
+
+
 CHAIN = """
 @pytest.mark.gpu_memory(baseline=False)
 def test_chain(gpu_memory):
@@ -137,6 +150,27 @@ def test_an_order_of_parts_is_read_in_one_sentence(suite):
         ("figure='heap', at_most='load'", "", "figure='heap'): there is no such figure; write one"),
         ("figure='held'", "", "figure='held'): figure= needs a limit; write at_most=1.1 as well"),
         ("at_least='lots'", "", "this names no part that was measured before (measured: 'load')"),
+        (
+            "more_than=5",
+            "",
+            "this number names no part to compare with; write for example more_than=",
+        ),
+        (
+            "at_least=-1, of=load",
+            "",
+            "at_least must be a number above 0; write for example at_least=",
+        ),
+        ("at_least=True", "", "this is not a part that was measured before (measured: 'load')"),
+        (
+            "figure=3, at_most=load",
+            "",
+            "figure=3): there is no such figure; write one of 'allocated'",
+        ),
+        (
+            "figure='held', of='load'",
+            "",
+            "of='load'): of= needs a limit; write at_most=1.1 as well",
+        ),
         ("", "gpu_memory.ordered('load < unload')", "no parts that were measured: 'unload'"),
         ("", "gpu_memory.ordered('load')", "this is no order of parts; write for example"),
         ("", "gpu_memory.ordered(3)", "gpu_memory.ordered(3): this is no order of parts"),
