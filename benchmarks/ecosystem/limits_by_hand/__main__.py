@@ -30,7 +30,6 @@ from benchmarks.harness import OFFLINE, RESULTS, read_toml, where
 FOLDER = Path(__file__).parent
 OUTCOMES = RESULTS / "limits_by_hand.json"
 HANGS_S = 3600
-DISTRIBUTIONS = {"megatron": "megatron-core"}
 WORDS = {"passed": "hold", "xfail": "fail as expected", "limit": "fail"}
 HEAD = """# Limits that suites write by hand, and the same limits with this plugin
 
@@ -98,8 +97,8 @@ def run_library(library: str, rows: list[Row]) -> None:
         copy.write_text(planted(path.read_text(encoding="utf-8"), with_wrong), encoding="utf-8")
         failed = run(copy, [row["ours"] for row in with_wrong])
     outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else {}
-    distribution = DISTRIBUTIONS.get(library, library)
-    made_with = f"{distribution} {version(distribution)}, torch {version('torch')}"
+    made = "checkout on PYTHONPATH" if library == "megatron" else version(library)
+    made_with = f"{library} {made}, torch {version('torch')}"
     outcomes[library] = {**where(), "with": made_with, "held": held, "planted": failed}
     text = json.dumps(dict(sorted(outcomes.items())), indent=1)
     OUTCOMES.write_text(f"{text}\n", encoding="utf-8")
@@ -148,6 +147,7 @@ def table(facts: Row) -> tuple[list[str], bool]:
     for row in facts["limits"]:
         library = row["library"]
         repository, commit = facts["repositories"][library]
+        commit = row.get("commit", commit)
         ranges = row.get("memory", ())
         place = row["file"] + (f":{ranges[0][0]}" if ranges else "")
         tail = f"#L{ranges[0][0]}" if ranges else ""
