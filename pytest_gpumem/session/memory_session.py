@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 NOT_COMPUTED = (
-    "the virtual GPU did not compute these values: guard this code with `if gpu_memory.computes:` "
-    'or use values="full"'
+    "the virtual GPU did not compute some values: if this error comes of them, guard this code "
+    'with `if gpu_memory.computes:` or use values="full"'
 )
 NOT_COMPUTABLE = (
     "the virtual GPU did not compute some values, although it computed all that it can: "
