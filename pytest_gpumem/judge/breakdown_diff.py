@@ -69,8 +69,9 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     Sites are the same by file, function, code and category, as line numbers change. Where a
     function has one new site of a category and one that is gone, that line was edited: the two are
     one site. A site that only one breakdown has counts as zero in the other. But a baseline keeps
-    its largest sites only: of a site smaller than all of these the baseline is not known, and its
-    row comes last.
+    its largest sites only. A site smaller than all of these had no more than its category beside
+    them: it counts as all of that if it has twice as much now. Else its baseline is not known, and
+    its row comes last.
     """
     if baseline is None:
         return [
@@ -83,6 +84,9 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     smallest = 0 if complete else min(old_sizes, default=0)
     # Sites that the baseline would have kept, had they been this large: their absence means zero.
     comparable = {key for key, site in new.items() if complete or site.nbytes > smallest > 0}
+    beside: Counter[str] = Counter(baseline.categories)
+    for site in baseline.sites:
+        beside[site.category] -= site.nbytes
     gone_places = _by_function(old.keys() - new.keys())
     added_places = _by_function(comparable - old.keys())
     edited = {
@@ -101,6 +105,8 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
                 site_name(site), site.nbytes, nbytes, site, site.blocks, blocks, old_code
             )
             compared.append(row)
+        elif site.nbytes > 2 * (most := max(beside[site.category], 0)):
+            compared.append(BreakdownRow(site_name(site), site.nbytes, most, site, site.blocks))
         else:
             uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
     gone = [site for key, site in old.items() if key not in new]

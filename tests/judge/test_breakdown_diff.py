@@ -66,7 +66,7 @@ def test_of_several_new_lines_none_is_taken_for_one_that_is_gone():
 
 def test_of_what_is_smaller_than_all_that_a_baseline_kept_it_does_not_say():
     before = replace(BEFORE, categories={**BEFORE.categories, "other": MIB})  # more than its sites
-    small = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", nbytes=MIB)
+    small = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", category="other", nbytes=MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, small))
     assert [(row.name, row.baseline) for row in site_rows(now, before)][-1] == (
         "model.py:11 (Net)",
@@ -76,6 +76,14 @@ def test_of_what_is_smaller_than_all_that_a_baseline_kept_it_does_not_say():
     large = replace(small, nbytes=11 * MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, large))
     assert ("model.py:11 (Net)", 0) in [(row.name, row.baseline) for row in site_rows(now, before)]
+
+
+def test_a_line_that_a_baseline_did_not_keep_had_no_more_than_its_category_beside_the_others():
+    before = replace(BEFORE, categories={**BEFORE.categories, "other": MIB})
+    for category, nbytes, most in (("other", 3 * MIB, MIB), (WEIGHTS.category, MIB, 0)):
+        new = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", category=category, nbytes=nbytes)
+        rows = site_rows(replace(BEFORE, sites=(ATTENTION, WEIGHTS, new)), before)
+        assert ("model.py:11 (Net)", most) in [(row.name, row.baseline) for row in rows]
 
 
 def test_two_lines_with_the_same_code_in_one_function_are_added_up():
