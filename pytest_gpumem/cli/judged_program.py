@@ -119,6 +119,12 @@ def update_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     return "gpumem", "run", "--update", *option_words(arguments), *program_words(arguments)
 
 
+def is_judged(arguments: argparse.Namespace) -> bool:
+    """Return whether an option asks for a verdict or a report, and not for the peaks alone."""
+    names = *SETTINGS.values(), "phases", *LIMITS[1:]
+    return any(getattr(arguments, name) not in {None, False} for name in names)
+
+
 class ProgramItem:
     """A program, as running and judging a marked test needs it (:class:`MarkedItem`)."""
 
@@ -215,7 +221,7 @@ class JudgedProgram:
             value = None if name is None else getattr(arguments, name)
             if option.name == "values":
                 value = arguments.values
-            if option.name == "attribution" and self.is_judged:
+            if option.name == "attribution" and is_judged(arguments):
                 return "on", option.ini  # a program does not run again to be explained
             return (option.default, option.ini) if value in {None, False} else (value, f"--{name}")
 
@@ -243,12 +249,6 @@ class JudgedProgram:
     def _is_held(self) -> bool:
         """Whether the program is held to a baseline or to limits."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether an option asks for a verdict or a report, and not for the peaks alone."""
-        names = *SETTINGS.values(), *LIMITS[1:], "phases"
-        return any(getattr(self._arguments, name) not in {None, False} for name in names)
 
     def begin(self) -> Run:
         """Measure from now on; return the run."""
@@ -284,7 +284,7 @@ class JudgedProgram:
             results = self._session.finish(self._item, error)
         failed, nodeid = any(result.verdict.failed for result in results), self._item.nodeid
         lines = failure_text(results, 1).splitlines()
-        if not self.is_judged:
+        if not is_judged(self._arguments):
             return Judged(results, lines, failed)
         for when in ("setup", "call", "teardown"):
             data = to_text(results) if results and when == "call" else None

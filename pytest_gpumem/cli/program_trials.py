@@ -16,6 +16,7 @@ from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit.prober import outcome
 from pytest_gpumem.fit.search import Probe, Search
+from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
 
@@ -117,7 +118,8 @@ def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
         results: list[dict[str, Any]] = []
         if report.exists():
             results = json.loads(report.read_bytes())["results"]
-    refused = any(result["verdict"]["kind"] == "out of memory" for result in results)
+    kinds = {result["verdict"]["kind"] for result in results}
+    refused = bool(kinds & {Kind.OUT_OF_MEMORY.word, Kind.OVER_BUDGET.word})
     if not results or (ended.returncode and not refused):
         own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
         raise GpuMemError(

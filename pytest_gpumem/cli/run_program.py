@@ -17,10 +17,12 @@ from tabulate import tabulate
 
 from pytest_gpumem.cli.judged_program import (
     LIMITS,
+    SETTINGS,
     JudgedProgram,
     ProgramItem,
     add_test_arguments,
     flag_of,
+    is_judged,
     option_words,
     program_words,
 )
@@ -123,6 +125,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = Trials(option_words(arguments), program_words(arguments))
+    several = "--cards" if arguments.cards is not None else f"--largest={arguments.largest}"
+    told = (*SETTINGS.values(), "phases")
+    if (values or arguments.cards) and any(getattr(arguments, name) for name in told):
+        raise SpecError(
+            several,
+            "a program that runs several times has no baseline and no report",
+            "leave out --baseline, --tolerance, --phases, --json, --html and --markdown",
+        )
     if arguments.cards is not None:
         names = card_names() if arguments.cards == "all" else arguments.cards.split(",")
         return trials.on_cards([find_card(name) for name in names], values)
@@ -257,7 +267,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     device.values.compute(arguments.values)
     try:
         with ExitStack() as stack:
-            explainer = child_explainer(Path.cwd()) if test.is_judged else ""
+            explainer = child_explainer(Path.cwd()) if is_judged(arguments) else ""
             stack.enter_context(watch.watching(arguments.values, explainer))
             if size is not None:
                 stack.enter_context(device.join_alone(rank, size, by_program=True))

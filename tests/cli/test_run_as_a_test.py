@@ -208,6 +208,8 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     [
         (["--world-size=4", "--rank=4"], "--world-size=4 --rank=4: there is no such rank"),
         (["--world-size=0"], "--world-size=0 --rank=0: there is no such rank"),
+        (["--largest=--lr:1..2", "--json=a"], "runs several times has no baseline and no report"),
+        (["--cards=T4", "--baseline=kept"], "--cards: a program that runs several times has no"),
         (["--largest=--lr"], "--largest=--lr: this is no argument with a first and a last value"),
         (["--largest=--lr:3..2"], "--largest=--lr:3..2: this is no argument"),
         (["--update"], "--update: no folder is named; write --baseline=baselines --update"),
@@ -288,6 +290,8 @@ def test_the_largest_value_of_an_argument_is_searched(run, tmp_path):
     assert "--batch-size 57 fits in 14.44 GiB with 14.25 GiB reserved; 58 does not" in text
     status, text = run("--largest=--batch-size=:1..3", "--max-gib=0.6", new=True)
     assert "--batch-size= 2 fits in 614.40 MiB with 512.00 MiB reserved; 3 does not" in text
+    status, text = run("--largest=--batch-size:1..3", "--max-allocated-gib=0.6", new=True)
+    assert "--batch-size 2 fits in 14.44 GiB with 512.00 MiB reserved; 3 does not" in text
     status, text = run("--largest=--batch-size:91..99", new=True)
     assert status == 2
     assert "the program ended with status 1: 91 is too large for the data; mend" in text
