@@ -60,7 +60,7 @@ def read_range(text: str) -> Range:
     return Range(match["flag"], int(match["first"]), int(match["last"]))
 
 
-class Trials(NamedTuple):
+class ProgramTrials(NamedTuple):
     """A program that runs several times."""
 
     options: Sequence[str]

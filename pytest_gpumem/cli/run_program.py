@@ -37,7 +37,7 @@ from pytest_gpumem.cli.outcome import (
     read_max_gib,
     show_error,
 )
-from pytest_gpumem.cli.program_trials import Trials, read_range
+from pytest_gpumem.cli.program_trials import ProgramTrials, read_range
 from pytest_gpumem.devices.cards import card_names, find_card
 from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
     values = None if arguments.largest is None else read_range(arguments.largest)
-    trials = Trials(option_words(arguments), program_words(arguments))
+    trials = ProgramTrials(option_words(arguments), program_words(arguments))
     several = "--cards" if arguments.cards is not None else f"--largest={arguments.largest}"
     told = (*SETTINGS.values(), "phases")
     if (values or arguments.cards) and any(getattr(arguments, name) for name in told):

@@ -20,7 +20,7 @@ card = device.open(None, 1)
 
 import torch
 
-model = torch.nn.Linear(1024, 1024, device="cuda")
+model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(2):
     loss = model(torch.ones(256, 1024, device="cuda")).square().mean()
