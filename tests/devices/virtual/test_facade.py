@@ -50,16 +50,19 @@ def python(program, *arguments):
 
 def test_a_short_program_needs_nothing_of_the_package_but_the_facade():
     assert len(PROGRAM.splitlines()) <= 30
-    besides = {}
-    for card, workspace in WORKSPACES.items():
+    peaks = {}
+    for card in WORKSPACES:
         name, peak, problems, visible, modules = python(PROGRAM + TELL, card)
         assert (name, problems, visible) == (card, [None], False)
         assert "pytest_gpumem.devices.virtual.device" in modules
         packages = "attribution", "baselines", "cli", "fit", "judge", "meter", "plugin", "testrun"
         assert not {name.split(".")[1] for name in modules} & set(packages)
-        besides[card] = peak - workspace
+        peaks[card] = peak
+    # Before torch 2.15 autograd's thread has a workspace of its own.
+    number, rest = divmod(peaks["H100"] - peaks["T4"], WORKSPACES["H100"] - WORKSPACES["T4"])
+    assert (number in {1, 2}, rest) == (True, 0)
     # Weights, gradients and momentum; the batch, the result and its square.
-    assert 12 * MIB < besides["T4"] == besides["H100"] < 16 * MIB
+    assert 12 * MIB < peaks["T4"] - number * WORKSPACES["T4"] < 16 * MIB
 
 
 @pytest.mark.parametrize("kind", ["none", "cuda"])
