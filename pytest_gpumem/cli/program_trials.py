@@ -1,4 +1,4 @@
-"""A program run several times: with values of an argument of it (--largest), on cards (--cards)."""
+"""A program run several times: with values of its argument, on cards, as ranks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.search import Largest
 
+GPUMEM_RUN: Final = (sys.executable, "-m", "pytest_gpumem.cli.main", "run")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
 
 
@@ -101,13 +102,58 @@ class ProgramTrials(NamedTuple):
         text = tabulate(rows, titles, disable_numparse=True, colalign=align)
         return Outcome(text, OK if fits else FOUND)
 
+    def as_ranks(self, ranks: Sequence[int], *, update: bool) -> Outcome:
+        """Run the program as each of some ranks, with its own output; return a row a rank."""
+        rows, failed = [], False
+        for rank in ranks:
+            with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+                report = Path(folder) / "gpumem.json"
+                options = [*self.options, f"--rank={rank}", *["--update"] * update]
+                command = [*GPUMEM_RUN, f"--json={report}", *options, *self.program]
+                failed |= bool(subprocess.run(command, check=False).returncode)
+                results = _results(report)
+            sizes, word = ["", ""], "failed"
+            if results:
+                peaks = results[0]["measurement"]["peaks"]
+                sizes = [format_size(peaks[0][name]) for name in ("allocated", "reserved")]
+                kind = results[0]["verdict"]["kind"]
+                word = next(known.word for known in Kind if str(known) == kind)
+            rows.append((str(rank), *sizes, word))
+        titles = ["rank", "peak allocated", "peak reserved", "verdict"]
+        align = ("right", "right", "right", "left")
+        text = tabulate(rows, titles, disable_numparse=True, colalign=align)
+        return Outcome(text, FOUND if failed else OK)
+
+
+def read_ranks(text: str, world_size: int) -> list[int]:
+    """Return the ranks of ``--ranks``, each once.
+
+    Raises:
+        SpecError: they are none of so many.
+    """
+    words = text.split(",")
+    ranks = list(dict.fromkeys(int(word) for word in words if re.fullmatch(r"\d{1,7}", word)))
+    if len(ranks) < len(words) or max(ranks) >= world_size:
+        raise SpecError(
+            f"--world-size={world_size} --ranks={text}",
+            "these are not ranks",
+            "write for example --world-size=8 --ranks=0,7",
+        )
+    return ranks
+
+
+def _results(report: Path) -> list[dict[str, Any]]:
+    if not report.exists():
+        return []
+    results: list[dict[str, Any]] = json.loads(report.read_bytes())["results"]
+    return results
+
 
 def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         report = Path(folder) / "gpumem.json"
-        gpumem = [sys.executable, "-m", "pytest_gpumem.cli.main", "run", f"--json={report}"]
         ended = subprocess.run(
-            [*gpumem, *options, *program],
+            [*GPUMEM_RUN, f"--json={report}", *options, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -115,11 +161,9 @@ def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
             errors="replace",
             check=False,
         )
-        results: list[dict[str, Any]] = []
-        if report.exists():
-            results = json.loads(report.read_bytes())["results"]
+        results = _results(report)
     kinds = {result["verdict"]["kind"] for result in results}
-    refused = bool(kinds & {Kind.OUT_OF_MEMORY.word, Kind.OVER_BUDGET.word})
+    refused = bool(kinds & {str(Kind.OUT_OF_MEMORY), str(Kind.OVER_BUDGET)})
     if not results or (ended.returncode and not refused):
         own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
         raise GpuMemError(

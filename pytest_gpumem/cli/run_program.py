@@ -37,7 +37,7 @@ from pytest_gpumem.cli.outcome import (
     read_max_gib,
     show_error,
 )
-from pytest_gpumem.cli.program_trials import ProgramTrials, read_range
+from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_ranks
 from pytest_gpumem.devices.cards import card_names, find_card
 from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the program once, as one of N ranks that torchrun would start",
     )
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="that rank (0)")
+    parser.add_argument("--ranks", metavar="R,R", help="run it as each of these ranks: a row each")
     add_values_argument(parser)
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
@@ -109,7 +110,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
             "this is not a number of devices",
             f"write a number from 1 to {MAX_DEVICES}",
         )
-    if arguments.world_size is None:
+    ranks: Sequence[int] = ()
+    if arguments.ranks is not None:
+        ranks = read_ranks(arguments.ranks, arguments.world_size or 0)
+    if arguments.world_size is None or ranks:
         arguments.rank = None
     elif not 0 <= arguments.rank < arguments.world_size <= MAX_RANKS:
         raise SpecError(
@@ -123,28 +127,44 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
+    outcome = run_several(arguments, ranks, choice.device)
+    if outcome is not None:
+        return outcome
+    # A session of pytest in the program takes this device and card for its marked tests.
+    os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
+    return Outcome("", measure_program(program, choice, arguments))
+
+
+def run_several(
+    arguments: argparse.Namespace, ranks: Sequence[int], device: Device
+) -> Outcome | None:
+    """Run a program several times, if the command line asks for that; None if it does not."""
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = ProgramTrials(option_words(arguments), program_words(arguments))
-    several = "--cards" if arguments.cards is not None else f"--largest={arguments.largest}"
-    told = (*SETTINGS.values(), "phases")
-    if (values or arguments.cards) and any(getattr(arguments, name) for name in told):
+    given = [name for name in ("cards", "largest", "ranks") if getattr(arguments, name) is not None]
+    told = {*SETTINGS.values(), "phases"}
+    if ranks:  # each has a baseline
+        told = {"json", "html", "markdown", "cards", "largest"}
+    if given and any(getattr(arguments, name) for name in told):
         raise SpecError(
-            several,
-            "a program that runs several times has no baseline and no report",
-            "leave out --baseline, --tolerance, --phases, --json, --html and --markdown",
+            f"--{given[-1]}",
+            "a program that runs several times has no report, and a baseline as ranks alone",
+            f"leave out {', '.join(f'--{name}' for name in sorted(told))}",
         )
+    if ranks:
+        return trials.as_ranks(ranks, update=arguments.update)
     if arguments.cards is not None:
         names = card_names() if arguments.cards == "all" else arguments.cards.split(",")
         return trials.on_cards([find_card(name) for name in names], values)
     if values is not None:
-        info = choice.device.expected()
-        card_bytes = info.total_memory - info.context if info else card.usable_memory
+        info = device.expected()
+        card_bytes = (
+            info.total_memory - info.context if info else find_card(DEFAULT_CARD).usable_memory
+        )
         limit = read_max_gib(arguments.max_gib) or card_bytes
         largest = trials.largest(values, min(card_bytes, limit))
         return Outcome(f"{values.flag} {largest}", OK if largest.value else FOUND)
-    # A session of pytest in the program takes this device and card for its marked tests.
-    os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
-    return Outcome("", measure_program(program, choice, arguments))
+    return None
 
 
 class UserProgram:

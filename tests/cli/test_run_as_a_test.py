@@ -201,6 +201,11 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     assert (status, "no baseline" in text) == (0, True)
     status, text = run(*ranks, own=["again"], new=True)
     assert (status, "no baseline" in text) == (0, True)
+    status, text = run("--world-size=64", "--ranks=0,63", "--baseline=kept", new=True)
+    assert status == 0
+    assert re.search(
+        r"verdict [- ]+ 0 [\d.]+ MiB [\d.]+ MiB no baseline 63 [\d.]+ MiB \S+ MiB ok", text
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,8 +213,11 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     [
         (["--world-size=4", "--rank=4"], "--world-size=4 --rank=4: there is no such rank"),
         (["--world-size=0"], "--world-size=0 --rank=0: there is no such rank"),
-        (["--largest=--lr:1..2", "--json=a"], "runs several times has no baseline and no report"),
+        (["--largest=--lr:1..2", "--json=a"], "a program that runs several times has no report"),
         (["--cards=T4", "--baseline=kept"], "--cards: a program that runs several times has no"),
+        (["--world-size=2", "--ranks=0,1", "--json=a"], "--ranks: a program that runs several"),
+        (["--world-size=2", "--ranks=0,2"], "--world-size=2 --ranks=0,2: these are not ranks"),
+        (["--ranks=0,1"], "--world-size=0 --ranks=0,1: these are not ranks"),
         (["--largest=--lr"], "--largest=--lr: this is no argument with a first and a last value"),
         (["--largest=--lr:3..2"], "--largest=--lr:3..2: this is no argument"),
         (["--update"], "--update: no folder is named; write --baseline=baselines --update"),
