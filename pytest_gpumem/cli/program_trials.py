@@ -125,7 +125,7 @@ class ProgramTrials(NamedTuple):
         return Outcome(text, FOUND if failed else OK)
 
 
-def read_ranks(text: str, world_size: int) -> list[int]:
+def read_rank_list(text: str, world_size: int) -> list[int]:
     """Return the ranks of ``--ranks``, each once.
 
     Raises:

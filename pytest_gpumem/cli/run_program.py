@@ -37,7 +37,7 @@ from pytest_gpumem.cli.outcome import (
     read_max_gib,
     show_error,
 )
-from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_ranks
+from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_rank_list
 from pytest_gpumem.devices.cards import card_names, find_card
 from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         )
     ranks: Sequence[int] = ()
     if arguments.ranks is not None:
-        ranks = read_ranks(arguments.ranks, arguments.world_size or 0)
+        ranks = read_rank_list(arguments.ranks, arguments.world_size or 0)
     if arguments.world_size is None or ranks:
         arguments.rank = None
     elif not 0 <= arguments.rank < arguments.world_size <= MAX_RANKS:
