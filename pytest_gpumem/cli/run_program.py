@@ -10,6 +10,7 @@ import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -287,7 +288,10 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     device.values.compute(arguments.values)
     try:
         with ExitStack() as stack:
-            explainer = child_explainer(Path.cwd()) if is_judged(arguments) else ""
+            explainer = ""
+            if is_judged(arguments):
+                explainer = child_explainer(Path.cwd())
+                sys.addaudithook(partial(_refuse_replacement, os.getpid()))
             stack.enter_context(watch.watching(arguments.values, explainer))
             if size is not None:
                 stack.enter_context(device.join_alone(rank, size, by_program=True))
@@ -313,6 +317,16 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     device.open(None, count)  # a session of pytest in the program has closed it
     run.meter.stop()
     return status or int(failed)
+
+
+def _refuse_replacement(owner: int, event: str, _arguments: object) -> None:
+    """Let no program that is judged go on where nothing measures it."""
+    if event == "os.exec" and os.getpid() == owner:
+        raise GpuMemError(
+            "os.exec",
+            "the program replaces its own process: the new one would not be judged",
+            "run that one under gpumem run, or leave --baseline, the limits and the reports out",
+        )
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:

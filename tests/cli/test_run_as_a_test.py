@@ -150,6 +150,15 @@ def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_pa
     assert entries(tmp_path) == before
 
 
+def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
+    text = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(30000 + 4567)'])\n"
+    (tmp_path / "program.py").write_text(text, encoding="utf-8")
+    status, text = run("--baseline=kept", "--update")
+    assert (status, "34567" in text) == (1, False)
+    assert "os.exec: the program replaces its own process: the new one would not be judged" in text
+    assert run() == (0, "34567")
+
+
 def test_a_program_that_catches_its_out_of_memory_error_is_judged_by_its_peak(run):
     status, text = run("--baseline=kept", own=["more"])
     assert (status, "caught" in text) == (0, True)
