@@ -27,12 +27,14 @@ with torch.device("cuda"):
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
 if options.checkpointing:
     model.gradient_checkpointing_enable()
+layers = model.model.layers
 if options.lora:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(model, LoraConfig(r=options.lora, target_modules="all-linear"))
+    adapters = LoraConfig(r=options.lora, target_modules="all-linear")
+    model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
 if options.fsdp:
-    for layer in model.model.layers:
+    for layer in layers:
         torch.distributed.fsdp.fully_shard(layer)
     torch.distributed.fsdp.fully_shard(model)
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -6,4 +6,4 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, DemoModel
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("high")
-    LightningCLI(DemoModel, BoringDataModule)
+    LightningCLI(DemoModel, BoringDataModule, save_config_callback=None)
