@@ -325,7 +325,7 @@ def _refuse_replacement(owner: int, event: str, _arguments: object) -> None:
         raise GpuMemError(
             "os.exec",
             "the program replaces its own process: the new one would not be judged",
-            "run that one under gpumem run, or leave --baseline, the limits and the reports out",
+            "start that one in its place, or leave --baseline, the limits and the reports out",
         )
 
 

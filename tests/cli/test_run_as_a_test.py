@@ -151,7 +151,9 @@ def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_pa
 
 
 def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
-    text = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(30000 + 4567)'])\n"
+    text = (
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(30000 + 4567)'])\n"
+    )
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
     status, text = run("--baseline=kept", "--update")
     assert (status, "34567" in text) == (1, False)
