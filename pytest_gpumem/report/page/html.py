@@ -497,7 +497,8 @@ def _template_environment() -> Environment:
 def name_html(test: Result | OwnOutcome) -> str:
     """Return the name of a test or a part as markup: its file, the rest, the part."""
     name = test.nodeid[len(test.module) :]
-    words = [f'<span class="module">{escape(printable(test.module + name[:2]))}</span>']
+    kind = "module" if name else "test"  # a program without arguments is its file
+    words = [f'<span class="{kind}">{escape(printable(test.module + name[:2]))}</span>']
     if name:
         words.append(f'<wbr><span class="test">{escape(printable(name[2:]))}</span>')
     if test.part:
