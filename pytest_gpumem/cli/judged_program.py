@@ -1,13 +1,15 @@
 """A program as a marked test: a baseline, limits, a verdict and reports, without pytest's session.
 
-The program runs once: what a second run would find (docs/explanation/second-runs.md) is not found.
+The program runs once, so it gets no findings of second runs (docs/explanation/second-runs.md).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,6 +27,7 @@ from pytest_gpumem.session.terminal_summary import failure_text
 from pytest_gpumem.spec import spec_from_marks
 from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.testrun.phases import Phases
+from pytest_gpumem.testrun.run import child_explainer
 from pytest_gpumem.testrun.unused_device import is_unused
 
 if TYPE_CHECKING:
@@ -250,6 +253,16 @@ class JudgedProgram:
         """Whether the program is held to a baseline or to limits."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
 
+    @property
+    def explainer(self) -> str:
+        """What tells where the peaks of its processes come from; "": nothing does."""
+        return child_explainer(self._root) if is_judged(self._arguments) else ""
+
+    def refuse_replacement(self) -> None:
+        """Let the program not replace its process, if it is judged: nothing measures the new one."""
+        if is_judged(self._arguments) or self._is_held:
+            sys.addaudithook(partial(_refuse_replacement, os.getpid()))
+
     def begin(self) -> Run:
         """Measure from now on; return the run."""
         self._session.begin(self._item, self._spec)
@@ -273,6 +286,13 @@ class JudgedProgram:
         if self._phases is not None:
             self._phases.stop()
         run, results = self._session.run, []
+        silent = [child.name for child in self._children.children() if not child.ended]
+        if silent and passed and self._is_held:
+            raise GpuMemError(
+                self._item.nodeid,
+                f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks",
+                "let all processes end by themselves, or leave the limits and --baseline out",
+            )
         if run is not None and error is None and is_unused(run) and not self._used_below():
             if self._is_held:
                 raise GpuMemError(
@@ -305,6 +325,16 @@ class JudgedProgram:
         if not failed and updates is None:
             lines += map(verdict_line, filter(is_measured, results))
         return Judged(results, lines, failed)
+
+
+def _refuse_replacement(owner: int, event: str, _arguments: object) -> None:
+    """Let no program that is judged go on where nothing measures it."""
+    if event == "os.exec" and os.getpid() == owner:
+        raise GpuMemError(
+            "os.exec",
+            "the program replaces its own process: the new one would not be judged",
+            "start that one in its place, or leave --baseline, the limits and the reports out",
+        )
 
 
 def is_measured(result: Result) -> bool:

@@ -10,7 +10,6 @@ import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +22,6 @@ from pytest_gpumem.cli.judged_program import (
     ProgramItem,
     add_test_arguments,
     flag_of,
-    is_judged,
     option_words,
     program_words,
 )
@@ -46,7 +44,6 @@ from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 from pytest_gpumem.spec_fields import MAX_RANKS
-from pytest_gpumem.testrun.run import child_explainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -288,11 +285,8 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     device.values.compute(arguments.values)
     try:
         with ExitStack() as stack:
-            explainer = ""
-            if is_judged(arguments):
-                explainer = child_explainer(Path.cwd())
-                sys.addaudithook(partial(_refuse_replacement, os.getpid()))
-            stack.enter_context(watch.watching(arguments.values, explainer))
+            test.refuse_replacement()
+            stack.enter_context(watch.watching(arguments.values, test.explainer))
             if size is not None:
                 stack.enter_context(device.join_alone(rank, size, by_program=True))
             item.runtest()
@@ -310,23 +304,13 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         results, lines, failed = [], [f"gpumem: {worthless}"], True
     # Judging replays requests on the device: a measurement after it would count these.
     measurement = (results[0].measurement if results else None) or run.measurement()
-    if failed:  # the verdict's text has them
+    if any(result.verdict.failed for result in results):  # the verdict's text has them
         measurement = replace(measurement, notes=())
     limit = run.spec.bytes_of("max_gib")
     print(summary(measurement, limit, watch.children()), *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a session of pytest in the program has closed it
     run.meter.stop()
     return status or int(failed)
-
-
-def _refuse_replacement(owner: int, event: str, _arguments: object) -> None:
-    """Let no program that is judged go on where nothing measures it."""
-    if event == "os.exec" and os.getpid() == owner:
-        raise GpuMemError(
-            "os.exec",
-            "the program replaces its own process: the new one would not be judged",
-            "start that one in its place, or leave --baseline, the limits and the reports out",
-        )
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:

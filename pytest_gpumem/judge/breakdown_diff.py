@@ -69,9 +69,8 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     Sites are the same by file, function, code and category, as line numbers change. Where a
     function has one new site of a category and one that is gone, that line was edited: the two are
     one site. A site that only one breakdown has counts as zero in the other. But a baseline keeps
-    its largest sites only. A site smaller than all of these had no more than its category beside
-    them: it counts as all of that if it has twice as much now. Else its baseline is not known, and
-    its row comes last.
+    its largest sites only. A site smaller than all of these had nothing if its category had nothing
+    beside them. Else its baseline is not known, and its row comes last.
     """
     if baseline is None:
         return [
@@ -105,8 +104,8 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
                 site_name(site), site.nbytes, nbytes, site, site.blocks, blocks, old_code
             )
             compared.append(row)
-        elif site.nbytes > 2 * (most := max(beside[site.category], 0)):
-            compared.append(BreakdownRow(site_name(site), site.nbytes, most, site, site.blocks))
+        elif beside[site.category] <= 0:
+            compared.append(BreakdownRow(site_name(site), site.nbytes, 0, site, site.blocks, 0))
         else:
             uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
     gone = [site for key, site in old.items() if key not in new]

@@ -291,19 +291,22 @@ class Run:
     def child_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return the declaration and the measurement of the processes that the test started.
 
-        Of each device that is the peak of the fullest process: ranks have a device each. The
-        test's limits hold for each process, and are judged with the test.
+        Of each device that is the peak of the fullest process: ranks have a device each. None
+        where a process told no peak. The test's limits hold for each, and are judged with the test.
         """
         largest: dict[int, Peak] = {}
         told: dict[int, Attribution] = {}
         for child in self.children:
             for index, peak in child.peaks.items():
                 known = largest.get(index, Peak(0, 0))
-                if peak.allocated > known.allocated and index in child.attributions:
-                    told[index] = child.attributions[index]
+                if peak.allocated > known.allocated:
+                    told.pop(index, None)  # of a process that held less
+                    if index in child.attributions:
+                        told[index] = child.attributions[index]
                 allocated = max(known.allocated, peak.allocated)
                 largest[index] = Peak(allocated, max(known.reserved, peak.reserved))
-        if not largest or CHILD_PROCESSES in self.parts:
+        known_all = all(child.ended for child in self.children)  # else another may be the fullest
+        if not largest or not known_all or CHILD_PROCESSES in self.parts:
             return {}
         devices = range(max(largest) + 1)
         measurement = replace(

@@ -17,6 +17,9 @@ if "idle" in sys.argv:
     sys.exit()
 mib = int(os.environ.get("MIB", "8"))
 kept = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+if "killed" in sys.argv:
+    kill = "import os, torch; torch.ones(9).cuda(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", kill])
 if "child" in sys.argv:
     subprocess.run([sys.executable, __file__], env={**os.environ, "MIB": os.environ["BELOW"]})
 if "fail" in sys.argv:
@@ -159,7 +162,17 @@ def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
     status, text = run("--baseline=kept", "--update")
     assert (status, "34567" in text) == (1, False)
     assert "os.exec: the program replaces its own process: the new one would not be judged" in text
+    assert run("--max-gib=1")[0] == 1
     assert run() == (0, "34567")
+
+
+def test_a_process_that_tells_no_peak_fails_a_gate(run, tmp_path):
+    for option in ("--baseline=kept", "--max-gib=1"):
+        status, text = run(option, own=["killed"], new=True)
+        assert status == 1
+        assert "used a GPU and ended, or runs on, without telling its peaks; let all" in text
+    assert not (tmp_path / "kept").exists()
+    assert run(own=["killed"], new=True)[0] == 0
 
 
 def test_a_program_that_catches_its_out_of_memory_error_is_judged_by_its_peak(run):
