@@ -259,7 +259,7 @@ class JudgedProgram:
         return child_explainer(self._root) if is_judged(self._arguments) else ""
 
     def refuse_replacement(self) -> None:
-        """Let the program not replace its process, if it is judged: nothing measures the new one."""
+        """Let a judged program not replace its process: nothing measures the new one."""
         if is_judged(self._arguments) or self._is_held:
             sys.addaudithook(partial(_refuse_replacement, os.getpid()))
 
