@@ -46,12 +46,13 @@ SLOW: Final = 120
 # A broken torch may end the process that imports it: not this one.
 TORCH_PROGRAM: Final = """
 import json, torch
+from pytest_gpumem.meter.provenance import cudnn_version
 count = torch.cuda.device_count()
 gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
 print(json.dumps({
     "version": torch.__version__,
     "cuda": torch.version.cuda,
-    "cudnn": torch.backends.cudnn.version(),
+    "cudnn": int(cudnn_version().replace("none", "0")),
     "gpus": [[gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}"] for gpu in gpus],
 }))
 """

@@ -29,7 +29,10 @@ def provenance(device: Device) -> Provenance:
 
 @cache
 def cudnn_version() -> str:
-    """Return cuDNN's version, "none" without it; a slow question, asked once."""
+    """Return cuDNN's version, "none" where PyTorch can use none; a slow question, asked once."""
     from torch.backends import cudnn
 
-    return str((cudnn.version() if cudnn.is_available() else None) or "none")
+    try:
+        return str((cudnn.version() if cudnn.is_available() else None) or "none")
+    except RuntimeError:  # the GPU is older than this cuDNN supports, or the libraries differ
+        return "none"

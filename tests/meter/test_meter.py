@@ -14,7 +14,7 @@ from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import SWITCHED_OFF, Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus
-from pytest_gpumem.meter.provenance import provenance
+from pytest_gpumem.meter.provenance import cudnn_version, provenance
 
 
 @pytest.fixture
@@ -424,6 +424,17 @@ def test_the_provenance_says_what_it_was_made_with(device, monkeypatch):
     assert (found.driver, found.allocator) == ("virtual", "max_split_size_mb:128")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
     assert provenance(device).allocator == "garbage_collection_threshold:0.8"
+
+
+def test_a_cudnn_that_pytorch_refuses_is_none(monkeypatch):
+    """On a V100 PyTorch raises for cuDNN 9.11 and later: a test without convolutions runs."""
+    from torch.backends import cudnn
+
+    def refused():
+        raise RuntimeError("cuDNN version 92600 is not compatible with devices with SM < 7.5.")
+
+    monkeypatch.setattr(cudnn, "version", refused)
+    assert cudnn_version.__wrapped__() == "none"
 
 
 @pytest.mark.parametrize(("count", "told"), [(30, True), (1, False)])
