@@ -54,6 +54,8 @@ class Child(NamedTuple):
 
     name: str
     """"rank 1 (pid 4711)", or its script with its number"""
+    part: str
+    """the part of the test that it is of: "rank 1", or that of all processes without a rank"""
     peaks: dict[int, Peak]
     """by device; only those that it used"""
     ended: bool
@@ -121,7 +123,9 @@ class ChildWatch:
         records.sort(key=lambda record: (record["rank"] is None, record["rank"], record["pid"]))
         children = []
         for record in records:
-            name = record["script"] if record["rank"] is None else f"rank {record['rank']}"
+            ranked = record["rank"] is not None
+            part = f"rank {record['rank']}" if ranked else CHILD_PROCESSES
+            name = part if ranked else record["script"]
             peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
             values = record["guesses"], record["notes"]
@@ -129,7 +133,8 @@ class ChildWatch:
                 int(index): msgspec.convert(plain, Attribution)
                 for index, plain in record["attributions"].items()
             }
-            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended, *values, told))
+            name = f"{name} (pid {record['pid']})"
+            children.append(Child(name, part, peaks, ended, *values, told))
         self._leave_as_a_fork()
         return children
 
@@ -147,7 +152,7 @@ class ChildWatch:
 CHILDREN: Final = ChildWatch()
 """those of marked tests"""
 CHILD_PROCESSES: Final = "child processes"
-"""the name of the part of a test that they are"""
+"""the name of the part of a test that its processes without a rank are"""
 
 
 def value_notes(children: Sequence[Child], root: Path) -> list[Note]:

@@ -92,8 +92,6 @@ class Case:
     card_bytes: int | None
     relations: Sequence[Bound] = ()
     """limits that other parts tell"""
-    children: Sequence[Peak] = ()
-    """peaks of processes that the test started, one a process and device"""
 
     @cached_property
     def entry(self) -> BaselineEntry | None:

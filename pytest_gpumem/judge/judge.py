@@ -17,7 +17,6 @@ from pytest_gpumem.judge.verdict import (
     KEEP_LESS,
     LESS_OF,
     NEED_UNKNOWN,
-    PEAKS,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.comparison import Limit
     from pytest_gpumem.judge.verdict import Lead
-    from pytest_gpumem.measurement import Measurement, Peak
+    from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
 
@@ -55,7 +54,6 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     nodeid: str = "",
     card_bytes: int | None = None,
     relations: Sequence[Bound] = (),
-    children: Sequence[Peak] = (),
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
@@ -63,9 +61,9 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 
     ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test as a
     command line in the working folder names it. ``card_bytes`` is the card's memory less its CUDA
-    context. ``children`` are peaks of processes that the test started, one a process and device.
+    context.
     """
-    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations, children)
+    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or not within its limits, fails however its baseline looks.
     failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
     return failure or _without_baseline(case) or _largest(case) or _compared(case)
@@ -223,7 +221,7 @@ def _over_budget(case: Case) -> Verdict | None:
         if row.peak == limit.peak and case.most(row) > limit.nbytes
     ]
     if not excesses:
-        return _over_budget_outside(case) or _over_budget_in_child(case)
+        return _over_budget_outside(case)
     excesses.sort(key=lambda item: -item[0])
     texts = [
         f"{row.title} of {format_size(case.most(row))}"
@@ -307,26 +305,6 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         f"{limit}"
     )
     advice = _less_or_larger(limit, total, _use_less(case, device))
-    return _verdict(case, Kind.OVER_BUDGET, finding, failed=True, advice=advice)
-
-
-def _over_budget_in_child(case: Case) -> Verdict | None:
-    """Judge a process that the test started, by itself: its memory is in no peak of the test."""
-    excesses = [
-        (size - limit.nbytes, size, limit)
-        for peak in case.children
-        for limit in case.limits
-        if limit.peak in PEAKS and limit.relation is None
-        if (size := getattr(peak, limit.peak)) > limit.nbytes
-    ]
-    if not excesses:
-        return None
-    over, size, limit = max(excesses, key=lambda excess: excess[0])
-    finding = (
-        f"a child process's peak {limit.peak} of {format_size(size)} is {format_size(over)} over "
-        f"{limit}"
-    )
-    advice = _less_or_larger(limit, size, USE_LESS)
     return _verdict(case, Kind.OVER_BUDGET, finding, failed=True, advice=advice)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
 KEPT_SITES = 10
+
+_RANK = re.compile(r"rank \d{1,7}")
 
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
@@ -228,6 +231,26 @@ def with_others(results: Sequence[Result]) -> list[Result]:
         else result
         for result in results
     ]
+
+
+def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
+    """Return the results, with one for ranks of a test that follow one another and are alike."""
+    shown: list[Result] = []
+    first = last = -2
+    for result in results:
+        rank = int(result.part[5:]) if _RANK.fullmatch(result.part) else -2
+        if rank == last + 1 and _alike(shown[-1], result):
+            shown[-1] = replace(shown[-1], part=f"ranks {first}-{rank}")
+        else:
+            shown.append(result)
+            first = rank
+        last = rank
+    return shown
+
+
+def _alike(one: Result, other: Result) -> bool:
+    peaks = [result.measurement and result.measurement.peaks for result in (one, other)]
+    return (one.nodeid, one.verdict, peaks[0]) == (other.nodeid, other.verdict, peaks[1])
 
 
 def hints_of(result: Result) -> list[Note]:

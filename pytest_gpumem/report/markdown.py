@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.judge.result import hints_of, urgency
+from pytest_gpumem.judge.result import hints_of, urgency, with_alike_ranks
 from pytest_gpumem.notes import ranked
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
 from pytest_gpumem.report.parts.breakdown_rows import device_rows
@@ -76,7 +76,7 @@ def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str
 
 
 def _document(report: Report, when: str, limits: _Limits) -> str:
-    results = sorted(report.results, key=urgency)
+    results = sorted(with_alike_ranks(report.results), key=urgency)
     failures = [result for result in results if result.verdict.failed and not result.expected]
     number = len(results)
     title = f"{len(failures)} of {number} failed" if failures else f"{number} measured, none failed"

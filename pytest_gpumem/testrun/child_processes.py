@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.children import CHILD_PROCESSES, value_notes
+from pytest_gpumem.devices.children import value_notes
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -48,10 +48,9 @@ def child_notes(run: Run) -> Iterator[Note]:
             )
     if shown:
         number = sum(bool(child.peaks) for child in run.children)
-        sentence = (
-            f"{_counted(number)} reserved {', '.join(shown)}, which only the part "
-            f'"{CHILD_PROCESSES}" includes'
-        )
+        parts = dict.fromkeys(child.part for child in run.children if child.peaks)
+        only = f"part {min(parts)} includes" if len(parts) == 1 else "parts of the ranks include"
+        sentence = f"{_counted(number)} reserved {', '.join(shown)}, which only the {only}"
         yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
     yield from value_notes(run.children, run.root)

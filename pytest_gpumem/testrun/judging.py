@@ -64,16 +64,14 @@ class Judging:
             policy = replace(policy, shrinkage="note")  # another rank may have taken more
         if self._rank is not None:
             policy = replace(policy, launcher=self._rank.launcher)
-        children = [peak for child in run.children for peak in child.peaks.values()]
         verdict = judge(
             measurement,
             spec,
             lookup,
             policy,
             nodeid=item.argument,
-            card_bytes=run.card.usable_memory if run.card and not part else None,
+            card_bytes=run.card.usable_memory if run.card and (spec.card or not part) else None,
             relations=relations,
-            children=() if part else children,
         )
         return Result(
             nodeid=item.nodeid,

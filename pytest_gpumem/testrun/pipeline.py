@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.benchmark_mode import TIMED
-from pytest_gpumem.devices.children import CHILD_PROCESSES
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import with_others
 from pytest_gpumem.judge.verdict import Kind
@@ -186,7 +185,8 @@ class Pipeline:
         if spec.batch_sizes is not None:
             whole = batch_sizes.with_slope(runner, item, run, whole, name_lines=policy.enabled)
         measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
-        measured |= run.child_measurements()
+        below = run.child_measurements()
+        measured |= below
         test = EndedTest(item, run, by_hook(item, measured), relations)
         results = self._judged(test, explanations)
         grew = any(result.verdict.kind is Kind.REGRESSED for result in results)
@@ -198,10 +198,7 @@ class Pipeline:
         of_searches = EndedTest(item, run, by_hook(item, searches))
         results += self._judged(of_searches, Explanations())
         if unused:  # the next run, on the device, would be held to nothing
-            results = [
-                result if result.part == CHILD_PROCESSES else unrecorded(result)
-                for result in results
-            ]
+            results = [result if result.part in below else unrecorded(result) for result in results]
         return self._followed_up(item, run, results, explanations.recording, uncapped=False)
 
     def _with_timed_plans(self, test: EndedTest) -> EndedTest:

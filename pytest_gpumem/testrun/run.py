@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.children import CHILD_PROCESSES, CHILDREN
+from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.errors import is_own_error
-from pytest_gpumem.measurement import OutOfMemory, Peak
+from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.meter.pinned import require_pinned_stats
+from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
 from pytest_gpumem.sizes import format_size, shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
-    from pytest_gpumem.measurement import Attribution, DeviceInfo, Measurement
+    from pytest_gpumem.measurement import Attribution, DeviceInfo
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording, Span
@@ -41,6 +42,8 @@ __tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+
+_LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib", "card")
 
 
 def child_explainer(root: Path) -> str:
@@ -291,34 +294,40 @@ class Run:
     def child_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return the declaration and the measurement of the processes that the test started.
 
-        Of each device that is the peak of the fullest process: ranks have a device each. None
-        where a process told no peak. The test's limits hold for each, and are judged with the test.
+        Ranks have a part each, and all other processes one. A part has the devices that its
+        processes used, and of each the peak of the fullest. The test's limits hold for each part.
         """
-        largest: dict[int, Peak] = {}
-        told: dict[int, Attribution] = {}
+        parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
         for child in self.children:
+            fullest = parts.setdefault(child.part, {})
             for index, peak in child.peaks.items():
-                known = largest.get(index, Peak(0, 0))
-                if peak.allocated > known.allocated:
-                    told.pop(index, None)  # of a process that held less
-                    if index in child.attributions:
-                        told[index] = child.attributions[index]
+                known, told = fullest.get(index, (Peak(0, 0), None))
+                if peak.allocated > known.allocated:  # else it is of a process that held less
+                    told = child.attributions.get(index)
                 allocated = max(known.allocated, peak.allocated)
-                largest[index] = Peak(allocated, max(known.reserved, peak.reserved))
-        known_all = all(child.ended for child in self.children)  # else another may be the fullest
-        if not largest or not known_all or CHILD_PROCESSES in self.parts:
-            return {}
-        devices = range(max(largest) + 1)
-        measurement = replace(
-            self.meter.result(),
-            peaks=tuple(largest.get(index, Peak(0, 0)) for index in devices),
-            notes=(),
-            attributions=tuple(told[index] for index in devices if index in told)
-            if all(index in told for index in devices)
-            else (),
-        )
-        spec = MemorySpec(tolerance=self.spec.tolerance, baseline=self.spec.baseline)
-        return {CHILD_PROCESSES: (spec, measurement)}
+                fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), told
+        measured = {}
+        for part, fullest in parts.items():
+            if not fullest or part in self.parts:
+                continue
+            peaks, attributions = zip(*(fullest[index] for index in sorted(fullest)), strict=True)
+            known_all = all(child.ended for child in self.children if child.part == part)
+            spec = MemorySpec(
+                **{name: getattr(self.spec, name) for name in _LIMITS_OF_CHILDREN},
+                tolerance=self.spec.tolerance,
+                baseline=self.spec.baseline and known_all,  # else another may be the fullest
+            )
+            none = (Peak(0, 0),) * len(peaks)
+            measured[part] = (
+                spec,
+                Measurement(
+                    self.info,
+                    provenance(self.device),
+                    *(peaks, none, none),
+                    attributions=attributions if None not in attributions else (),
+                ),
+            )
+        return measured
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""

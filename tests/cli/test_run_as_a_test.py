@@ -141,7 +141,8 @@ def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
     assert "regressed: other +20.00 MiB at program.py:7 (<module>)" in text
     status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50", new=True)
     assert status == 1
-    assert "a child process's peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
+    assert "over budget: peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
+    assert "step: part child processes, card" in text
 
 
 def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_path):

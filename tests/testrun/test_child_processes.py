@@ -55,13 +55,14 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
     """Also its peak before a reset of its own; a fixture's process is told in every test."""
     session = suite.run("-v", source=SOURCE)
     assert session.outcomes == {"passed": 3, "failed": 1}, session.out
-    assert session.verdicts()["test_too_large"] == "over budget"
-    assert "a child process's peak reserved of 32.00 MiB is 11.52 MiB over max_gib=0.02" in (
-        session.flat
-    )
+    assert session.verdicts()["test_too_large (child processes)"] == "over budget"
     assert (
-        'note: 1 child process reserved 32.00 MiB of device 0, which only the part "child '
-        'processes" includes'
+        "part child processes: over budget: peak reserved of 32.00 MiB is 11.52 MiB over "
+        "max_gib=0.02"
+    ) in session.flat
+    assert (
+        "note: 1 child process reserved 32.00 MiB of device 0, which only the part child processes "
+        "includes"
     ) in session.flat
     assert "the test allocated no memory on H100, and no baseline is recorded; its child" in (
         session.flat
@@ -73,11 +74,56 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
     assert "or os._exit() (2 tests)" in session.flat
 
 
-def notes_of(*children, guesses=((), ()), notes=(), limit=None):
+RANK = """
+import os, sys, torch
+rank = int(os.environ["RANK"])
+sizes = [int(size) for size in os.environ["SIZES"].split()]
+tensor = torch.empty(sizes[rank] << 20, dtype=torch.uint8, device=f"cuda:{rank % 2}")
+"""
+LAUNCHER = """
+import os, subprocess, sys
+
+@pytest.mark.gpu_memory(devices=2, max_gib=1)
+def test_launched():
+    ranks = [
+        subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, "RANK": str(rank)})
+        for rank in range(3)
+    ]
+    for process in ranks:
+        process.wait()
+"""
+
+
+def test_each_rank_is_a_part_with_its_cause_and_alike_ones_are_one_row(suite, monkeypatch):
+    suite.write("rank.py", RANK)
+    monkeypatch.setenv("SIZES", "32 32 64")
+    session = suite.run("--gpumem-update-baselines", source=LAUNCHER)
+    assert session.figures() == {
+        "test_launched (ranks 0-1)": (32, 32),
+        "test_launched (rank 2)": (64, 64),
+        "test_launched": (0, 0),
+    }
+    assert suite.baselined() == {
+        "test_it.py::test_launched (rank 0)": (32, 32),
+        "test_it.py::test_launched (rank 1)": (32, 32),
+        "test_it.py::test_launched (rank 2)": (64, 64),
+    }
+    # One rank grows, and not beyond the fullest; another one exceeds the test's limit.
+    monkeypatch.setenv("SIZES", "32 64 1040")
+    session = suite.run()
+    assert session.outcomes == {"failed": 1}
+    assert session.verdicts()["test_launched (rank 0)"] == "ok"
+    assert "part rank 1: regressed: other +32.00 MiB at rank.py:4 (<module>)" in session.flat
+    assert "part rank 2: over budget: peak reserved of 1040.00 MiB is 16.00 MiB over" in (
+        session.flat
+    )
+
+
+def notes_of(*children, guesses=((), ()), notes=(), limit=None, part="child processes"):
     run = SimpleNamespace(
         root=Path("/root"),
         children=[
-            Child(str(number), sizes, ended=True, guesses=guesses, notes=notes)
+            Child(str(number), part, sizes, ended=True, guesses=guesses, notes=notes)
             for number, sizes in enumerate(children)
         ],
         limit=limit,
@@ -94,7 +140,7 @@ def sizes(*nbytes):
 def test_processes_are_told_by_device_in_any_order():
     expected = (
         "3 child processes reserved 5.00 MiB and 4.00 MiB of device 0, 7.00 MiB of device "
-        '1, which only the part "child processes" includes'
+        "1, which only the part child processes includes"
     )
     children = sizes(4 * MIB), sizes(5 * MIB), sizes(0, 7 * MIB)
     assert notes_of(*children) == notes_of(*reversed(children)) == [expected]

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
-from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency
+from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency, with_alike_ranks
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.page import timeline_svg
@@ -380,7 +380,8 @@ def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
         taken[name] += 1
         return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
-    ranked = [PageEntry(own_id(anchor(each)), each, urgency(each)) for each in report.results]
+    results = with_alike_ranks(report.results)
+    ranked = [PageEntry(own_id(anchor(each)), each, urgency(each)) for each in results]
     # Of tests with one verdict, those whose lines moved come first.
     ranked.sort(key=lambda entry: (entry.rank, not lines_moved(entry.result)))
     drawn, entries = 0, list[PageEntry | OwnEntry]()

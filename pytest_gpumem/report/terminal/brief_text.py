@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.result import hints_of
+from pytest_gpumem.judge.result import hints_of, with_alike_ranks
 from pytest_gpumem.notes import NoteKind, ranked
 from pytest_gpumem.recording.snapshots import VIEWER
 from pytest_gpumem.report.parts.cause_sentences import shared_causes
@@ -45,9 +45,8 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
     A command that accepts the whole test accepts its parts, and the snapshot is of the whole test:
     the last result alone keeps it.
     """
-    failed = sorted(
-        (result for result in results if result.verdict.failed), key=lambda result: not result.part
-    )
+    failed = [result for result in with_alike_ranks(results) if result.verdict.failed]
+    failed.sort(key=lambda result: not result.part)
     for index, result in enumerate(failed):
         later = failed[index + 1 :]
         command = result.verdict.command

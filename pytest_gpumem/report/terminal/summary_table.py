@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
-from pytest_gpumem.judge.result import hints_of
+from pytest_gpumem.judge.result import hints_of, with_alike_ranks
 from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
@@ -45,7 +45,7 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
     ``verbosity`` below 0 has no rows, 0 every test or, of more than ``FEW_ROWS``, those that are
     not within, 1 every test and hints, 2 also memory held before and after, and provenance.
     """
-    listed = list(results)
+    results = listed = with_alike_ranks(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:
         listed = [result for result in listed if result.verdict.kind is not Kind.WITHIN]
     if verbosity < 0 or not listed:
