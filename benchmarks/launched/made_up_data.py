@@ -2,10 +2,10 @@
 
     python -m benchmarks.launched.made_up_data FOLDER
 
-The folder gets bert-base-cased (its configuration, random weights, 28,996 words that mean nothing),
-nyu-mll/glue (300 pairs of sentences of 10 to 48 words, MRPC's columns), text.txt, and nanochat's
-two shards of documents. Sizes are those of the real ones, so is the memory of a step; the longest
-sentence of a batch is not.
+The folder gets bert-base-cased and Qwen/Qwen2.5-Coder-0.5B-Instruct (their configurations, random
+weights, words that mean nothing), nyu-mll/glue (300 pairs of sentences of 10 to 48 words, MRPC's
+columns), and two shards of documents for nanochat. Models have the size of the real ones; the
+longest sentence of a batch has not.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ import random
 import sys
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
@@ -43,7 +50,7 @@ def words(chance: random.Random, number: int) -> list[str]:
 
 def main() -> int:
     """Write the folder."""
-    folder, chance = Path(sys.argv[1]), random.Random(0)
+    folder, chance = Path(sys.argv[1]), random.Random(0)  # noqa: S311 - made-up words
     bert, glue = folder / "bert-base-cased", folder / "nyu-mll" / "glue"
     documents = folder / "nanochat" / "base_data_climbmix"
     for path in (bert, glue / "mrpc", documents):
@@ -57,6 +64,17 @@ def main() -> int:
     tokenizer.save_pretrained(bert)
     BertForSequenceClassification(config).save_pretrained(bert)
 
+    qwen = Qwen2Config(
+        hidden_size=896,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        intermediate_size=4864,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(qwen).to(torch.bfloat16)
+    model.save_pretrained(folder / "Qwen" / "Qwen2.5-Coder-0.5B-Instruct")
+
     def text(low: int, high: int) -> str:
         return " ".join(chance.choices(vocabulary[len(SPECIAL) :], k=chance.randint(low, high)))
 
@@ -68,13 +86,10 @@ def main() -> int:
         ]
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
         (glue / "mrpc" / f"{split}.jsonl").write_text(lines, encoding="utf-8")
-    (folder / "text.txt").write_text(
-        "".join(f"{text(20, 60)}\n" for _ in range(2000)), encoding="utf-8"
-    )
     for shard in range(2):
-        texts = pyarrow.table({"text": [text(300, 900) for _ in range(2000)]})
+        texts = pa.table({"text": [text(300, 900) for _ in range(2000)]})
         path = documents / f"shard_{shard:05d}.parquet"
-        pyarrow.parquet.write_table(texts, path, row_group_size=250)
+        pq.write_table(texts, path, row_group_size=250)
     return 0
 
 

@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 
     status: int
     result: dict[str, Any]
-    """the program's, from the JSON report"""
+    """from the JSON report; of several processes that which failed, or the fullest"""
     seconds: float
     text: str
 
@@ -83,6 +83,7 @@ def run(program: Program, clone: Path, folder: Path, *options: str) -> Ended:
     )
     results = json.loads(report.read_text(encoding="utf-8"))["results"] if report.exists() else []
     used = [result for result in results if any(peaks_of(result, "reserved"))]
+    used.sort(key=lambda it: (not it["verdict"]["failed"], -max(peaks_of(it, "allocated"))))
     result = used[0] if used else {}
     return Ended(done.returncode, result, time.monotonic() - began, done.stdout)
 

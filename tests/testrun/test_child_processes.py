@@ -64,9 +64,6 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
         "note: 1 child process reserved 32.00 MiB of device 0, which only the part child processes "
         "includes"
     ) in session.flat
-    assert "the test allocated no memory on H100, and no baseline is recorded; its child" in (
-        session.flat
-    )
     below = {"test_too_large (child processes)": (30, 32)}
     own = {"test_without": (4, 20), "test_served": (4, 20), "test_beside": (4, 20)}
     assert session.figures() == {"test_too_large": (0, 0), **below, **own}
