@@ -293,15 +293,18 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
-        show_error(caught)
         error = caught
     if use.is_fork:  # it ends where the program does; that one tells its peaks
+        if error is not None:
+            show_error(error)
         return status
     run = use.run
     try:
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
         results, lines, failed = [], [f"gpumem: {worthless}"], True
+    if error is not None:  # with a note that it may come of values that were not computed
+        show_error(error)
     # Judging replays requests on the device: a measurement after it would count these.
     measurement = (results[0].measurement if results else None) or run.measurement()
     if any(result.verdict.failed for result in results):  # the verdict's text has them

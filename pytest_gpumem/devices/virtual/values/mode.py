@@ -532,10 +532,12 @@ class ValueMode:
         self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
     ) -> Sequence[Tensor] | None:
         """Return the tensors that an operator reads; None: it cannot be computed."""
-        if not self.are_readable(inputs) or not all(map(self.fits, call.written())):
-            return None
         unread = {id(tensor) for tensor in call.unread()}
         read = [tensor for tensor in inputs if id(tensor) not in unread]
+        if not (all(map(is_plain, inputs)) and self.are_readable(read)):
+            return None
+        if not all(map(self.fits, call.written())):
+            return None
         is_unknown = not all(map(self.could_be_known, read))
         if is_unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
             return None

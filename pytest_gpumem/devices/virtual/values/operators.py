@@ -339,10 +339,12 @@ def traits_of(op: OpOverload) -> Traits:
     )
     overwrites, in_python = name in OVERWRITES, is_in_python(op)
     data_dependent = (bool(DATA_DEPENDENT & tags) or schema.name in COPIES) and name != READS
+    of_shape = name.endswith("_like") or name.startswith("new_")  # of the first argument's
     unread = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
         if argument.name in UNREAD.get(name, ())
+        or (of_shape and not place)
         or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
     )
     traits = Traits(

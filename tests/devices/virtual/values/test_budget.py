@@ -114,3 +114,25 @@ def test_the_budget_of_a_large_test_ends_once(monkeypatch):
                 large = large * 2
             assert len(ends) == count
             device.values.renew()
+
+
+@pytest.mark.parametrize("count", [1 << 16, (1 << 17) - 1, 1 << 17, 1 << 18])
+def test_constants_of_the_shape_of_unknown_values_are_known(count):
+    """As the map of a mixture's tokens is, into which indices are scattered."""
+    import torch
+
+    with virtual_card() as device:
+        device.values.compute("auto")
+        device.values._mode.budget.end()
+        unknown = torch.randn(2 * count, device="cuda")[:count]
+        for dtype in (torch.float32, torch.bool):
+            assert torch.zeros_like(unknown, dtype=dtype).sum().item() == 0
+            assert torch.full_like(unknown, 3, dtype=dtype).sum().item() == (
+                count if dtype is torch.bool else 3 * count
+            )
+        assert unknown.new_full((count,), 2).sum().item() == 2 * count
+        scores = torch.randn(count // 8, 8, device="cuda")
+        experts = scores.topk(3, dim=-1).indices
+        if experts.nbytes <= 512 << 10:  # larger ones are unknown, which a note says
+            routed = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, experts, True)
+            assert routed.sum().item() == 3 * (count // 8)
