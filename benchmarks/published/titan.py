@@ -67,42 +67,50 @@ def step(row: Row, process: Process) -> list[float]:
     """Run a row; return what was reserved in GiB: in the first step, and in the others."""
     import torch
 
-    ranks = int(row["ranks"])
-    seen: list[float] = []
-    with chdir(process.source), process.device.join_alone(0, ranks):
+    with chdir(process.source), process.device.join_alone(0, int(row["ranks"])):
         torch.distributed.init_process_group = lambda *_, **__: None  # it is there
         torch.distributed.destroy_process_group = lambda *_, **__: None
-        tool = Path("bin/lspci")  # whose answer tells the card
-        tool.parent.mkdir()
-        tool.write_text("#!/bin/sh\n", encoding="utf-8")
-        tool.chmod(0o755)
-        os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
-        sys.path.insert(0, ".")
-        words = [*row["words"].split(), f"--training.steps={STEPS}"]
-        file = Path(row["configuration"])
-        text = file.read_text(encoding="utf-8")
-        file.write_text(re.sub(r"(enable_\w+ = )true", r"\1false", text), encoding="utf-8")
-        sys.argv = ["train.py", f"--job.config_file={row['configuration']}", *words]
-        tokens = Tokens(row)
-        old = importlib.util.find_spec("torchtitan.components") is None
-        if old:
-            package: Any = importlib.import_module("torchtitan.datasets")
-            package.build_tokenizer = lambda *_: tokens
-            package.build_hf_data_loader = lambda *_: tokens
-            measures: Any = importlib.import_module("torchtitan.metrics")
-        else:
-            measures = importlib.import_module("torchtitan.components.metrics")
-        monitor = measures.DeviceMemoryMonitor
-        stats = monitor.get_peak_stats
-
-        def noted(self: object) -> Any:  # noqa: ANN401 - torchtitan's
-            found = stats(self)
-            seen.append(found.max_reserved_gib)
-            return found
-
-        monitor.get_peak_stats = noted
-        train(old, tokens)
+        seen = run(row)
     return [seen[-2], seen[-1]]
+
+
+def run(row: Row) -> list[float]:
+    """Run a row's program in the working folder; return what it logs as reserved, in GiB."""
+    import torch
+
+    torch.manual_seed(0)  # it reads its seed back, and torch 2.8 fails for half of all
+    seen: list[float] = []
+    tool = Path("bin/lspci")  # whose answer tells the card
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n", encoding="utf-8")
+    tool.chmod(0o755)
+    os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
+    sys.path.insert(0, ".")
+    words = [*row["words"].split(), f"--training.steps={STEPS}"]
+    file = Path(row["configuration"])
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(r"(enable_\w+ = )true", r"\1false", text), encoding="utf-8")
+    sys.argv = ["train.py", f"--job.config_file={row['configuration']}", *words]
+    tokens = Tokens(row)
+    old = importlib.util.find_spec("torchtitan.components") is None
+    if old:
+        package: Any = importlib.import_module("torchtitan.datasets")
+        package.build_tokenizer = lambda *_: tokens
+        package.build_hf_data_loader = lambda *_: tokens
+        measures: Any = importlib.import_module("torchtitan.metrics")
+    else:
+        measures = importlib.import_module("torchtitan.components.metrics")
+    monitor = measures.DeviceMemoryMonitor
+    stats = monitor.get_peak_stats
+
+    def noted(self: object) -> Any:  # noqa: ANN401 - torchtitan's
+        found = stats(self)
+        seen.append(found.max_reserved_gib)
+        return found
+
+    monitor.get_peak_stats = noted
+    train(old, tokens)
+    return seen
 
 
 def train(old: bool, tokens: Tokens) -> None:
