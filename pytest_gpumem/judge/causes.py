@@ -41,6 +41,8 @@ MIN_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 MIN_KEPT: Final = 8
 """a keeper of less than one part in so many of a line's growth is not named"""
+MIN_SHARE: Final = (9, 10)
+"""of a category's growth, as a fraction: a line with as much is named for all of it"""
 MIN_LEADING: Final = 4
 """parameters that grew by one part in so many of their gradients and states are the cause"""
 MIN_EDITED: Final = 50
@@ -153,9 +155,11 @@ def growth_causes(
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     if not grown:
         categories = [
-            line for line in category_rows(current, baseline)[:-1] if (line.difference or 0) > 0
+            Cause(line.difference, line.name, reasons=_line_at_least(line, rows, baseline))
+            for line in category_rows(current, baseline)[:-1]
+            if line.difference is not None and line.difference > 0
         ]
-        return tuple(Cause(line.difference or 0, line.name) for line in categories[:MAX_CAUSES])
+        return tuple(categories[:MAX_CAUSES])
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
     grown = _parameters_first(grown)
     if of_one_program:
@@ -180,6 +184,25 @@ def growth_causes(
         reasons += _line_reason(causes[0], current.sites, growths)
     first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
     return (first, *causes[1:])
+
+
+def _line_at_least(
+    category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown
+) -> tuple[str, ...]:
+    """Return the line that has most of a category's growth, and did not make the baseline's list.
+
+    It had no more than the category had beside the lines of the list.
+    """
+    listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
+    before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
+    most = max(before.get(category.name, 0) - listed, 0)
+    for row in rows:
+        least = row.nbytes - most
+        if row.site is None or row.site.category != category.name or row.baseline is not None:
+            continue
+        if least > 0 and least * MIN_SHARE[1] >= (category.difference or 0) * MIN_SHARE[0]:
+            return (f"at least {format_size(least)} of it at {row.name}",)
+    return ()
 
 
 def _net_growths(

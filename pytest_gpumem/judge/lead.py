@@ -61,7 +61,7 @@ def _growth_lead(cause: Cause, growth: int) -> Lead:
     words = f"{cause.category} {format_size(min(cause.nbytes, growth), signed=True)}"
     site = cause.site
     if site is None or not site.path:
-        return Lead("category", words, place=cause.category)
+        return Lead("category", ", ".join([words, *cause.reasons]), place=cause.category)
     place = site_name(site)
     names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
     keepers = f", kept by {names}" if names else ""

@@ -160,3 +160,26 @@ def test_of_a_line_smaller_than_all_that_a_baseline_keeps_no_growth_is_told():
     assert [growth.peak for growth in line_growths([line(HEAD, 64), small], [line(HEAD, 64)])] == [
         line(HEAD, 64)
     ]
+
+
+def test_a_line_that_the_baseline_did_not_list_is_told_by_what_it_has_at_least():
+    """In a step of many GiB a new line may be smaller than all that a baseline lists."""
+    planted = Site("t.py", 6, "train", "planted = torch.empty(n)", "", "other", 80 * MIB, 1)
+    listed = breakdown(sized(HEAD, 400))
+    baseline = replace(listed, categories={**listed.categories, "other": 8 * MIB})
+    current = breakdown(sized(HEAD, 400), planted)
+    (first,) = causes(current, baseline)
+    assert (first.site, first.category, first.nbytes) == (None, "other", 72 * MIB)
+    lead = lead_of([first], growth=GREW.difference)
+    assert lead.sentence == "other +72.00 MiB, at least 72.00 MiB of it at t.py:6 (train)"
+    # Half of the growth may be another line's.
+    categories = {**listed.categories, "other": 48 * MIB}
+    (first,) = causes(current, replace(listed, categories=categories))
+    assert (first.nbytes, first.reasons) == (
+        32 * MIB,
+        ("at least 32.00 MiB of it at t.py:6 (train)",),
+    )
+    other = replace(planted, line=7, code="more = torch.empty(n)", nbytes=70 * MIB)
+    more = breakdown(sized(HEAD, 400), planted, other)
+    (first,) = causes(more, replace(listed, categories=categories))
+    assert (first.nbytes, first.reasons) == (102 * MIB, ())
