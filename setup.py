@@ -34,8 +34,18 @@ SHELLS = {
 STATUS = "build-status.txt"
 SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
-REFUSED = sorted(PACKAGE.glob("libraries/refused_*.txt"))
-"""lists of the functions that the library refuses: each line has a status, then names"""
+LISTS = sorted(PACKAGE.glob("libraries/*.txt"))
+"""lists of functions of which C is made: each line has an action or a status, then names"""
+ACTIONS = {
+    "opened": ("void **out", "return gm_visible() ? gm_new_descriptor(out, {0}) : {0};"),
+    "made": ("void **out", "return gm_new_descriptor(out, {0});"),
+    "deleted": ("void *descriptor", "return gm_delete_descriptor(descriptor);"),
+    "ended": ("void *descriptor", "gm_workspaces_end(); return gm_delete_descriptor(descriptor);"),
+    "computed": ("void", "return gm_computed({0});"),
+    "done": ("void", "return GM_SUCCESS;"),
+    "refused": ("void", 'return gm_unsupported("{1}", {0});'),
+}
+"""the parameters that are read, and the body, of functions by what they do"""
 
 COMPILE = (
     *("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
@@ -83,7 +93,7 @@ def compile_libraries(folder: Path) -> None:
             f"the virtual GPU runs on Linux only, and this is {sys.platform}",
             "use Linux, a container or WSL for it",
         )
-    if not SOURCES or not REFUSED:
+    if not SOURCES or not LISTS:
         raise CannotBuildError(f"there are no C sources in {PACKAGE}", "use a complete source tree")
     compiler = find_compiler()
     flags = shlex.split(os.environ.get("CFLAGS", ""))
@@ -91,11 +101,11 @@ def compile_libraries(folder: Path) -> None:
     base = [*compiler, *COMPILE, f"-I{PACKAGE}", *flags, "-shared"]
     main = folder / MAIN
     soname = f"-Wl,-soname,{MAIN}"
-    refused = folder / "refused.c"
-    refused.write_text(refusing_source(), encoding="utf-8")
-    sources = [*SOURCES, str(refused)]
+    listed = folder / "listed.c"
+    listed.write_text(listed_source(), encoding="utf-8")
+    sources = [*SOURCES, str(listed)]
     _run([*base, *sources, "-o", str(main), soname, "-Wl,-z,defs", *link_flags, "-ldl"])
-    refused.unlink()
+    listed.unlink()
     # A shell is empty: it lends its SONAME, under which others ask for it, to the main library.
     empty = folder / "empty.c"
     empty.write_text("typedef int gpumem_empty;\n", encoding="utf-8")
@@ -105,16 +115,23 @@ def compile_libraries(folder: Path) -> None:
     empty.unlink()
 
 
-def refusing_source() -> str:
-    """Return the C source of the functions of REFUSED, each of which returns its status."""
+def listed_source() -> str:
+    """Return the C source of the functions of LISTS."""
     lines = ['#include "base/base.h"']
-    for line in "".join(path.read_text(encoding="utf-8") for path in REFUSED).splitlines():
-        if not line.startswith("#"):
-            status, *names = line.split()
-            lines += [
-                f'GM_API int {name}(void) {{ return gm_unsupported("{name}", {status}); }}'
-                for name in names
-            ]
+    for line in "".join(path.read_text(encoding="utf-8") for path in LISTS).splitlines():
+        if line.startswith("#"):
+            continue
+        action, *words = line.split()
+        if action not in ACTIONS:  # a status
+            action, words = "refused", [action, *words]
+        status = words.pop(0) if "{0}" in ACTIONS[action][1] else ""
+        parameters, body = ACTIONS[action]
+        for word in words:
+            before, _, rest = word.partition("{")
+            letters, _, after = rest.partition("}")
+            for name in (f"{before}{letter}{after}" for letter in letters.split(",")):
+                code = body.replace("{0}", status).replace("{1}", name)
+                lines.append(f"GM_API int {name}({parameters}) {{ {code} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -195,7 +212,7 @@ setup(
         Extension(
             ".".join((*PACKAGE.parts, "libgpumem_cuda")),
             SOURCES,
-            depends=[*HEADERS, *map(str, REFUSED)],
+            depends=[*HEADERS, *map(str, LISTS)],
         )
     ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},

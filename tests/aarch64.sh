@@ -13,8 +13,10 @@ native=pytest_gpumem/devices/virtual/native
 compiler=aarch64-linux-gnu-gcc
 flags=(-std=c11 -O2 -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Wno-unused-parameter -Werror "-I$native")
 # Regions of 16 GiB in place of 1 TiB: the emulator keeps tables of them.
-"$compiler" "${flags[@]}" -DREGION_SHIFT=34 "$native"/*/*.c tests/helpers/native_harness.c -o "$folder/harness" -ldl
-"$compiler" "${flags[@]}" -shared "$native"/*/*.c -o "$folder/libgpumem_cuda.so" -Wl,-z,defs -ldl
+listed='import runpy, setuptools; setuptools.setup = dict; print(runpy.run_path("setup.py")["listed_source"]())'
+python3 -c "$listed" >"$folder/listed.c"
+"$compiler" "${flags[@]}" -DREGION_SHIFT=34 "$native"/*/*.c "$folder/listed.c" tests/helpers/native_harness.c -o "$folder/harness" -ldl
+"$compiler" "${flags[@]}" -shared "$native"/*/*.c "$folder/listed.c" -o "$folder/libgpumem_cuda.so" -Wl,-z,defs -ldl
 said=$(qemu-aarch64-static -L /usr/aarch64-linux-gnu "$folder/harness")
 [ "$said" = clean ]
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
+from typing import TYPE_CHECKING
 
 import pytest
+import setuptools
 
 from helpers.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NATIVE = ROOT / "pytest_gpumem" / "devices" / "virtual" / "native"
 SOURCES = sorted(NATIVE.glob("*/*.c"))
@@ -19,3 +25,14 @@ def compiler() -> list[str]:
     if not name[0]:
         pytest.skip("no C compiler")
     return name
+
+
+def write_listed_source(folder: Path) -> Path:
+    """Write the C that setup.py makes of the lists of functions, and return its file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(setuptools, "setup", lambda **_: None)
+        source = runpy.run_path(str(ROOT / "setup.py"))["listed_source"]()
+    path = folder / "listed.c"
+    path.write_text(source)
+    return path

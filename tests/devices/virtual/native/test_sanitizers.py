@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from helpers.native_sources import NATIVE, SOURCES, compiler
+from helpers.native_sources import NATIVE, SOURCES, compiler, write_listed_source
 from helpers.paths import HELPERS
 from helpers.warm import HANGS
 
@@ -24,7 +24,10 @@ def build(folder, sanitizers):
     rest = ["-DREGION_SHIFT=34"] if sanitizers == "thread" else []  # its shadow leaves no 1 TiB
     rest += ["-pthread", "-rdynamic", "-ldl", "-fno-sanitize-recover=all", "-o", program]
     done = subprocess.run(
-        [*compiler(), *flags, f"-I{NATIVE}", HARNESS, *SOURCES, *rest],
+        [
+            *(*compiler(), *flags, f"-I{NATIVE}", HARNESS, *SOURCES, write_listed_source(folder)),
+            *rest,
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -144,7 +144,8 @@ int gm_unsupported(const char *function, int status);
 
 /* ---- descriptors.c: what NVIDIA's libraries have in common ---- */
 
-int gm_new_descriptor(void **out, size_t size, int failed); /* zeros; `failed`: the status if the host has no room */
+enum { GM_DESCRIPTOR = 256 }; /* bytes of one, of a handle too */
+int gm_new_descriptor(void **out, int failed); /* zeros; `failed`: the status if the host has no room */
 int gm_delete_descriptor(void *descriptor);
 int gm_computed(int not_initialized); /* results are in device memory; returns that status where no GPU is shown */
 

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-int gm_new_descriptor(void **out, size_t size, int failed) {
-    *out = calloc(1, size);
+int gm_new_descriptor(void **out, int failed) {
+    *out = calloc(1, GM_DESCRIPTOR);
     return *out ? GM_SUCCESS : failed;
 }
 

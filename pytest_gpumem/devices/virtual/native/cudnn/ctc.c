@@ -7,12 +7,6 @@ typedef struct {
     int longest_label;
 } ctc_loss;
 
-GM_API int cudnnCreateCTCLossDescriptor(void **out) {
-    return gm_new_descriptor(out, sizeof(ctc_loss), GM_CUDNN_NOT_INITIALIZED);
-}
-
-GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) { return gm_delete_descriptor(d); }
-
 GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization, int gradients) {
     d->longest_label = 0;
     return GM_SUCCESS;
@@ -47,7 +41,3 @@ GM_API int cudnnGetCTCLossWorkspaceSize_v8(void *h, int algorithm, const ctc_los
                                            const void *gradients, size_t *size) {
     return workspace(scores, d->longest_label, size);
 }
-
-
-GM_API int cudnnCTCLoss(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
-GM_API int cudnnCTCLoss_v8(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }

@@ -2,7 +2,6 @@
 #include "cudnn/cudnn.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /* PyTorch decides by it which operations it sends to cuDNN, so it is the version that is asked. Of one older than the
  * headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: theirs then. */
@@ -41,14 +40,6 @@ typedef struct {
     void *stream;
 } handle;
 
-GM_API int cudnnCreate(handle **out) {
-    if (!gm_visible()) return GM_CUDNN_NOT_INITIALIZED;
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
-}
-
-GM_API int cudnnDestroy(handle *h) { free(h); return GM_SUCCESS; }
-
 GM_API int cudnnSetStream(handle *h, void *stream) {
     gm_work_next_on(stream);
     h->stream = stream;
@@ -57,26 +48,7 @@ GM_API int cudnnSetStream(handle *h, void *stream) {
 
 GM_API int cudnnGetStream(handle *h, void **stream) { *stream = h->stream; return GM_SUCCESS; }
 
-/* ---- descriptors of the other operations, and batch normalisation ---- */
-
-static int new_descriptor(void **out) { return gm_new_descriptor(out, 256, GM_CUDNN_NOT_INITIALIZED); }
-
-GM_API int cudnnCreateFilterDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroyFilterDescriptor(void *d) { return gm_delete_descriptor(d); }
-GM_API int cudnnSetFilterNdDescriptor(void) { return GM_SUCCESS; }
-GM_API int cudnnCreateActivationDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroyActivationDescriptor(void *d) { return gm_delete_descriptor(d); }
-GM_API int cudnnSetActivationDescriptor(void) { return GM_SUCCESS; }
-GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return new_descriptor(out); }
-GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return gm_delete_descriptor(d); }
-GM_API int cudnnSetSpatialTransformerNdDescriptor(void) { return GM_SUCCESS; }
-
-static int computed(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
-
-GM_API int cudnnSpatialTfGridGeneratorForward(void) { return computed(); }
-GM_API int cudnnSpatialTfGridGeneratorBackward(void) { return computed(); }
-GM_API int cudnnSpatialTfSamplerForward(void) { return computed(); }
-GM_API int cudnnSpatialTfSamplerBackward(void) { return computed(); }
+/* ---- batch normalisation ---- */
 
 enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which PyTorch asks for with channels last */
 
@@ -135,7 +107,3 @@ GM_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mod
                                                                 void *activation, void *x, size_t *size) {
     return reserve_space(mode, x, size);
 }
-
-GM_API int cudnnBatchNormalizationForwardTrainingEx(void) { return computed(); }
-GM_API int cudnnBatchNormalizationBackwardEx(void) { return computed(); }
-GM_API int cudnnBatchNormalizationForwardInference(void) { return computed(); }

@@ -7,8 +7,6 @@
 
 enum { MAX_DIMENSIONS = 8 };
 
-static int new_descriptor(void **out, size_t size) { return gm_new_descriptor(out, size, GM_CUDNN_NOT_INITIALIZED); }
-
 /* ---- tensor descriptors ---- */
 
 typedef struct {
@@ -16,14 +14,12 @@ typedef struct {
     int sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
 } tensor;
 
+_Static_assert(sizeof(tensor) <= GM_DESCRIPTOR, "a descriptor has room for it");
+
 static void tensor_set(tensor *t, int type, int rows, int columns) {
     if (!t) return;
     *t = (tensor){.type = type, .count = 3, .sizes = {1, rows, columns}, .strides = {rows * columns, columns, 1}};
 }
-
-GM_API int cudnnCreateTensorDescriptor(void **out) { return new_descriptor(out, sizeof(tensor)); }
-
-GM_API int cudnnDestroyTensorDescriptor(tensor *t) { return gm_delete_descriptor(t); }
 
 GM_API int cudnnSetTensorNdDescriptor(tensor *t, int type, int count, const int *sizes, const int *strides) {
     if (count < 0 || count > MAX_DIMENSIONS) return GM_CUDNN_BAD_PARAM;
@@ -59,10 +55,6 @@ typedef struct {
     int time, batch;
 } sequences;
 
-GM_API int cudnnCreateRNNDescriptor(void **out) { return new_descriptor(out, sizeof(network)); }
-
-GM_API int cudnnDestroyRNNDescriptor(network *n) { return gm_delete_descriptor(n); }
-
 /* cudnnRNNMode_t: 0 ReLU, 1 tanh, 2 LSTM, 3 GRU; cudnnRNNBiasMode_t: 0 none, 1 input, 2 both, 3 recurrent;
  * cudnnDirectionMode_t: 0 one, 1 two; cudnnRNNInputMode_t: 0 linear, 1 skip. */
 GM_API int cudnnSetRNNDescriptor_v8(network *n, int algorithm, int mode, int biases, int direction, int input_mode,
@@ -72,10 +64,6 @@ GM_API int cudnnSetRNNDescriptor_v8(network *n, int algorithm, int mode, int bia
                    input_size, hidden_size, projection_size, layers};
     return GM_SUCCESS;
 }
-
-GM_API int cudnnCreateRNNDataDescriptor(void **out) { return new_descriptor(out, sizeof(sequences)); }
-
-GM_API int cudnnDestroyRNNDataDescriptor(sequences *s) { return gm_delete_descriptor(s); }
 
 GM_API int cudnnSetRNNDataDescriptor(sequences *s, int type, int layout, int time, int batch, int size,
                                      const int *lengths, void *fill) {
@@ -175,17 +163,7 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     return GM_SUCCESS;
 }
 
-static int computed(void) { return gm_computed(GM_CUDNN_NOT_INITIALIZED); }
-
-GM_API int cudnnRNNForward(void) { return computed(); }
-GM_API int cudnnRNNBackwardData_v8(void) { return computed(); }
-GM_API int cudnnRNNBackwardWeights_v8(void) { return computed(); }
-
 /* ---- dropout: its state is that of one random generator a thread (estimated by the card's threads) ---- */
-
-GM_API int cudnnCreateDropoutDescriptor(void **out) { return new_descriptor(out, 64); }
-
-GM_API int cudnnDestroyDropoutDescriptor(void *d) { return gm_delete_descriptor(d); }
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     gm_note_sizes(GM_RNN);

@@ -73,8 +73,6 @@ GM_API int cuDevicePrimaryCtxRetain(void **context, int device) {
     return GM_SUCCESS;
 }
 
-GM_API int cuDevicePrimaryCtxRelease_v2(int device) { return GM_SUCCESS; }
-
 GM_API int cuCtxGetCurrent(void **context) {
     *context = gm_visible() && gm_device_used(gm_current_device()) ? &contexts[gm_current_device()] : NULL;
     return GM_SUCCESS;
@@ -111,8 +109,7 @@ GM_API int cuCtxSynchronize(void) {
     return GM_SUCCESS;
 }
 
-/* Limits of resources of kernels (stack, printf buffer): no kernel runs. */
-GM_API int cuCtxSetLimit(int limit, size_t value) { return GM_SUCCESS; }
+/* Of resources of kernels (stack, printf buffer): no kernel runs. */
 GM_API int cuCtxGetLimit(size_t *value, int limit) { *value = 1024; return GM_SUCCESS; }
 GM_API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 

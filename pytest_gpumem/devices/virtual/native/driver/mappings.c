@@ -111,8 +111,6 @@ GM_API int cuMemUnmap(uintptr_t address, size_t size) {
     return GM_SUCCESS;
 }
 
-GM_API int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count) { return GM_SUCCESS; }
-
 GM_API int cuMemGetAddressRange(uintptr_t *base, size_t *size, uintptr_t address) {
     void *found_base;
     size_t found_size;

@@ -18,7 +18,6 @@ GM_API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, 
 }
 
 GM_API int cuModuleLoad(void **module, const char *path) { return token(module, &module_token); }
-GM_API int cuModuleUnload(void *module) { return GM_SUCCESS; }
 
 GM_API int cuModuleGetFunction(void **function, void *module, const char *name) {
     return token(function, &function_token);
@@ -36,9 +35,6 @@ GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
     }
     return GM_SUCCESS;
 }
-
-GM_API int cuFuncSetAttribute(void *function, int attribute, int value) { return GM_SUCCESS; }
-GM_API int cuFuncSetCacheConfig(void *function, int config) { return GM_SUCCESS; }
 
 /* The leading fields of CUlaunchConfig. */
 typedef struct {
@@ -99,5 +95,3 @@ GM_API int cuLogsRegisterCallback(void *callback, void *data, void **handle) {
     if (handle) *handle = &none;
     return GM_SUCCESS;
 }
-
-GM_API int cuLogsUnregisterCallback(void *handle) { return GM_SUCCESS; }

@@ -2,23 +2,14 @@
  * own allocator, so nothing here takes memory. */
 #include "runtime/runtime.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-enum { CUBLAS_NOT_SUPPORTED = 15, CUBLAS_INVALID = 7, CUBLAS_NOT_INITIALIZED = 1 };
+enum { CUBLAS_INVALID = 7, CUBLAS_NOT_INITIALIZED = 1 };
 
 typedef struct {
     void *stream;
     int math_mode, pointer_mode;
 } handle;
-
-GM_API int cublasCreate_v2(handle **out) {
-    if (!gm_visible()) return CUBLAS_NOT_INITIALIZED;
-    *out = calloc(1, sizeof **out);
-    return *out ? GM_SUCCESS : CUBLAS_INVALID;
-}
-
-GM_API int cublasDestroy_v2(handle *h) { free(h); return GM_SUCCESS; }
 
 GM_API int cublasSetStream_v2(handle *h, void *stream) {
     gm_work_next_on(stream);
@@ -31,8 +22,6 @@ GM_API int cublasSetMathMode(handle *h, int mode) { h->math_mode = mode; return 
 GM_API int cublasGetMathMode(handle *h, int *mode) { *mode = h->math_mode; return GM_SUCCESS; }
 GM_API int cublasSetPointerMode_v2(handle *h, int mode) { h->pointer_mode = mode; return GM_SUCCESS; }
 GM_API int cublasGetPointerMode_v2(handle *h, int *mode) { *mode = h->pointer_mode; return GM_SUCCESS; }
-GM_API int cublasSetWorkspace_v2(handle *h, void *workspace, size_t size) { return GM_SUCCESS; }
-GM_API int cublasSetSmCountTarget(handle *h, int count) { return GM_SUCCESS; }
 
 GM_API const char *cublasGetStatusString(int status) {
     return status == GM_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_NOT_SUPPORTED by the virtual GPU";
@@ -145,30 +134,8 @@ GM_API int cublasGetVectorAsync(int n, int size, const void *x, int incx, void *
     return cublasSetVectorAsync(n, size, x, incx, y, incy, stream);
 }
 
-/* All results of these are in device memory. */
-static int computed(void) { return gm_computed(CUBLAS_NOT_INITIALIZED); }
-
-#define COMPUTE(name) GM_API int name(void) { return computed(); }
-#include "libraries/blas_compute.h"
-
 /* ---- cuBLASLt: descriptors are tokens ---- */
 
-static int new_descriptor(void **out) { return gm_new_descriptor(out, 64, CUBLAS_INVALID); }
-
-GM_API int cublasLtCreate(void **out) { return new_descriptor(out); }
-GM_API int cublasLtDestroy(void *handle) { return gm_delete_descriptor(handle); }
-GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) { return new_descriptor(out); }
-GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return gm_delete_descriptor(descriptor); }
-GM_API int cublasLtMatmulPreferenceCreate(void **out) { return new_descriptor(out); }
-GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return gm_delete_descriptor(preference); }
-GM_API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
-    return new_descriptor(out);
-}
-GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return gm_delete_descriptor(layout); }
-GM_API int cublasLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cublasLtMatmulPreferenceSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cublasLtMatrixLayoutSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cublasLtMatmul(void) { return computed(); }
 GM_API size_t cublasLtGetVersion(void) { return (size_t)gm_cuda_version() / 1000 * 10000; }
 
 typedef struct {
@@ -206,9 +173,5 @@ GM_API int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t *algorithm, int a
                                                 size_t *written) {
     memset(out, 0, size);
     if (written) *written = size;
-    return GM_SUCCESS;
-}
-
-GM_API int cublasLtMatmulAlgoConfigSetAttribute(uint64_t *algorithm, int attribute, const void *value, size_t size) {
     return GM_SUCCESS;
 }

@@ -32,19 +32,6 @@ GM_API int cuptiGetTimestamp(uint64_t *nanoseconds) {
     return GM_SUCCESS;
 }
 
-GM_API int cuptiActivityRegisterCallbacks(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityRegisterTimestampCallback(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityEnable(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityEnableRuntimeApi(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityEnableDriverApi(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityEnableCudaEventDeviceTimestamps(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityDisable(void) { return GM_SUCCESS; }
-GM_API int cuptiActivitySetAttribute(void) { return GM_SUCCESS; }
-GM_API int cuptiActivityFlushAll(void) { return GM_SUCCESS; }
-GM_API int cuptiEnableCallback(void) { return GM_SUCCESS; }
-GM_API int cuptiEnableDomain(void) { return GM_SUCCESS; }
-GM_API int cuptiFinalize(void) { return GM_SUCCESS; }
-
 GM_API int cuptiActivityGetNextRecord(uint8_t *buffer, size_t size, void **record) {
     if (record) *record = NULL;
     return CUPTI_MAX_LIMIT_REACHED;

@@ -115,7 +115,6 @@ static int delete_communicator(communicator *c) {
 
 GM_API int ncclCommDestroy(communicator *c) { return delete_communicator(c); }
 GM_API int ncclCommAbort(communicator *c) { return delete_communicator(c); }
-GM_API int ncclCommFinalize(communicator *c) { return GM_SUCCESS; }
 GM_API int ncclCommCount(const communicator *c, int *count) { *count = c->ranks; return GM_SUCCESS; }
 GM_API int ncclCommUserRank(const communicator *c, int *rank) { *rank = c->rank; return GM_SUCCESS; }
 GM_API int ncclCommCuDevice(const communicator *c, int *device) { *device = c->device; return GM_SUCCESS; }
@@ -126,14 +125,10 @@ GM_API int ncclCommRegister(const communicator *c, void *buffer, size_t size, vo
     return GM_SUCCESS;
 }
 
-GM_API int ncclCommDeregister(const communicator *c, void *handle) { return GM_SUCCESS; }
-
 GM_API int ncclRedOpCreatePreMulSum(int *operation, void *scalar, int type, int residence, communicator *c) {
     *operation = 5; /* the first after NCCL's own (ncclNumOps) */
     return GM_SUCCESS;
 }
-
-GM_API int ncclRedOpDestroy(int operation, communicator *c) { return GM_SUCCESS; }
 
 /* ---- collectives ---- */
 

@@ -10,7 +10,6 @@ enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LO
 GM_API int nvmlInit_v2(void) { return gm_machine_devices() ? GM_SUCCESS : NVML_NOT_LOADED; }
 GM_API int nvmlInit(void) { return nvmlInit_v2(); }
 GM_API int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
-GM_API int nvmlShutdown(void) { return GM_SUCCESS; }
 
 GM_API const char *nvmlErrorString(int status) {
     return status == GM_SUCCESS        ? "success"

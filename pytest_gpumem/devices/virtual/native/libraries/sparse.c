@@ -19,15 +19,6 @@
 
 enum { SPARSE_NOT_INITIALIZED = 1, SPARSE_ALLOC_FAILED = 2, SPARSE_INVALID_VALUE = 3 };
 
-static int computed(void) { return gm_computed(SPARSE_NOT_INITIALIZED); }
-
-static int new_descriptor(void **out, size_t size) { return gm_new_descriptor(out, size, SPARSE_ALLOC_FAILED); }
-
-static int delete_descriptor(void *d) {
-    gm_workspaces_end();
-    return gm_delete_descriptor(d);
-}
-
 static int workspace(size_t *size, uint64_t most) {
     gm_note_sizes(GM_CUSPARSE);
     *size = gm_size_up_to(GM_HELD, most);
@@ -58,32 +49,12 @@ static int64_t product_up_to(int64_t a, int64_t b, int64_t most) { return b && a
 
 /* ---- handles and descriptors ---- */
 
-GM_API int cusparseCreate(void **out) { return gm_visible() ? new_descriptor(out, 64) : SPARSE_NOT_INITIALIZED; }
-GM_API int cusparseDestroy(void *handle) { return delete_descriptor(handle); }
 GM_API int cusparseSetStream(void *handle, void *stream) { gm_work_next_on(stream); return GM_SUCCESS; }
-GM_API int cusparseSetPointerMode(void *handle, int mode) { return GM_SUCCESS; }
 GM_API const char *cusparseGetErrorString(int status) {
     return status == GM_SUCCESS               ? "success"
            : status == SPARSE_NOT_INITIALIZED ? "no GPU here: the virtual GPU is visible only in marked tests"
                                               : "not supported by the virtual GPU";
 }
-
-GM_API int cusparseCreateMatDescr(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseDestroyMatDescr(void *d) { return delete_descriptor(d); }
-GM_API int cusparseSetMatType(void *d, int type) { return GM_SUCCESS; }
-GM_API int cusparseSetMatFillMode(void *d, int mode) { return GM_SUCCESS; }
-GM_API int cusparseSetMatDiagType(void *d, int type) { return GM_SUCCESS; }
-GM_API int cusparseSetMatIndexBase(void *d, int base) { return GM_SUCCESS; }
-GM_API int cusparseCreateBsrsm2Info(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseDestroyBsrsm2Info(void *d) { return delete_descriptor(d); }
-GM_API int cusparseCreateBsrsv2Info(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseDestroyBsrsv2Info(void *d) { return delete_descriptor(d); }
-GM_API int cusparseSpGEMM_createDescr(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseSpGEMM_destroyDescr(void *d) { return delete_descriptor(d); }
-GM_API int cusparseSpSM_createDescr(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseSpSM_destroyDescr(void *d) { return delete_descriptor(d); }
-GM_API int cusparseSpSV_createDescr(void **out) { return new_descriptor(out, 64); }
-GM_API int cusparseSpSV_destroyDescr(void *d) { return delete_descriptor(d); }
 
 typedef struct {
     int64_t rows, columns, nonzeros;
@@ -109,7 +80,7 @@ static int element_size(int type) {
 
 static int new_matrix(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, int index_type, int type) {
     if (rows < 0 || columns < 0 || nonzeros < 0) return SPARSE_INVALID_VALUE;
-    int status = new_descriptor((void **)out, sizeof **out);
+    int status = gm_new_descriptor((void **)out, SPARSE_ALLOC_FAILED);
     int index_size = index_type == 3 ? 8 : 4; /* CUSPARSE_INDEX_64I */
     if (!status) **out = (sparse_matrix){rows, columns, nonzeros, index_size, element_size(type), false};
     return status;
@@ -142,11 +113,6 @@ GM_API int cusparseCreateCsr(sparse_matrix **out, int64_t rows, int64_t columns,
     return new_matrix(out, rows, columns, nonzeros, index_type, type);
 }
 
-GM_API int cusparseDestroySpMat(void *d) { return delete_descriptor(d); }
-GM_API int cusparseCsrSetPointers(void) { return GM_SUCCESS; }
-GM_API int cusparseCsrSetStridedBatch(void) { return GM_SUCCESS; }
-GM_API int cusparseSpMatSetAttribute(void) { return GM_SUCCESS; }
-
 GM_API int cusparseSpMatGetSize(const sparse_matrix *m, int64_t *rows, int64_t *columns, int64_t *nonzeros) {
     *rows = m->rows;
     *columns = m->columns;
@@ -155,7 +121,7 @@ GM_API int cusparseSpMatGetSize(const sparse_matrix *m, int64_t *rows, int64_t *
 }
 
 static int new_dense(dense_matrix **out, int64_t elements, int type) {
-    int status = new_descriptor((void **)out, sizeof **out);
+    int status = gm_new_descriptor((void **)out, SPARSE_ALLOC_FAILED);
     if (!status) **out = (dense_matrix){elements, element_size(type)};
     return status;
 }
@@ -165,47 +131,32 @@ GM_API int cusparseCreateDnMat(dense_matrix **out, int64_t rows, int64_t columns
     return new_dense(out, rows * columns, type);
 }
 
-GM_API int cusparseDestroyDnMat(void *d) { return delete_descriptor(d); }
-GM_API int cusparseDnMatSetStridedBatch(void) { return GM_SUCCESS; }
-
 GM_API int cusparseCreateDnVec(dense_matrix **out, int64_t size, void *values, int type) {
     return new_dense(out, size, type);
 }
 
-GM_API int cusparseDestroyDnVec(void *d) { return delete_descriptor(d); }
-
 /* ---- products and solutions ---- */
 
-GM_API int cusparseSpMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a, void *b,
-                                   const void *beta, const dense_matrix *c, int type, int algorithm, size_t *size) {
-    return workspace(size, copy_of(a) + dense_copy(c, type));
-}
+/* Functions that tell how large a workspace is. */
+#define WORKSPACE(name, most, ...) \
+    GM_API int cusparse##name(__VA_ARGS__, size_t *size) { return workspace(size, most); }
 
-GM_API int cusparseSDDMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, void *a, void *b,
-                                    const void *beta, const sparse_matrix *c, int type, int algorithm, size_t *size) {
-    return workspace(size, copy_of(c));
-}
-
-GM_API int cusparseSpMV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, void *x,
-                                   const void *beta, const dense_matrix *y, int type, int algorithm, size_t *size) {
-    return workspace(size, copy_of(a) + dense_copy(y, type));
-}
-
-GM_API int cusparseSpSV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, const dense_matrix *x,
-                                   const dense_matrix *y, int type, int algorithm, void *d, size_t *size) {
-    return workspace(size, copy_of(a) + dense_copy(x, type) + dense_copy(y, type));
-}
-
-GM_API int cusparseSpSM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
-                                   const dense_matrix *b, const dense_matrix *c, int type, int algorithm, void *d,
-                                   size_t *size) {
-    return workspace(size, copy_of(a) + dense_copy(b, type) + dense_copy(c, type));
-}
+WORKSPACE(SpMM_bufferSize, copy_of(a) + dense_copy(c, type), void *h, int a_op, int b_op, const void *alpha,
+          const sparse_matrix *a, void *b, const void *beta, const dense_matrix *c, int type, int algorithm)
+WORKSPACE(SDDMM_bufferSize, copy_of(c), void *h, int a_op, int b_op, const void *alpha, void *a, void *b,
+          const void *beta, const sparse_matrix *c, int type, int algorithm)
+WORKSPACE(SpMV_bufferSize, copy_of(a) + dense_copy(y, type), void *h, int op, const void *alpha, const sparse_matrix *a,
+          void *x, const void *beta, const dense_matrix *y, int type, int algorithm)
+WORKSPACE(SpSV_bufferSize, copy_of(a) + dense_copy(x, type) + dense_copy(y, type), void *h, int op, const void *alpha,
+          const sparse_matrix *a, const dense_matrix *x, const dense_matrix *y, int type, int algorithm, void *d)
+WORKSPACE(SpSM_bufferSize, copy_of(a) + dense_copy(b, type) + dense_copy(c, type), void *h, int a_op, int b_op,
+          const void *alpha, const sparse_matrix *a, const dense_matrix *b, const dense_matrix *c, int type,
+          int algorithm, void *d)
 
 GM_API int cusparseSpGEMM_workEstimation(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
                                          const sparse_matrix *b, const void *beta, void *c, int type, int algorithm,
                                          void *d, size_t *size, void *buffer) {
-    return buffer ? computed() : workspace(size, copy_of(a) + copy_of(b));
+    return buffer ? gm_computed(SPARSE_NOT_INITIALIZED) : workspace(size, copy_of(a) + copy_of(b));
 }
 
 GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
@@ -215,18 +166,8 @@ GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha
     c->computed = true; /* a value of a meets a row of b, and a value of b a column of a */
     c->nonzeros = least(product_up_to(a->nonzeros, least(b->columns, b->nonzeros), all),
                         product_up_to(b->nonzeros, least(a->rows, a->nonzeros), all));
-    return buffer ? computed() : workspace(size, all_products(a, b, type));
+    return buffer ? gm_computed(SPARSE_NOT_INITIALIZED) : workspace(size, all_products(a, b, type));
 }
-
-GM_API int cusparseSpGEMM_copy(void) { return computed(); }
-GM_API int cusparseSpMM(void) { return computed(); }
-GM_API int cusparseSpMV(void) { return computed(); }
-GM_API int cusparseSDDMM_preprocess(void) { return computed(); }
-GM_API int cusparseSDDMM(void) { return computed(); }
-GM_API int cusparseSpSV_analysis(void) { return computed(); }
-GM_API int cusparseSpSV_solve(void) { return computed(); }
-GM_API int cusparseSpSM_analysis(void) { return computed(); }
-GM_API int cusparseSpSM_solve(void) { return computed(); }
 
 /* Of triangular systems with blocks of `block` by `block` values. */
 static int block_workspace(int *size, int rows, int blocks, int block, int element_size) {
@@ -242,13 +183,6 @@ enum { SIZE_OF_S = 4, SIZE_OF_D = 8, SIZE_OF_C = 8, SIZE_OF_Z = 16 };
 
 /* T: S, D, C or Z. */
 #define FOR_EVERY_TYPE(T)                                                                                            \
-    GM_API int cusparse##T##bsrmm(void) { return computed(); }                                                       \
-    GM_API int cusparse##T##bsrmv(void) { return computed(); }                                                       \
-    GM_API int cusparse##T##bsrsm2_analysis(void) { return computed(); }                                             \
-    GM_API int cusparse##T##bsrsm2_solve(void) { return computed(); }                                                \
-    GM_API int cusparse##T##bsrsv2_analysis(void) { return computed(); }                                             \
-    GM_API int cusparse##T##bsrsv2_solve(void) { return computed(); }                                                \
-    GM_API int cusparse##T##csrgeam2(void) { return computed(); }                                                    \
     GM_API int cusparse##T##bsrsm2_bufferSize(void *h, int direction, int a_op, int x_op, int mb, int n, int blocks, \
                                               void *d, void *values, const int *rows, const int *columns, int block, \
                                               void *info, int *size) {                                               \
@@ -290,25 +224,14 @@ GM_API int cusparseXbsrsv2_zeroPivot(void *h, void *d, int *at) { return no_zero
 /* ---- conversions ---- */
 
 /* Indices and the permutation are sorted: copies of both. */
-static int sort_workspace(size_t *size, int rows, int columns, int nonzeros) {
-    const sparse_matrix matrix = {rows, columns, nonzeros, sizeof(int), sizeof(int), false};
-    return workspace(size, copy_of(&matrix));
+static uint64_t sorted_copy(int rows, int columns, int nonzeros) {
+    return copy_of(&(sparse_matrix){rows, columns, nonzeros, sizeof(int), sizeof(int), false});
 }
 
-GM_API int cusparseXcoosort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
-                                          size_t *size) {
-    return sort_workspace(size, m, n, nonzeros);
-}
-
-GM_API int cusparseXcsrsort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
-                                          size_t *size) {
-    return sort_workspace(size, m, n, nonzeros);
-}
-
-GM_API int cusparseCreateIdentityPermutation(void) { return computed(); }
-GM_API int cusparseXcoo2csr(void) { return computed(); }
-GM_API int cusparseXcoosortByRow(void) { return computed(); }
-GM_API int cusparseXcsrsort(void) { return computed(); }
+WORKSPACE(Xcoosort_bufferSizeExt, sorted_copy(m, n, nonzeros), void *h, int m, int n, int nonzeros, const int *rows,
+          const int *columns)
+WORKSPACE(Xcsrsort_bufferSizeExt, sorted_copy(m, n, nonzeros), void *h, int m, int n, int nonzeros, const int *rows,
+          const int *columns)
 
 /* ---- cuSPARSELt: matrices with two nonzeros in four. Descriptors are the caller's, of 512 bytes and more ---- */
 
@@ -316,8 +239,6 @@ typedef struct {
     int64_t rows, columns;
     int32_t type;
 } lt_matrix;
-
-GM_API int cusparseLtInit(void *handle) { return computed(); }
 
 GM_API int cusparseLtDenseDescriptorInit(const void *h, lt_matrix *m, int64_t rows, int64_t columns, int64_t leading,
                                          uint32_t alignment, int type, int order) {
@@ -368,12 +289,3 @@ GM_API int cusparseLtMatmulAlgGetAttribute(const void *h, const void *selection,
     if (attribute == 1 && size == sizeof(int)) *(int *)data = 1; /* ..._ALG_CONFIG_MAX_ID: one algorithm, 0 */
     return GM_SUCCESS;
 }
-
-GM_API int cusparseLtMatDescriptorDestroy(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulAlgSelectionInit(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulAlgSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulPlanDestroy(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulSearch(void) { return computed(); }
-GM_API int cusparseLtMatmul(void) { return computed(); }
-GM_API int cusparseLtSpMMACompress2(void) { return computed(); }

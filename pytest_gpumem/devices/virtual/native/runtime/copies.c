@@ -102,10 +102,6 @@ GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int fr
     return gm_error(copy(to, from, size, captured(on)));
 }
 
-GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
-    return GM_SUCCESS;
-}
-
 GM_API int cudaMemset(void *address, int value, size_t size) { return set(address, value, size, false); }
 
 GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {

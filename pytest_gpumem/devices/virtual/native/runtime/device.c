@@ -272,7 +272,6 @@ GM_API int cudaSetDevice(int device) {
 }
 
 GM_API int cudaGetDevice(int *device) { *device = gm_current_device(); return GM_SUCCESS; }
-GM_API int cudaSetDeviceFlags(unsigned flags) { return GM_SUCCESS; }
 
 GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     if (no_such_device(device) || no_such_device(peer)) return gm_error(GM_INVALID_DEVICE);

@@ -119,9 +119,6 @@ GM_API int cudaLaunchKernelExC(const launch_config *config, const void *function
     return launched(config->grid, config->block, config->shared, config->on);
 }
 
-GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) { return GM_SUCCESS; }
-GM_API int cudaFuncSetCacheConfig(const void *function, int config) { return GM_SUCCESS; }
-
 GM_API int cudaLaunchHostFunc(void *on, void (*function)(void *), void *data) {
     function(data);
     return GM_SUCCESS;
@@ -179,8 +176,6 @@ GM_API void __cudaRegisterVar(void **handle, char *host, char *device, const cha
 }
 
 GM_API char __cudaInitModule(void **handle) { return 1; }
-GM_API int cudaProfilerStart(void) { return GM_SUCCESS; }
-GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
 
 /* ---- functions that Python calls ---- */
 

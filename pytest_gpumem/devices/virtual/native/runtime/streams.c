@@ -88,7 +88,6 @@ static bool add_to_list(node_list *list, void *node) {
     return true;
 }
 
-
 /* A stream that a library was told of may have been destroyed since; the lock is held. */
 static bool exists(const stream *s) {
     if (s >= null_streams && s < null_streams + GM_MAX_DEVICES) return true;
