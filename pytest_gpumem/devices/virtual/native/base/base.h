@@ -91,6 +91,7 @@ int gm_device_total(void);
 int gm_visible_devices(void);
 
 /* machine.c */
+uint64_t gm_now(void); /* nanoseconds since 1970 */
 enum { GM_UUID_SIZE = 16, GM_UUID_TEXT = 48 };
 int gm_machine_devices(void); /* as NVML tells them, whatever CUDA shows */
 void gm_set_machine_devices(int count);
@@ -157,7 +158,22 @@ uint64_t gm_free_memory(int device);
 uint64_t gm_total_memory(int device);
 uint64_t gm_total_for(int device, const void *caller); /* as PyTorch is to see it until its allocator has read it */
 
-/* ---- ranges.c: a sorted set of address ranges; looking one up takes O(log n) ---- */
+/* ---- ranges.c: sorted sets of address ranges; looking one up takes O(log n) ---- */
+
+bool gm_grow(void *items, size_t *room, size_t count, size_t size); /* room for one more; false: no memory for it */
+
+typedef struct {
+    uintptr_t start, end;
+} gm_interval;
+typedef struct {
+    gm_interval *items; /* sorted, none touches another */
+    size_t count, room;
+    uint64_t total; /* of their lengths */
+} gm_intervals;
+size_t gm_intervals_first(const gm_intervals *set, uintptr_t address); /* index of the first that ends past it */
+bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end);
+void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end);
+bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end);
 
 typedef struct {
     uintptr_t start, end;
@@ -204,21 +220,6 @@ uint64_t gm_addresses_remove(uintptr_t start, gm_source source); /* bytes; 0: no
 uintptr_t gm_addresses_end(uintptr_t address, gm_source source); /* of the range that it lies in; 0: in none */
 void gm_addresses_set_owner(uintptr_t address, int owner);
 int gm_owner(const void *address);
-
-/* ---- intervals.c: a set of addresses ---- */
-
-typedef struct {
-    uintptr_t start, end;
-} gm_interval;
-typedef struct {
-    gm_interval *items; /* sorted, none touches another */
-    size_t count, room;
-    uint64_t total; /* of their lengths */
-} gm_intervals;
-size_t gm_intervals_first(const gm_intervals *set, uintptr_t address); /* index of the first that ends past it */
-bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end);
-void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end);
-bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end);
 
 /* ---- shared.c: memory that several processes share; the lock of values.c is held ---- */
 

@@ -1,10 +1,17 @@
-/* The machine's devices, and which of them a process is shown: it may be started with another CUDA_VISIBLE_DEVICES. */
+/* The machine's clock, its devices, and which of them a process is shown: it may be started with another CUDA_VISIBLE_DEVICES. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+uint64_t gm_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
 
 static int machine_devices; /* the installed cuDNN finds none of them */
 static int named[GM_MAX_DEVICES]; /* the machine's number of each device that CUDA shows */

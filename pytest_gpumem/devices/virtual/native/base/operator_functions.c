@@ -787,13 +787,7 @@ static PyMethodDef KERNEL = {"operator", run_operator, METH_VARARGS | METH_KEYWO
 
 /* A kernel that hands all calls to a function. */
 static object kernel(object module, object slow) {
-    if (note_count == note_room) {
-        size_t room = note_room ? note_room * 2 : 8192;
-        operator_note *more = realloc(notes, room * sizeof *more);
-        if (!more) return PyErr_NoMemory();
-        notes = more;
-        note_room = room;
-    }
+    if (!gm_grow(&notes, &note_room, note_count, sizeof *notes)) return PyErr_NoMemory();
     notes[note_count] = (operator_note){.slow = new_reference(slow)};
     object number = PyLong_FromUnsignedLongLong(note_count++);
     object made = number ? PyCFunction_NewEx(&KERNEL, number, NULL) : NULL;

@@ -15,8 +15,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 enum { USUAL, LEAST, MOST }; /* of gpumem_take_sizes */
 enum { BUCKETS = 1024 };
@@ -48,16 +46,9 @@ static void (*_Atomic set_emptying)(bool);
 static atomic_bool emptying_is_off;
 
 static void add_note(note added) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    added.time = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    added.time = gm_now();
     pthread_mutex_lock(&lock);
-    if (note_count == note_room && note_room < MAX_NOTES) {
-        size_t room = note_room ? note_room * 2 : 256;
-        note *larger_notes = realloc(notes, room * sizeof *notes);
-        if (larger_notes) notes = larger_notes, note_room = room;
-    }
-    if (note_count < note_room) notes[note_count++] = added;
+    if (note_count < MAX_NOTES && gm_grow(&notes, &note_room, note_count, sizeof *notes)) notes[note_count++] = added;
     else notes_are_lost = true;
     pthread_mutex_unlock(&lock);
 }

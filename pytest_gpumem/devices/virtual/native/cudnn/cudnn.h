@@ -15,6 +15,7 @@ enum {
     /* of cudnnBackendAttributeType_t */
     GM_TYPE_HANDLE = 0,
     GM_TYPE_INT64 = 3,
+    GM_TYPE_DOUBLE = 5,
     GM_TYPE_BACKEND_DESCRIPTOR = 15,
     GM_TYPE_BEHAVIOR_NOTE = 19,
     GM_TYPE_CHAR = 24,

@@ -198,82 +198,67 @@ static void *make_property(const gm_card *card) {
  */
 enum { CONVOLUTION = 1, ENGINECFG = 3, FORWARD = 10, GRAPH = 15, TENSOR = 17, AMPERE = 8, CONFIGURATIONS = 16 };
 
-static void *finalized(void *descriptor, int status) {
+/* An attribute of a descriptor, by its number (cudnnBackendAttributeName_t) and that of its type. */
+typedef struct {
+    int name, type;
+    int64_t count;
+    const void *elements;
+} setting;
+
+/* A finalized descriptor; NULL: cuDNN refuses it. */
+static void *made(int type, size_t count, const setting *settings) {
+    void *descriptor;
+    if (gm_installed_create(type, &descriptor)) return NULL;
+    int status = GM_SUCCESS;
+    for (const setting *s = settings; s < settings + count && !status; s++)
+        status = gm_installed_set(descriptor, s->name, s->type, s->count, s->elements);
     if (!status && !gm_installed_finalize(descriptor)) return descriptor;
     gm_installed_destroy(descriptor);
     return NULL;
 }
 
-static int set_numbers(void *d, int name, const int64_t *numbers, int64_t count) {
-    return gm_installed_set(d, name, GM_TYPE_INT64, count, numbers);
-}
-
-static int set_descriptor(void *d, int name, void *component) {
-    return component ? gm_installed_set(d, name, GM_TYPE_BACKEND_DESCRIPTOR, 1, &component) : GM_CUDNN_BAD_PARAM;
-}
+#define MADE(type, ...) \
+    made(type, sizeof((setting[]){__VA_ARGS__}) / sizeof(setting), (setting[]){__VA_ARGS__})
+#define DESCRIPTOR(name, component) {name, GM_TYPE_BACKEND_DESCRIPTOR, 1, &(component)}
 
 static void *make_tensor(int64_t identity, const int64_t dimensions[4]) {
-    void *d;
-    int32_t float32 = 0; /* CUDNN_DATA_FLOAT */
+    const int32_t float32 = 0; /* CUDNN_DATA_FLOAT */
     int64_t alignment = 16, strides[4] = {1, 1, 1, 1};
     for (int i = 2; i >= 0; i--) strides[i] = strides[i + 1] * dimensions[i + 1];
-    if (gm_installed_create(TENSOR, &d)) return NULL;
-    int status = gm_installed_set(d, 901, 1, 1, &float32); /* CUDNN_ATTR_TENSOR_DATA_TYPE, and so on */
-    status = status ? status : set_numbers(d, 902, dimensions, 4);
-    status = status ? status : set_numbers(d, 903, strides, 4);
-    status = status ? status : set_numbers(d, 906, &identity, 1);
-    return finalized(d, status ? status : set_numbers(d, 900, &alignment, 1));
+    return MADE(TENSOR, {901, 1, 1, &float32}, {902, GM_TYPE_INT64, 4, dimensions}, {903, GM_TYPE_INT64, 4, strides},
+                {906, GM_TYPE_INT64, 1, &identity}, {900, GM_TYPE_INT64, 1, &alignment});
 }
 
-static void *make_convolution(void) {
-    void *d;
-    int32_t float32 = 0, cross_correlation = 1;
-    int64_t spatial = 2, ones[2] = {1, 1}, zeros[2] = {0, 0};
-    if (gm_installed_create(CONVOLUTION, &d)) return NULL;
-    int status = gm_installed_set(d, 100, 1, 1, &float32); /* CUDNN_ATTR_CONVOLUTION_COMP_TYPE, and so on */
-    status = status ? status : gm_installed_set(d, 101, 7, 1, &cross_correlation);
-    status = status ? status : set_numbers(d, 106, &spatial, 1);
-    status = status ? status : set_numbers(d, 102, ones, 2);
-    status = status ? status : set_numbers(d, 103, ones, 2);
-    status = status ? status : set_numbers(d, 104, zeros, 2);
-    return finalized(d, status ? status : set_numbers(d, 105, zeros, 2));
-}
-
+/* What the graph is made of stays for the process' life. */
 static void *make_graph(void) {
-    static const int64_t image[4] = {32, 64, 56, 56}, filter[4] = {64, 64, 1, 1};
-    void *operation, *graph;
-    void *parts[] = {make_convolution(), make_tensor(1, filter), make_tensor(2, image), make_tensor(3, image)};
-    double one = 1, zero = 0;
-    int status = gm_installed_create(FORWARD, &operation);
-    for (int i = 0; i < 4 && !status; i++) status = set_descriptor(operation, 702 + i, parts[i]);
-    if (!status) status = gm_installed_set(operation, 700, 5, 1, &one); /* CUDNN_TYPE_DOUBLE */
-    if (!status) status = gm_installed_set(operation, 701, 5, 1, &zero);
-    operation = finalized(operation, status);
-    if (gm_installed_create(GRAPH, &graph)) return NULL;
-    return finalized(graph, set_descriptor(graph, 801, operation)); /* what it is made of stays for the process' life */
+    static const int64_t image[4] = {32, 64, 56, 56}, kernel[4] = {64, 64, 1, 1}, ones[2] = {1, 1}, zeros[2], spatial = 2;
+    static const int32_t float32 = 0, cross_correlation = 1;
+    const double one = 1, zero = 0;
+    void *convolution = MADE(CONVOLUTION, {100, 1, 1, &float32}, {101, 7, 1, &cross_correlation},
+                             {106, GM_TYPE_INT64, 1, &spatial}, {102, GM_TYPE_INT64, 2, ones},
+                             {103, GM_TYPE_INT64, 2, ones}, {104, GM_TYPE_INT64, 2, zeros}, {105, GM_TYPE_INT64, 2, zeros});
+    void *filter = make_tensor(1, kernel), *input = make_tensor(2, image), *output = make_tensor(3, image);
+    if (!convolution || !filter || !input || !output) return NULL;
+    void *operation = MADE(FORWARD, DESCRIPTOR(702, convolution), DESCRIPTOR(703, filter), DESCRIPTOR(704, input),
+                           DESCRIPTOR(705, output), {700, GM_TYPE_DOUBLE, 1, &one}, {701, GM_TYPE_DOUBLE, 1, &zero});
+    return operation ? MADE(GRAPH, DESCRIPTOR(801, operation)) : NULL;
 }
 
 static void plan_for_ampere(void) {
     gm_card ampere = gm_profile;
     ampere.major = AMPERE;
     ampere.minor = 0;
-    void *property = make_property(&ampere), *graph = make_graph(), *ranking, *results[CONFIGURATIONS];
-    int32_t by_heuristics = 3; /* CUDNN_HEUR_MODE_A */
+    void *property = make_property(&ampere), *graph = make_graph(), *results[CONFIGURATIONS];
+    const int32_t by_heuristics = 3; /* CUDNN_HEUR_MODE_A */
     int64_t count = 0;
-    if (!property || !graph || gm_installed_create(GM_ENGINEHEUR, &ranking)) return;
-    int status = set_descriptor(ranking, 201, graph); /* CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH */
-    status = status ? status : gm_installed_set(ranking, 200, 8, 1, &by_heuristics);
-    ranking = finalized(ranking, status ? status : set_descriptor(ranking, 204, property));
+    if (!property || !graph) return;
+    void *ranking = MADE(GM_ENGINEHEUR, DESCRIPTOR(201, graph), {200, 8, 1, &by_heuristics}, DESCRIPTOR(204, property));
     if (!ranking) return;
     for (int i = 0; i < CONFIGURATIONS; i++)
         if (gm_installed_create(ENGINECFG, &results[i])) return;
     gm_installed_get(ranking, 202, GM_TYPE_BACKEND_DESCRIPTOR, CONFIGURATIONS, &count, results);
-    for (int64_t i = 0; i < count && i < CONFIGURATIONS; i++) {
-        void *plan;
-        if (gm_installed_create(GM_EXECUTION_PLAN, &plan)) return;
-        status = set_descriptor(plan, 401, results[i]); /* CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG */
-        finalized(plan, status ? status : set_descriptor(plan, 407, property));
-    }
+    for (int64_t i = 0; i < count && i < CONFIGURATIONS; i++)
+        MADE(GM_EXECUTION_PLAN, DESCRIPTOR(401, results[i]), DESCRIPTOR(407, property));
 }
 
 /* No other difference between two cards was seen to change a plan. */

@@ -2,10 +2,7 @@
  *
  * No buffer is ever asked for or handed over, which is how CUPTI behaves towards a program that uses no GPU.
  */
-#define _GNU_SOURCE
 #include "base/base.h"
-
-#include <time.h>
 
 enum { CUPTI_INVALID_PARAMETER = 1, CUPTI_MAX_LIMIT_REACHED = 12, CUPTI_QUEUE_EMPTY = 18 };
 
@@ -26,9 +23,7 @@ GM_API int cuptiGetVersion(uint32_t *version) {
 }
 
 GM_API int cuptiGetTimestamp(uint64_t *nanoseconds) {
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    *nanoseconds = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+    *nanoseconds = gm_now();
     return GM_SUCCESS;
 }
 

@@ -8,83 +8,59 @@
 
 static atomic_uint used_devices; /* bit i: device i has a primary context */
 
-/* cudaDeviceProp as CUDA 13 lays it out (CUDA Runtime API, "Device Management"). */
-typedef struct {
-    char name[256];
-    char uuid[16];
-    char luid[8];
-    unsigned luid_device_node_mask;
-    size_t total_global_mem, shared_mem_per_block;
-    int regs_per_block, warp_size;
-    size_t mem_pitch;
-    int max_threads_per_block, max_threads_dim[3], max_grid_size[3];
-    size_t total_const_mem;
-    int major, minor;
-    size_t texture_alignment, texture_pitch_alignment;
-    int multi_processor_count, integrated, can_map_host_memory;
-    int textures[23];
-    int surfaces[15];
-    size_t surface_alignment;
-    int concurrent_kernels, ecc_enabled, pci_bus_id, pci_device_id, pci_domain_id, tcc_driver;
-    int async_engine_count, unified_addressing, memory_bus_width, l2_cache_size, persisting_l2_cache_max_size;
-    int max_threads_per_multi_processor, stream_priorities_supported, global_l1_cache, local_l1_cache;
-    size_t shared_mem_per_multiprocessor;
-    int regs_per_multiprocessor, managed_memory, is_multi_gpu_board, multi_gpu_board_group_id;
-    int host_native_atomic_supported, pageable_memory_access, concurrent_managed_access;
-    int compute_preemption_supported, can_use_host_pointer, cooperative_launch;
-    size_t shared_mem_per_block_optin;
-    int pageable_uses_host_page_tables, direct_managed_mem_access_from_host, max_blocks_per_multi_processor;
-    int access_policy_max_window_size;
-    size_t reserved_shared_mem_per_block;
-    int host_register_supported, sparse_cuda_array_supported, host_register_read_only_supported;
-    int timeline_semaphore_interop_supported, memory_pools_supported, gpu_direct_rdma_supported;
-    unsigned gpu_direct_rdma_flush_writes_options;
-    int gpu_direct_rdma_writes_ordering;
-    unsigned memory_pool_supported_handle_types;
-    int deferred_mapping, ipc_event_supported, cluster_launch, unified_function_pointers;
-    int newest[63];
-} prop13;
-
-/* The same as CUDA 12 lays it out, under the name cudaGetDeviceProperties_v2. */
-typedef struct {
-    char name[256];
-    char uuid[16];
-    char luid[8];
-    unsigned luid_device_node_mask;
-    size_t total_global_mem, shared_mem_per_block;
-    int regs_per_block, warp_size;
-    size_t mem_pitch;
-    int max_threads_per_block, max_threads_dim[3], max_grid_size[3];
-    int clock_rate;
-    size_t total_const_mem;
-    int major, minor;
-    size_t texture_alignment, texture_pitch_alignment;
-    int device_overlap, multi_processor_count, kernel_exec_timeout, integrated, can_map_host_memory;
-    int compute_mode;
-    int textures[24];
-    int surfaces[15];
-    size_t surface_alignment;
-    int concurrent_kernels, ecc_enabled, pci_bus_id, pci_device_id, pci_domain_id, tcc_driver;
-    int async_engine_count, unified_addressing, memory_clock_rate, memory_bus_width, l2_cache_size;
-    int persisting_l2_cache_max_size;
-    int max_threads_per_multi_processor, stream_priorities_supported, global_l1_cache, local_l1_cache;
-    size_t shared_mem_per_multiprocessor;
-    int regs_per_multiprocessor, managed_memory, is_multi_gpu_board, multi_gpu_board_group_id;
-    int host_native_atomic_supported, single_to_double_ratio, pageable_memory_access;
-    int concurrent_managed_access, compute_preemption_supported, can_use_host_pointer, cooperative_launch;
-    int cooperative_multi_device_launch;
-    size_t shared_mem_per_block_optin;
-    int pageable_uses_host_page_tables, direct_managed_mem_access_from_host, max_blocks_per_multi_processor;
-    int access_policy_max_window_size;
-    size_t reserved_shared_mem_per_block;
-    int host_register_supported, sparse_cuda_array_supported, host_register_read_only_supported;
-    int timeline_semaphore_interop_supported, memory_pools_supported, gpu_direct_rdma_supported;
-    unsigned gpu_direct_rdma_flush_writes_options;
-    int gpu_direct_rdma_writes_ordering;
-    unsigned memory_pool_supported_handle_types;
-    int deferred_mapping, ipc_event_supported, cluster_launch, unified_function_pointers;
-    int newest[63];
-} prop12;
+/* cudaDeviceProp (CUDA Runtime API, "Device Management"), as CUDA 13 lays it out, and as CUDA 12 does, with more fields,
+ * under the name cudaGetDeviceProperties_v2. */
+#define PROPERTIES(name_of_type, CUDA_12)                                                                             \
+    typedef struct {                                                                                                  \
+        char name[256];                                                                                               \
+        char uuid[16];                                                                                                \
+        char luid[8];                                                                                                 \
+        unsigned luid_device_node_mask;                                                                               \
+        size_t total_global_mem, shared_mem_per_block;                                                                \
+        int regs_per_block, warp_size;                                                                                \
+        size_t mem_pitch;                                                                                             \
+        int max_threads_per_block, max_threads_dim[3], max_grid_size[3];                                              \
+        CUDA_12(clock_rate)                                                                                           \
+        size_t total_const_mem;                                                                                       \
+        int major, minor;                                                                                             \
+        size_t texture_alignment, texture_pitch_alignment;                                                            \
+        CUDA_12(device_overlap)                                                                                       \
+        int multi_processor_count;                                                                                    \
+        CUDA_12(kernel_exec_timeout)                                                                                  \
+        int integrated, can_map_host_memory;                                                                          \
+        CUDA_12(compute_mode)                                                                                         \
+        int textures[23];                                                                                             \
+        CUDA_12(one_texture_more)                                                                                     \
+        int surfaces[15];                                                                                             \
+        size_t surface_alignment;                                                                                     \
+        int concurrent_kernels, ecc_enabled, pci_bus_id, pci_device_id, pci_domain_id, tcc_driver;                    \
+        int async_engine_count, unified_addressing;                                                                   \
+        CUDA_12(memory_clock_rate)                                                                                    \
+        int memory_bus_width, l2_cache_size, persisting_l2_cache_max_size;                                            \
+        int max_threads_per_multi_processor, stream_priorities_supported, global_l1_cache, local_l1_cache;            \
+        size_t shared_mem_per_multiprocessor;                                                                         \
+        int regs_per_multiprocessor, managed_memory, is_multi_gpu_board, multi_gpu_board_group_id;                    \
+        int host_native_atomic_supported;                                                                             \
+        CUDA_12(single_to_double_ratio)                                                                               \
+        int pageable_memory_access, concurrent_managed_access;                                                        \
+        int compute_preemption_supported, can_use_host_pointer, cooperative_launch;                                   \
+        CUDA_12(cooperative_multi_device_launch)                                                                      \
+        size_t shared_mem_per_block_optin;                                                                            \
+        int pageable_uses_host_page_tables, direct_managed_mem_access_from_host, max_blocks_per_multi_processor;      \
+        int access_policy_max_window_size;                                                                            \
+        size_t reserved_shared_mem_per_block;                                                                         \
+        int host_register_supported, sparse_cuda_array_supported, host_register_read_only_supported;                  \
+        int timeline_semaphore_interop_supported, memory_pools_supported, gpu_direct_rdma_supported;                  \
+        unsigned gpu_direct_rdma_flush_writes_options;                                                                \
+        int gpu_direct_rdma_writes_ordering;                                                                          \
+        unsigned memory_pool_supported_handle_types;                                                                  \
+        int deferred_mapping, ipc_event_supported, cluster_launch, unified_function_pointers;                         \
+        int newest[63];                                                                                               \
+    } name_of_type;
+#define LEFT_OUT(field)
+#define INT(field) int field;
+PROPERTIES(prop13, LEFT_OUT)
+PROPERTIES(prop12, INT)
 
 _Static_assert(sizeof(prop13) == 1008, "cudaDeviceProp of CUDA 13 has 1008 bytes");
 _Static_assert(sizeof(prop12) == 1032, "cudaDeviceProp of CUDA 12 has 1032 bytes");

@@ -104,12 +104,7 @@ void *gm_graph_add(void *to, void *const *dependencies, size_t count, const gm_n
     node->count = count;
     if (count) memcpy(node->dependencies, dependencies, count * sizeof *dependencies);
     pthread_mutex_lock(&lock);
-    if (g->count == g->room) {
-        size_t room = g->room ? 2 * g->room : 64;
-        graph_node **nodes = realloc(g->nodes, room * sizeof *nodes);
-        if (nodes) g->nodes = nodes, g->room = room;
-    }
-    bool ok = g->count < g->room && (!work || add_item(g, (work_item){work, subject}));
+    bool ok = gm_grow(&g->nodes, &g->room, g->count, sizeof *g->nodes) && (!work || add_item(g, (work_item){work, subject}));
     if (ok) g->nodes[g->count++] = node;
     pthread_mutex_unlock(&lock);
     if (!ok) free(node);

@@ -20,7 +20,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_STREAMS = 4096 };    /* later ones are taken for one */
 enum { MAX_ANSWERS = 1 << 20 }; /* of a run */
@@ -44,18 +43,12 @@ static gm_clock host; /* of each stream, the events that the host has waited for
 
 static answer *answers;
 static gm_clock *behind; /* of each answer that is open, what its event is behind */
-static size_t answer_count, answer_room, first_open; /* those before first_open are awaited */
+static size_t answer_count, answer_room, behind_room, first_open; /* those before first_open are awaited */
 static uint64_t early_count;                          /* of the answers: before the host has waited */
 static place pinned[MAX_PINNED]; /* events of pinned blocks that were free again before the host has waited */
 static atomic_size_t pinned_count;
 static uint64_t early_pinned; /* how often another pinned block was used meanwhile */
 static bool answers_are_lost;
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
 
 /* ---- clocks; the lock is held ---- */
 
@@ -92,7 +85,7 @@ static void close_answers(void) {
     uint64_t time = 0;
     for (size_t i = first_open; i < answer_count; i++) {
         if (answers[i].awaited || !all_awaited(&behind[i])) continue;
-        if (!time) time = now();
+        if (!time) time = gm_now();
         answers[i].awaited = time;
         free(behind[i].events);
     }
@@ -166,7 +159,7 @@ void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int devic
     event->stream = number + 1;
     event->number = recorded_events[number];
     event->device = device;
-    event->time = now();
+    event->time = gm_now();
     event->thread = pthread_self();
     if (event->over.count) memset(event->over.events, 0, event->over.count * sizeof *event->over.events);
     join(&event->over, &stream->over);
@@ -200,17 +193,8 @@ void gm_order_host_waits_for_device(int device) {
 /* ---- PyTorch's allocators ask ---- */
 
 static bool make_room(void) {
-    if (answer_count < answer_room) return true;
-    if (answer_room >= MAX_ANSWERS) return false;
-    size_t room = answer_room ? answer_room * 2 : 256;
-    answer *more_answers = realloc(answers, room * sizeof *answers);
-    if (!more_answers) return false;
-    answers = more_answers;
-    gm_clock *more_behind = realloc(behind, room * sizeof *behind);
-    if (!more_behind) return false;
-    behind = more_behind;
-    answer_room = room;
-    return true;
+    return answer_count < MAX_ANSWERS && gm_grow(&answers, &answer_room, answer_count, sizeof *answers) &&
+           gm_grow(&behind, &behind_room, answer_count, sizeof *behind);
 }
 
 /* The lock is held. */
@@ -222,7 +206,7 @@ static void add_answer(const gm_event_order *event) {
     bool early = !all_awaited(&event->over);
     gm_clock open = {0};
     if (early) join(&open, &event->over);
-    uint64_t time = now();
+    uint64_t time = gm_now();
     answers[answer_count] = (answer){event->time, time, early ? 0 : time, (uint64_t)event->device};
     behind[answer_count++] = open;
     early_count += early;
