@@ -63,8 +63,6 @@ extern int cusolverDnCreate(void **), cusolverDnDestroy(void *), cusolverDnSsyev
                                                                                             void *, int, void *, int *);
 extern int cusparseCreateCsr(void **, int64_t, int64_t, int64_t, void *, void *, void *, int, int, int, int);
 extern int cusparseSpMatGetSize(void *, int64_t *, int64_t *, int64_t *), cusparseDestroySpMat(void *);
-extern int cuptiActivityPushExternalCorrelationId(int, uint64_t);
-extern int cuptiActivityPopExternalCorrelationId(int, uint64_t *);
 extern uint64_t gpumem_guessed(void), gpumem_estimated_libraries(const void **libraries);
 extern void gpumem_guesses(uint64_t *counts);
 extern int gpumem_queue_copy(const void *bytes, uint64_t size, int other);
@@ -300,7 +298,6 @@ static void libraries(void) {
         int plan, elements;
         void *made;
         int64_t rows, columns, nonzeros;
-        uint64_t last;
         CHECK(cufftCreate(&plan) == 0);
         CHECK(cufftXtMakePlanMany(plan, 3, n, NULL, 1, 1, 4, NULL, 1, 1, 4, 2, &size, 4) == 0 && size > 0);
         CHECK(cufftDestroy(plan) == 0);
@@ -309,8 +306,6 @@ static void libraries(void) {
         CHECK(cusparseCreateCsr(&made, 3, 4, 5, NULL, NULL, NULL, 1, 1, 0, 0) == 0);
         CHECK(cusparseSpMatGetSize(made, &rows, &columns, &nonzeros) == 0 && nonzeros == 5);
         CHECK(cusparseDestroySpMat(made) == 0);
-        CHECK(cuptiActivityPushExternalCorrelationId(3, (uint64_t)round) == 0);
-        CHECK(cuptiActivityPopExternalCorrelationId(3, &last) == 0 && last == (uint64_t)round);
     }
     const void *libraries;
     uint64_t counts[64], total = 0;

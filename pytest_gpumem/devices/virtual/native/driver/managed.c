@@ -21,18 +21,6 @@ GM_API int cuMemAdvise_v2(uintptr_t address, size_t size, int advice, uint64_t l
     return gm_managed_advise((void *)address, size, advice, gm_location_device(location));
 }
 
-GM_API int cuMemRangeGetAttribute(void *out, size_t room, int attribute, uintptr_t address, size_t size) {
-    return gm_managed_attribute(out, room, attribute, (void *)address, size);
-}
-
-GM_API int cuMemRangeGetAttributes(void **out, size_t *rooms, const int *attributes, size_t count, uintptr_t address,
-                                   size_t size) {
-    int status = GM_SUCCESS;
-    for (size_t i = 0; i < count && !status; i++)
-        status = gm_managed_attribute(out[i], rooms[i], attributes[i], (void *)address, size);
-    return status;
-}
-
 GM_API int cuStreamAttachMemAsync(void *stream, uintptr_t address, size_t size, unsigned flags) {
     return gm_owner((void *)address) == GM_MANAGED ? GM_SUCCESS : GM_INVALID_VALUE;
 }

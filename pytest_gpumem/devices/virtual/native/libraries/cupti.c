@@ -37,26 +37,9 @@ GM_API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, siz
     return GM_SUCCESS;
 }
 
-/* Identifiers of the profiler's own, that it pushes and pops around its operators: how deep each thread is, a kind. */
-enum { KINDS = 8, DEEPEST = 32 };
-static _Thread_local struct {
-    uint64_t last[DEEPEST];
-    unsigned depth;
-} pushed[KINDS];
-
-GM_API int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
-    if (kind < 0 || kind >= KINDS) return CUPTI_INVALID_PARAMETER;
-    unsigned depth = pushed[kind].depth++;
-    if (depth < DEEPEST) pushed[kind].last[depth] = id;
-    return GM_SUCCESS;
-}
-
+/* Identifiers of the profiler's own, that it pushes and pops around its operators, and does not ask for. */
 GM_API int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
-    if (kind < 0 || kind >= KINDS) return CUPTI_INVALID_PARAMETER;
     if (last) *last = 0;
-    if (pushed[kind].depth == 0) return CUPTI_QUEUE_EMPTY;
-    unsigned depth = --pushed[kind].depth;
-    if (last && depth < DEEPEST) *last = pushed[kind].last[depth];
     return GM_SUCCESS;
 }
 

@@ -26,7 +26,7 @@ typedef struct held {
     struct held *next;
 } held;
 
-enum { KERNEL_NODE = 0, EMPTY_NODE = 5 }; /* cudaGraphNodeTypeKernel, cudaGraphNodeTypeEmpty */
+enum { EMPTY_NODE = 5 }; /* cudaGraphNodeTypeEmpty */
 enum { UPLOAD = 2 };                      /* cudaGraphInstantiateFlagUpload */
 
 typedef struct {
@@ -36,16 +36,9 @@ typedef struct {
 } graph_node;
 
 typedef struct {
-    const gm_node_work *work;
-    void *subject;
-} work_item;
-
-typedef struct {
     held *objects;
     graph_node **nodes; /* in the order of their making */
     size_t count, room;
-    work_item *items; /* of its launches, in the order of the nodes */
-    size_t item_count;
     unsigned long long flags; /* of an executable graph */
 } graph;
 
@@ -86,25 +79,15 @@ static int hold(graph *g, user_object *object, uint64_t count) {
     return GM_SUCCESS;
 }
 
-/* The graph holds the subject from then on; the lock is held. */
-static bool add_item(graph *g, work_item item) {
-    work_item *items = realloc(g->items, (g->item_count + 1) * sizeof *items);
-    if (!items) return false;
-    item.work->hold(item.subject);
-    items[g->item_count++] = item;
-    g->items = items;
-    return true;
-}
-
-void *gm_graph_add(void *to, void *const *dependencies, size_t count, const gm_node_work *work, void *subject) {
+void *gm_graph_add(void *to, void *const *dependencies, size_t count, int type) {
     graph *g = to;
     graph_node *node = malloc(sizeof *node + count * sizeof *dependencies);
     if (!node) return NULL;
-    node->type = work ? work->type : KERNEL_NODE;
+    node->type = type;
     node->count = count;
     if (count) memcpy(node->dependencies, dependencies, count * sizeof *dependencies);
     pthread_mutex_lock(&lock);
-    bool ok = gm_grow(&g->nodes, &g->room, g->count, sizeof *g->nodes) && (!work || add_item(g, (work_item){work, subject}));
+    bool ok = gm_grow(&g->nodes, &g->room, g->count, sizeof *g->nodes);
     if (ok) g->nodes[g->count++] = node;
     pthread_mutex_unlock(&lock);
     if (!ok) free(node);
@@ -114,8 +97,6 @@ void *gm_graph_add(void *to, void *const *dependencies, size_t count, const gm_n
 static void delete_graph(graph *g) {
     for (size_t i = 0; g && i < g->count; i++) free(g->nodes[i]);
     if (g) free(g->nodes);
-    for (size_t i = 0; g && i < g->item_count; i++) g->items[i].work->release(g->items[i].subject);
-    if (g) free(g->items);
     for (held *entry = g ? g->objects : NULL, *next; entry; entry = next) {
         next = entry->next;
         release(entry->object, entry->count);
@@ -164,7 +145,7 @@ GM_API int cudaGraphReleaseUserObject(graph *g, user_object *object, unsigned co
     return gm_error(missing ? GM_INVALID_VALUE : GM_SUCCESS);
 }
 
-/* A graph with the same objects and work, but without the nodes; NULL: no memory for it. */
+/* A graph with the same objects, but without the nodes; NULL: no memory for it. */
 static graph *copy_of(const graph *source) {
     graph *copy = gm_graph_new();
     bool ok = copy != NULL;
@@ -172,15 +153,12 @@ static graph *copy_of(const graph *source) {
         ok = hold(copy, entry->object, entry->count) == GM_SUCCESS;
         if (ok) retain(entry->object, entry->count);
     }
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < source->item_count && ok; i++) ok = add_item(copy, source->items[i]);
-    pthread_mutex_unlock(&lock);
     if (ok) return copy;
     delete_graph(copy);
     return NULL;
 }
 
-/* An executable graph outlives its graph: it keeps the objects and what its launches work on by itself. */
+/* An executable graph outlives its graph: it keeps the objects by itself. */
 GM_API int cudaGraphInstantiate(void **out, const graph *source, unsigned long long flags) {
     graph *copy = copy_of(source);
     if (!copy) return gm_error(GM_OUT_OF_MEMORY);
@@ -206,11 +184,7 @@ GM_API int cudaGraphExecGetFlags(const graph *executable, unsigned long long *fl
 GM_API int cudaGraphLaunch(const graph *executable, void *stream) {
     gm_work_next_on(stream);
     gm_count_launch();
-    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
-    int status = GM_SUCCESS;
-    for (size_t i = 0; executable && i < executable->item_count && !status; i++)
-        status = executable->items[i].work->run(executable->items[i].subject, stream);
-    return gm_error(status);
+    return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
 }
 
 /* Copies nodes into a caller's array of *room places, or counts them where there is none; places left over are NULL. */
@@ -242,10 +216,8 @@ GM_API int cudaGraphNodeGetDependencies_v2(const graph_node *node, void **nodes,
 
 GM_API int cudaGraphAddEmptyNode(void **out, graph *g, void *const *dependencies, size_t count) {
     if (!out || !g || (count && !dependencies)) return gm_error(GM_INVALID_VALUE);
-    graph_node *node = *out = gm_graph_add(g, dependencies, count, NULL, NULL);
-    if (!node) return gm_error(GM_OUT_OF_MEMORY);
-    node->type = EMPTY_NODE;
-    return GM_SUCCESS;
+    *out = gm_graph_add(g, dependencies, count, EMPTY_NODE);
+    return gm_error(*out ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }
 
 /* A captured copy or memset counts as a kernel here: PyTorch asks to tell empty nodes apart. */

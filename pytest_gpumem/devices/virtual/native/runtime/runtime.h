@@ -46,16 +46,9 @@ int gm_free_pooled(void *address);
 
 /* graphs.c */
 void *gm_graph_new(void); /* NULL: no memory for it */
-/* What each launch of a graph does for one of its nodes. A graph holds its subject until the graph is destroyed. */
-typedef struct {
-    int type; /* of the node, as cudaGraphNodeGetType tells it */
-    int (*run)(void *subject, void *stream);
-    void (*hold)(void *subject);
-    void (*release)(void *subject);
-} gm_node_work;
-/* A new node of a graph, behind others; NULL: no memory for it. It lives as long as the graph. A node without work is
- * a kernel, which a launch does not run. */
-void *gm_graph_add(void *graph, void *const *dependencies, size_t count, const gm_node_work *work, void *subject);
+/* A new node of a graph, behind others, of a type of cudaGraphNodeType: 0 is a kernel; NULL: no memory for it. It lives as long
+ * as the graph. */
+void *gm_graph_add(void *graph, void *const *dependencies, size_t count, int type);
 GM_API int cudaGraphDestroy(void *graph);
 
 /* host_memory.c */
@@ -67,7 +60,6 @@ int gm_managed_malloc(void **address, size_t size, unsigned flags);
 int gm_managed_free(void *address);
 int gm_managed_prefetch(const void *address, size_t size, int device);
 int gm_managed_advise(const void *address, size_t size, int advice, int device);
-int gm_managed_attribute(int *out, size_t room, int attribute, const void *address, size_t size);
 int gm_managed_device(const void *address);
 int gm_location_device(uint64_t location);
 

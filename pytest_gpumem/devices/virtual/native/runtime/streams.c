@@ -45,7 +45,6 @@ typedef struct {
     gm_plan plan;      /* the last one until then, on this thread */
     uint64_t launches; /* that ran until then */
     gm_event_order order;
-    atomic_uint holders; /* the program, and graphs that record it or wait for it */
 } event;
 
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
@@ -96,17 +95,12 @@ static bool exists(const stream *s) {
     return false;
 }
 
-/* The stream's next node in the graph that is captured there; the lock is held. */
-static bool append_node(stream *s, const gm_node_work *work, void *subject) {
-    void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count, work, subject);
-    return node && set_list(&s->last, &node, 1);
-}
+enum { KERNEL_NODE = 0, WAIT_NODE = 6, RECORD_NODE = 7 }; /* cudaGraphNodeType */
 
-static bool add_node(stream *s, const gm_node_work *work, void *subject) {
-    pthread_mutex_lock(&lock);
-    bool ok = exists(s) && s->capture && append_node(s, work, subject);
-    pthread_mutex_unlock(&lock);
-    return ok;
+/* The stream's next node in the graph that is captured there; the lock is held. */
+static bool append_node(stream *s, int type) {
+    void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count, type);
+    return node && set_list(&s->last, &node, 1);
 }
 
 void gm_add_work(void *handle) {
@@ -114,7 +108,7 @@ void gm_add_work(void *handle) {
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
     bool is_there = exists(s);
-    if (is_there && s->capture) append_node(s, NULL, NULL);
+    if (is_there && s->capture) append_node(s, KERNEL_NODE);
     else if (is_there) gm_order_queued(&s->order, device_of(s));
     pthread_mutex_unlock(&lock);
 }
@@ -280,7 +274,6 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
     event *e = calloc(1, sizeof *e);
     if (!e) return gm_error(GM_OUT_OF_MEMORY);
     e->device = gm_current_device();
-    e->holders = 1;
     if (gm_visible()) gm_use_device(e->device);
     *out = e;
     return GM_SUCCESS;
@@ -288,27 +281,23 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
 
 GM_API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
 
-static void hold_event(void *handle) { ((event *)handle)->holders++; }
-
-static void release_event(void *handle) {
-    event *e = handle;
-    if (--e->holders) return;
-    free(e->last.nodes);
-    free(e->order.over.events);
-    free(e);
-}
-
 GM_API int cudaEventDestroy(void *handle) {
-    if (handle) release_event(handle);
+    event *e = handle;
+    if (e) {
+        free(e->last.nodes);
+        free(e->order.over.events);
+    }
+    free(e);
     return GM_SUCCESS;
 }
 
-static int record_event(event *e, stream *s, const void *caller) {
+/* An external event is recorded at once, with a node of the captured graph: its launches take no time. */
+static int record_event(event *e, stream *s, bool external, const void *caller) {
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
     e->plan = gm_last_plan();
     e->launches = gm_launches();
-    e->capture = s->capture;
+    e->capture = external ? 0 : s->capture;
     e->graph = s->graph;
     if (!e->capture) {
         gm_order_recorded(&e->order, &s->order, e->device, caller);
@@ -320,36 +309,23 @@ static int record_event(event *e, stream *s, const void *caller) {
     return ok ? GM_SUCCESS : GM_OUT_OF_MEMORY;
 }
 
-/* ---- events that are external to a graph: its launches record them and wait for them, its capture does not ---- */
+/* ---- events that are external to a graph ---- */
 
 enum { EXTERNAL = 1 }; /* cudaEventRecordExternal, cudaEventWaitExternal */
 
-static int record_external(void *handle, void *on);
-static int wait_external(void *handle, void *on);
-static const gm_node_work wait_work = {6 /* cudaGraphNodeTypeWaitEvent */, wait_external, hold_event, release_event};
-static const gm_node_work record_work = {7 /* cudaGraphNodeTypeEventRecord */, record_external, hold_event,
-                                         release_event};
-
-/* A graph that is launched on a captured stream becomes a part of the other graph. */
-static int record_external(void *handle, void *on) {
-    stream *s = stream_of(on);
-    if (s->capture) return add_node(s, &record_work, handle) ? GM_SUCCESS : GM_OUT_OF_MEMORY;
-    return record_event(handle, s, NULL);
-}
-
-static int wait_external(void *handle, void *on) {
-    stream *s = stream_of(on);
-    if (s->capture) return add_node(s, &wait_work, handle) ? GM_SUCCESS : GM_OUT_OF_MEMORY;
-    gm_order_waits(&s->order, &((event *)handle)->order);
-    return GM_SUCCESS;
+static int add_external(stream *s, int type) {
+    pthread_mutex_lock(&lock);
+    bool ok = s->capture && append_node(s, type);
+    pthread_mutex_unlock(&lock);
+    return ok ? GM_SUCCESS : GM_INVALID_VALUE;
 }
 
 static int record_with(void *handle, void *on, unsigned flags, const void *caller) {
     event *e = handle;
     stream *s = stream_of(on);
     if (!gm_inside_cudnn() && e->device != device_of(s)) return gm_error(GM_INVALID_HANDLE);
-    if (!flags) return gm_error(record_event(e, s, caller));
-    return gm_error(flags == EXTERNAL && s->capture ? record_external(e, on) : GM_INVALID_VALUE);
+    int status = !flags ? GM_SUCCESS : flags == EXTERNAL ? add_external(s, RECORD_NODE) : GM_INVALID_VALUE;
+    return gm_error(status ? status : record_event(e, s, flags, caller));
 }
 
 GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
@@ -391,7 +367,7 @@ GM_API int cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
 GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
     event *e = awaited;
     stream *s = stream_of(handle);
-    if (flags) return gm_error(flags == EXTERNAL && s->capture ? wait_external(e, handle) : GM_INVALID_VALUE);
+    if (flags) return gm_error(flags == EXTERNAL ? add_external(s, WAIT_NODE) : GM_INVALID_VALUE);
     if (e->capture && !s->capture) {
         pthread_mutex_lock(&lock);
         s->invalid = any_invalid(e->capture);
