@@ -89,7 +89,7 @@ run_torch() { # run_torch VERSION
     cp -r pytest_gpumem setup.py pyproject.toml README.md LICENSE "$source"
     rm -f "$source/$native"/*.so*
     (cd "$source" && CC=$compiler CFLAGS=-DREGION_SHIFT=34 python3 setup.py --quiet build_ext --inplace) >&2
-    sed -i 's/^\(CAPACITIES: .*\)1 << 40/\11 << 34/' "$source/pytest_gpumem/devices/virtual/library.py"
+    sed -i 's/1 << 40, 64/1 << 34, 64/' "$source/pytest_gpumem/devices/virtual/library.py"
     cat >"$folder/step.py" <<'PYTHON'
 import platform
 import pytest_gpumem

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
 
-_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
-_KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+_WORD = ctypes.c_uint64
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 
 
 @functools.cache
@@ -65,10 +65,11 @@ class Capacities(NamedTuple):
     """bytes of address space of each device (native/runtime/memory.c)"""
     deferred: int
     """ranges of values that can be computed later (native/base/deferred.c)"""
+    card: int
+    """bytes of ``gm_card``"""
+    account: int
+    """bytes of ``gm_account``"""
 
-
-CAPACITIES: Final = Capacities(MAX_DEVICES, 1 << 40, 64)
-"""those of the native library, which is checked as it is loaded"""
 
 USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
     *("passing", "kept", "spanning"),
@@ -78,26 +79,23 @@ USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
 LOST: Final = (1 << 64) - 1
 
 
+_CARD_BYTES = (
+    *("total_memory", "context_memory", "l2_cache_size", "shared_memory_per_block"),
+    *("shared_memory_per_block_optin", "shared_memory_per_sm", "reserved_shared_memory_per_block"),
+)
+_CARD_NUMBERS = (
+    *("major", "minor", "sm_count", "memory_bus_width", "max_threads_per_sm"),
+    *("max_blocks_per_sm", "registers_per_sm", "clock_rate_khz"),
+)
+
+
 class _CardStruct(ctypes.Structure):
     """``gm_card``."""
 
     _fields_ = (
         ("name", ctypes.c_char * 256),
-        ("total_memory", ctypes.c_uint64),
-        ("context_memory", ctypes.c_uint64),
-        ("l2_cache_size", ctypes.c_uint64),
-        ("shared_memory_per_block", ctypes.c_uint64),
-        ("shared_memory_per_block_optin", ctypes.c_uint64),
-        ("shared_memory_per_sm", ctypes.c_uint64),
-        ("reserved_shared_memory_per_block", ctypes.c_uint64),
-        ("major", ctypes.c_int32),
-        ("minor", ctypes.c_int32),
-        ("sm_count", ctypes.c_int32),
-        ("memory_bus_width", ctypes.c_int32),
-        ("max_threads_per_sm", ctypes.c_int32),
-        ("max_blocks_per_sm", ctypes.c_int32),
-        ("registers_per_sm", ctypes.c_int32),
-        ("clock_rate_khz", ctypes.c_int32),
+        *((name, _WORD) for name in _CARD_BYTES),
+        *((name, ctypes.c_int32) for name in _CARD_NUMBERS),
     )
 
 
@@ -105,12 +103,7 @@ class _WorkspaceNote(ctypes.Structure):
     """``note`` of sizes.c."""
 
     _fields_ = (
-        ("time", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("least", ctypes.c_uint64),
-        ("usual", ctypes.c_uint64),
-        ("most", ctypes.c_uint64),
-        ("graph", ctypes.c_uint64),
+        *((name, _WORD) for name in ("time", "address", "least", "usual", "most", "graph")),
         ("use", ctypes.c_int64),
     )
 
@@ -124,12 +117,7 @@ class _EstimatedLibrary(ctypes.Structure):
 class _AnswerStruct(ctypes.Structure):
     """``answer`` of stream_order.c."""
 
-    _fields_ = (
-        ("recorded", ctypes.c_uint64),
-        ("answered", ctypes.c_uint64),
-        ("awaited", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-    )
+    _fields_ = (*((name, _WORD) for name in ("recorded", "answered", "awaited", "device")),)
 
 
 class EstimatedLibrary(NamedTuple):
@@ -185,6 +173,12 @@ class Account(NamedTuple):
     failures: int
 
 
+CAPACITIES: Final = Capacities(
+    MAX_DEVICES, 1 << 40, 64, ctypes.sizeof(_CardStruct), 8 * len(Account._fields)
+)
+"""those of the native library, which is checked as it is loaded"""
+
+
 class Counters(NamedTuple):
     """Counts of this process: kernel launches, copies to the host and their bytes."""
 
@@ -222,27 +216,10 @@ class Convolutions(NamedTuple):
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:
-    """Compare the structs that Python writes and reads with the library's own.
+    """Compare the figures and the structs that Python shares with the library with its own.
 
-    A library that an older version left behind would read past them, or write past them.
+    A library that an older version left behind would read past these structs, or write past them.
     """
-    for name, expected_size in (
-        ("card", ctypes.sizeof(_CardStruct)),
-        ("account", ctypes.sizeof(ctypes.c_uint64) * len(Account._fields)),
-    ):
-        try:
-            function = getattr(library, f"gpumem_{name}_size")
-        except AttributeError:
-            size: int | str = "an unknown number of"
-        else:
-            function.restype = ctypes.c_uint64
-            size = function()
-        if size != expected_size:
-            message = (
-                f"{native.LIBRARY} was built from the sources of another version "
-                f"(its gm_{name} has {size} bytes, Python's {expected_size})"
-            )
-            raise OSError(message)
     for name, expected in (("value_limits", LIMITS), ("capacities", CAPACITIES)):
         answered = _words(len(expected))()
         if hasattr(library, f"gpumem_{name}"):
@@ -255,6 +232,33 @@ def _check_layouts(library: ctypes.CDLL) -> None:
             raise OSError(message)
 
 
+_INT = ctypes.c_int
+_AT = (ctypes.c_void_p, _WORD)
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("open_for_writing", "is_known", "open_deferred"), (ctypes.c_bool, *_AT)),
+    **dict.fromkeys(("forget", "fill_zeros"), (None, *_AT)),
+    **dict.fromkeys(("defer", "deferred_at"), (_WORD, *_AT)),
+    **dict.fromkeys(("thread_writes", "value_budget", "largest_convolution", "launches"), (_WORD,)),
+    **dict.fromkeys(("forget_contexts", "forget_managed_peak", "forget_allocator_events"), (None,)),
+    **dict.fromkeys(("begin_apart", "count_operators", "forget_peak", "take_sizes"), (None, _INT)),
+    **dict.fromkeys(("short_ways", "tell_assumed", "compute_values"), (None, _INT)),
+    **dict.fromkeys(("show", "machine_device"), (_INT, _INT)),
+    "in_operator": (ctypes.c_bool,),
+    "cudnn_found": (_INT,),
+    "guessed": (_WORD,),
+    "describe": (ctypes.c_char_p, _INT),
+    "unsupported_name": (ctypes.c_char_p, _INT, ctypes.POINTER(_WORD)),
+    "set_versions": (None, _INT, _INT),
+    "set_first_total": (None, _WORD),
+    "fill_properties": (None, ctypes.c_void_p, _INT, _INT),
+    "make_room": (None, _INT, _WORD),
+    "set_value_limits": (None, _WORD, _WORD, _WORD),
+    "switch_emptying": (None, ctypes.c_void_p),
+    "tell_nonzeros": (None, ctypes.c_int64),
+}
+"""what functions of the library return, and take"""
+
+
 class NativeLibrary:
     """The loaded library. It answers for CUDA to every library that is loaded after it.
 
@@ -262,14 +266,86 @@ class NativeLibrary:
         OSError: it is missing, cannot be loaded or was built from other sources than these.
     """
 
+    # -- functions of the library, which run without a frame of Python's --
+    # An address is of device memory, and how many bytes there.
+
+    thread_writes: Callable[[], int]
+    """returns how often this thread has launched a kernel, or called a library that does"""
+    count_operators: Callable[[int], None]
+    """counts operators that begin to run (1), or have ended (-1), by themselves"""
+    in_operator: Callable[[], bool]
+    """returns whether this thread runs an operator whose inner ones are not seen"""
+    open_for_writing: Callable[[int, int], bool]
+    """makes bytes known that are written now; False: they are too many"""
+    is_known: Callable[[int, int], bool]
+    """returns whether all are known"""
+    forget: Callable[[int, int], None]
+    """makes them unknown"""
+    fill_zeros: Callable[[int, int], None]
+    """makes them zeros, which are known and take no memory of the host"""
+    defer: Callable[[int, int], int]
+    """notes that they, unknown now, could be computed, and returns the range's number: 0 where
+    another process may write there"""
+    deferred_at: Callable[[int, int], int]
+    """returns the number of the deferred range that holds them, unwritten since; or 0"""
+    open_deferred: Callable[[int, int], bool]
+    """makes a deferred range known, which is written now; False: the host has no room"""
+    set_versions: Callable[[int, int], None]
+    """sets CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)"""
+    set_first_total: Callable[[int], None]
+    """lets PyTorch's own libraries see so much memory on each device; 0: what there is"""
+    show: Callable[[int], int]
+    """shows so many devices to the process (0: none); returns the previous count"""
+    machine_device: Callable[[int], int]
+    """returns the number that a device of this process has on the machine: another one where the
+    process was started with ``CUDA_VISIBLE_DEVICES``"""
+    forget_contexts: Callable[[], None]
+    """has no device with a primary context, as where a program begins"""
+    fill_properties: Callable[[int, int, int], None]
+    """writes to an address a device's cudaDeviceProp, in the layout of a major version of CUDA"""
+    make_room: Callable[[int, int], None]
+    """gives a device so many bytes more than its card has"""
+    begin_apart: Callable[[int], None]
+    """has a device's next allocations lie in the order of an empty device, whatever it holds"""
+    forget_peak: Callable[[int], None]
+    """lets a device's account count its peak from now on"""
+    forget_managed_peak: Callable[[], None]
+    """lets managed memory count its peak from now on"""
+    set_value_limits: Callable[[int, int, int], None]
+    """sets the bytes of the largest piece that is kept, of all larger ones, and of host memory that
+    these take (:class:`ValueLimits`)"""
+    value_budget: Callable[[], int]
+    """returns the bytes of larger than small tensors that may be kept yet"""
+    short_ways: Callable[[int], None]
+    """says whether operators that compute nothing are handed to no function of Python's"""
+    tell_assumed: Callable[[int], None]
+    """says whether any values are assumed: then Python looks at all that is computed"""
+    compute_values: Callable[[int], None]
+    """says whether Python writes the results of operators: their launches change nothing"""
+    tell_nonzeros: Callable[[int], None]
+    """sets how many nonzeros sparse sums and products have on this thread; -1: unknown"""
+    largest_convolution: Callable[[], int]
+    """returns the most bytes of workspace that a convolution with an unknown one may have had since
+    the last call"""
+    switch_emptying: Callable[[object], None]
+    """sets the C function by which PyTorch's emptying of its cache after timing is switched"""
+    take_sizes: Callable[[int], None]
+    """takes the usual one (0), the least (1) or the most (2) of all unknown sizes"""
+    forget_allocator_events: Callable[[], None]
+    """forgets such events: a run begins"""
+    cudnn_found: Callable[[], int]
+    """returns the version of the cuDNN to ask (90501 is 9.5.1), 0 without one"""
+
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
         # Libraries open these by name: cuBLASLt the driver's during the import of torch.
         self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
-        self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p
-        self._lib.gpumem_unsupported_name.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        self._lib.gpumem_describe.restype = ctypes.c_char_p
+        for name, (returns, *takes) in _FUNCTIONS.items():
+            function = getattr(self._lib, f"gpumem_{name}")
+            function.restype, function.argtypes = returns, takes
+            if not hasattr(type(self), name):  # else a method calls it
+                setattr(self, name, function)
         rows = ctypes.POINTER(_EstimatedLibrary)()
         count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))
         self.estimated = [
@@ -277,46 +353,7 @@ class NativeLibrary:
             for row in rows[:count]
         ]
         """the libraries whose sizes are estimates"""
-        for name in ("largest_convolution", "launches", "guessed", "value_budget"):
-            getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
-        word = ctypes.c_uint64
-        self.thread_writes: Callable[[], int] = self._function("thread_writes", word)
-        """returns how often this thread has launched a kernel, or called a library that does"""
-        self.count_operators: Callable[[int], None]
-        self.count_operators = self._function("count_operators", None, ctypes.c_int)
-        """counts operators that begin to run (1), or have ended (-1), by themselves"""
-        self.in_operator: Callable[[], bool] = self._function("in_operator", ctypes.c_bool)
-        """returns whether this thread runs an operator whose inner ones are not seen"""
-        # These take an address of device memory, and how many bytes there.
-        at = (ctypes.c_void_p, word)
-        self.open_for_writing: Callable[[int, int], bool]
-        self.open_for_writing = self._function("open_for_writing", ctypes.c_bool, *at)
-        """makes bytes known that are written now; False: they are too many"""
-        self.is_known: Callable[[int, int], bool]
-        self.is_known = self._function("is_known", ctypes.c_bool, *at)
-        """returns whether all are known"""
-        self.forget: Callable[[int, int], None] = self._function("forget", None, *at)
-        """makes them unknown"""
-        self.fill_zeros: Callable[[int, int], None] = self._function("fill_zeros", None, *at)
-        """makes them zeros, which are known and take no memory of the host"""
-        self.defer: Callable[[int, int], int] = self._function("defer", word, *at)
-        """notes that they, unknown now, could be computed, and returns the range's number: 0 where
-        another process may write there"""
-        self.deferred_at: Callable[[int, int], int] = self._function("deferred_at", word, *at)
-        """returns the number of the deferred range that holds them, unwritten since; or 0"""
-        self.open_deferred: Callable[[int, int], bool]
-        self.open_deferred = self._function("open_deferred", ctypes.c_bool, *at)
-        """makes a deferred range known, which is written now; False: the host has no room"""
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
-        self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
-        self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
-        self._lib.gpumem_begin_apart.argtypes = [ctypes.c_int]
-
-    def _function(self, name: str, returns: Any, *takes: Any) -> Any:  # noqa: ANN401 - of ctypes
-        """Return a function that is called without a frame of Python's, for each operator."""
-        function = getattr(self._lib, f"gpumem_{name}")
-        function.restype, function.argtypes = returns, takes
-        return function
 
     def _figures(self, name: str, count: int, *args: object) -> Sequence[int]:
         """Return the figures that a function writes into the array that is its last argument."""
@@ -346,18 +383,10 @@ class NativeLibrary:
         # The dynamic linker looks through the loaded libraries first, in their order.
         return ctypes.CDLL(native.DRIVER.name)._handle == driver._handle
 
-    def set_versions(self, cuda: int, cudnn: int) -> None:
-        """Set CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)."""
-        self._lib.gpumem_set_versions(cuda, cudnn)
-
     def set_architectures(self, values: Sequence[int]) -> None:
         """Set the compute capabilities that kernels were compiled for: 86 is 8.6."""
         array = (ctypes.c_int * len(values))(*values)
         self._lib.gpumem_set_architectures(array, len(values))
-
-    def set_first_total(self, nbytes: int) -> None:
-        """Let PyTorch's own libraries see so much memory on each device; 0: what there is."""
-        self._lib.gpumem_set_first_total(ctypes.c_uint64(nbytes))
 
     def set_card(self, card: Card) -> None:
         """Make every virtual device one of these."""
@@ -387,34 +416,7 @@ class NativeLibrary:
 
     def describe(self, count: int) -> str:
         """Return the value of GPUMEM_VIRTUAL for a child process with ``count`` of these cards."""
-        return str(self._lib.gpumem_describe(count).decode("ascii"))
-
-    def show(self, count: int) -> int:
-        """Show ``count`` devices to the process (0: none); return the previous count."""
-        return int(self._lib.gpumem_show(count))
-
-    def machine_device(self, device: int) -> int:
-        """Return the number that a device of this process has on the machine.
-
-        It is another one where the process was started with ``CUDA_VISIBLE_DEVICES``.
-        """
-        return int(self._lib.gpumem_machine_device(device))
-
-    def forget_contexts(self) -> None:
-        """Have no device with a primary context, as where a program begins."""
-        self._lib.gpumem_forget_contexts()
-
-    def fill_properties(self, address: int, device: int, cuda_major: int) -> None:
-        """Write the card's cudaDeviceProp, in the layout of a CUDA version, to an address."""
-        self._lib.gpumem_fill_properties(address, device, cuda_major)
-
-    def make_room(self, device: int, size: int) -> None:
-        """Give a device ``size`` bytes more than its card has."""
-        self._lib.gpumem_make_room(device, size)
-
-    def begin_apart(self, device: int) -> None:
-        """Have the next allocations lie in the order of an empty device, whatever it holds."""
-        self._lib.gpumem_begin_apart(device)
+        return str(self._lib.gpumem_describe(count), "ascii")
 
     def account(self, device: int) -> Account:
         """Return a device's accounts."""
@@ -424,37 +426,13 @@ class NativeLibrary:
         """Return how much managed memory there is (``cudaMallocManaged``)."""
         return Managed(*self._figures("managed", 2))
 
-    def forget_managed_peak(self) -> None:
-        """Let managed memory count its peak from now on."""
-        self._lib.gpumem_forget_managed_peak()
-
     def values(self) -> Values:
         """Return how many bytes of device memory are known, and how many the host gives."""
         return Values(*self._figures("values", 2))
 
-    def set_value_limits(self, largest: int, budget: int, backed: int) -> None:
-        """Set the limits of values from now on; :class:`ValueLimits` documents them."""
-        self._lib.gpumem_set_value_limits(*map(ctypes.c_uint64, (largest, budget, backed)))
-
-    def value_budget(self) -> int:
-        """Return the bytes of larger than small tensors that may be kept yet."""
-        return int(self._lib.gpumem_value_budget())
-
     def operator_functions(self, key: int, called: CalledFunctions) -> OperatorFunctions:
         """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
         return OperatorFunctions(self._lib, key, called)
-
-    def short_ways(self, *, on: bool) -> None:
-        """Say whether operators that compute nothing are handed to no function of Python's."""
-        self._lib.gpumem_short_ways(int(on))
-
-    def tell_assumed(self, *, any: bool) -> None:  # noqa: A002 - as the library's
-        """Say whether any values are assumed: then Python looks at all that is computed."""
-        self._lib.gpumem_assumed(int(any))
-
-    def compute_values(self, *, on: bool) -> None:
-        """Say whether Python writes the results of operators: their launches change nothing."""
-        self._lib.gpumem_compute_values(int(on))
 
     def queue_copy(self, *forms: bytes) -> None:
         """Let this thread's next copy to the host bring the form that has as many bytes as it."""
@@ -466,13 +444,9 @@ class NativeLibrary:
         """Empty this thread's queue; return the faults since the last call."""
         return CopyFaults(*self._figures("drop_queued_copies", 4))
 
-    def forget_peak(self, device: int) -> None:
-        """Let a device's account count its peak from now on."""
-        self._lib.gpumem_forget_peak(device)
-
     def counters(self) -> Counters:
         """Return the counts of this process so far."""
-        return Counters(int(self._lib.gpumem_launches()), *self._figures("readbacks", 2))
+        return Counters(self._lib.gpumem_launches(), *self._figures("readbacks", 2))
 
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` at every copy of unknown bytes to the host.
@@ -481,7 +455,7 @@ class NativeLibrary:
         :meth:`set_endless`.
         """
         # kept as an attribute: ctypes does not keep the callback alive for the library
-        self._readback_callback = _READBACK(callback) if callback else _READBACK()
+        self._readback_callback = _CALLBACK(callback) if callback else _CALLBACK()
         self._lib.gpumem_on_readback(self._readback_callback)
 
     def on_known_read(self, callback: Callable[[int], bool] | None) -> None:
@@ -489,44 +463,26 @@ class NativeLibrary:
 
         Where it returns True they are unknown: they are of an earlier tensor at that address.
         """
-        self._known_read_callback = _KNOWN_READ(callback) if callback else _KNOWN_READ()
+        self._known_read_callback = _CALLBACK(callback) if callback else _CALLBACK()
         self._lib.gpumem_on_known_read(self._known_read_callback)
-
-    def tell_nonzeros(self, count: int) -> None:
-        """Set how many nonzeros sparse sums and products have on this thread; -1: unknown."""
-        self._lib.gpumem_tell_nonzeros(ctypes.c_int64(count))
 
     def set_endless(self, text: str) -> None:
         """Set the text of the CUDA error of a copy in a loop that would not end."""
         self._lib.gpumem_set_endless(text.encode())
 
-    def largest_convolution(self) -> int:
-        """Return the most bytes of workspace that a convolution may have had since the last call.
-
-        Only convolutions with unknown workspaces count.
-        """
-        return int(self._lib.gpumem_largest_convolution())
-
     def convolutions(self) -> Convolutions:
         """Return how often cuDNN's plans ran in this process so far."""
         return Convolutions(*self._figures("convolutions", 5))
 
-    def switch_emptying(self, function: object) -> None:
-        """Set the C function by which PyTorch's emptying of its cache after timing is switched."""
-        self._lib.gpumem_emptying(function)
-
-    def take_sizes(self, end: int) -> None:
-        """Take the usual one (0), the least (1) or the most (2) of all unknown sizes."""
-        self._lib.gpumem_take_sizes(end)
-
     @staticmethod
-    def _rows(read: Callable[..., int], kind: type[ctypes.Structure]) -> Any:  # noqa: ANN401 - an array
+    def _rows(read: Any, kind: type[ctypes.Structure]) -> Any:  # noqa: ANN401 - an array
         """Return the rows that a function of the library copies; None: some are lost."""
-        count = read(None, ctypes.c_uint64(0))
+        read.restype = _WORD
+        count = read(None, _WORD(0))
         if count == LOST:
             return None
         rows = (kind * count)()
-        read(rows, ctypes.c_uint64(count))
+        read(rows, _WORD(count))
         return rows
 
     def workspaces(self) -> list[Alternative] | None:
@@ -549,19 +505,15 @@ class NativeLibrary:
     def allocator_events(self) -> list[AllocatorEvent] | None:
         """Return the events that PyTorch's allocator asked for, in its order; None: too many."""
         events = self._rows(self._lib.gpumem_allocator_events, _AnswerStruct)
-        return (
-            None
-            if events is None
-            else [
-                AllocatorEvent(
-                    event.recorded / 1000,
-                    event.answered / 1000,
-                    event.awaited / 1000 or math.inf,
-                    event.device,
-                )
-                for event in events
-            ]
-        )
+        if events is None:
+            return None
+        return [
+            AllocatorEvent(
+                *(event.recorded / 1000, event.answered / 1000),
+                *(event.awaited / 1000 or math.inf, event.device),
+            )
+            for event in events
+        ]
 
     def early_answers(self) -> tuple[int, int]:
         """Return how many of them a GPU may not have reached by then.
@@ -572,17 +524,9 @@ class NativeLibrary:
         tensors, pinned = self._figures("early_answers", 2)
         return tensors, pinned
 
-    def forget_allocator_events(self) -> None:
-        """Forget such events: a run begins."""
-        self._lib.gpumem_forget_allocator_events()
-
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""
         return SizeCounts(*self._figures("uncertain_sizes", 4))
-
-    def cudnn_found(self) -> int:
-        """Return the version of the cuDNN to ask (90501 is 9.5.1), 0 without one."""
-        return int(self._lib.gpumem_cudnn_found())
 
     def guesses(self) -> dict[str, int]:
         """Return the number of questions for a size to each of ``estimated``, by its name.

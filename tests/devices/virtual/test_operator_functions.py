@@ -25,7 +25,7 @@ def kernel_of(device, op, ways, *, written=0, unread=0):
         return op._op(*args, **kwargs)
 
     functions.know(kernel, slow, None, op._op, op._op, None, ways, written, unread, 0)
-    device.library.short_ways(on=True)
+    device.library.short_ways(1)
     return kernel, told
 
 
@@ -68,7 +68,7 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
         kernel = functions.kernel(slow)
         calls = maximum._op, None
         functions.know(kernel, slow, None, maximum._op, *calls, Ways.SHORT, 0, 0, 0b11)
-        device.library.short_ways(on=True)
+        device.library.short_ways(1)
         kernel(unknown, 2.0)
         assert told == [float]
         kernel(unknown, torch.ones(8, device="cuda"))
@@ -90,7 +90,7 @@ def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_n
         kernel = functions.kernel(called.append)
         calls = lambda *_args: called.append("tensors"), lambda *_args: called.append("numbers")
         functions.know(kernel, called.append, None, None, *calls, Ways.SHORT, 0, 0, 0b11)
-        device.library.short_ways(on=True)
+        device.library.short_ways(1)
         kernel(unknown, unknown, 2)  # the last one is in no tensor's place
         assert called == ["tensors"]
         for number in (2, 2.0, 2j, True):
@@ -144,7 +144,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
         assert seen == [(True, True)] * 2
         assert not is_excluded(key)
         assert functions.running() is None
-        device.library.short_ways(on=False)
+        device.library.short_ways(0)
         kernel(number)
         assert seen[2:] == [(False, False)]
 
@@ -207,10 +207,10 @@ def test_while_values_are_assumed_python_looks_at_every_result():
         device.values.compute("auto")
         x = torch.ones(8, device="cuda")
         kernel, told = computing(device, torch.ops.aten.mul_.Tensor, written=1)
-        device.library.tell_assumed(any=True)
+        device.library.tell_assumed(1)
         kernel(x, x)
         assert told == ["slow"]
-        device.library.tell_assumed(any=False)
+        device.library.tell_assumed(0)
         kernel(x, x)
         assert told == ["slow"]
 
@@ -346,12 +346,12 @@ def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
                 on_host[name]()
                 for native in (True, False):
                     told.clear()
-                    library.short_ways(on=native)
+                    library.short_ways(native)
                     flops, room = mode.budget.flops, library.value_budget()
                     result = call()
                     cost = flops - mode.budget.flops, room - library.value_budget()
                     costs[name, native], seen[name, native] = cost, {*told}
-                    library.short_ways(on=True)
+                    library.short_ways(1)
                     torch.testing.assert_close(result.cpu(), on_host[name](), rtol=1e-4, atol=1e-4)
         for name in on_device:
             assert costs[name, True] == costs[name, False]
@@ -403,7 +403,7 @@ def test_a_number_that_is_read_is_not_computed(monkeypatch):
         device.values.compute("auto")
         x = torch.ones(8, device="cuda")
         mode = device.values._mode
-        device.library.tell_assumed(any=True)
+        device.library.tell_assumed(1)
         assert x[3].item() == 1
         computed = []
         compute = type(mode).compute

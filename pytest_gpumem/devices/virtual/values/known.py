@@ -52,7 +52,7 @@ class KnownValues:
             for address, nbytes in self._assumed.items()
             if self._library.is_known(address, nbytes)
         }
-        self._library.tell_assumed(any=bool(self._assumed))
+        self._library.tell_assumed(bool(self._assumed))
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether all of a tensor's values are known or assumed; the host's are."""
@@ -137,7 +137,7 @@ class KnownValues:
             self._assumed[storage.data_ptr()] = storage.nbytes()
         elif whole or span(tensor) == storage.nbytes():
             self._assumed.pop(storage.data_ptr(), None)
-        self._library.tell_assumed(any=bool(self._assumed))
+        self._library.tell_assumed(bool(self._assumed))
 
 
 class Assumptions:

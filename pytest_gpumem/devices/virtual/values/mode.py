@@ -159,21 +159,21 @@ class ValueMode:
         self.values.drop_stale()
         self.assumptions = Assumptions()
         self.renew()
-        self._library.compute_values(on=True)
+        self._library.compute_values(1)
         self._library.on_known_read(is_of_an_operators_own)
         self.decisions.computes = True
         ValueMode.current = self
         Interception.begin(self.run)
-        self._library.short_ways(on=not self.full)
+        self._library.short_ways(not self.full)
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Compute no more."""
-        self._library.short_ways(on=False)
+        self._library.short_ways(0)
         Interception.end()
         ValueMode.current = None
         self._library.on_known_read(None)
-        self._library.compute_values(on=False)
+        self._library.compute_values(0)
         self.decisions.computes = False
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
@@ -305,7 +305,7 @@ class ValueMode:
         # It reads memory of its own back, which may lie where something else was known.
         reads_unknown = traits.data_dependent and not is_told
         if reads_unknown:
-            self._library.compute_values(on=False)
+            self._library.compute_values(0)
         self.count(1)
         try:
             result = call.op._op(*call.args, **call.kwargs)
@@ -316,7 +316,7 @@ class ValueMode:
             self.count(-1)
             self.decisions.answered = False
             if reads_unknown:
-                self._library.compute_values(on=True)
+                self._library.compute_values(1)
             if traits.data_dependent:
                 self.after(call)  # last: it may fail
         if traits.data_dependent and self.decisions.counts != counts:

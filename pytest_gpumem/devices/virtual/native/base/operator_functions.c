@@ -715,7 +715,7 @@ static object run_operator(object number, object args, object kwargs) {
 /* ---- functions that Python calls ---- */
 
 /* Whether any values are assumed. */
-GM_API void gpumem_assumed(int any) { any_assumed = any; }
+GM_API void gpumem_tell_assumed(int any) { any_assumed = any; }
 
 bool gm_reads_argument(void) { return reads_argument; }
 

@@ -150,7 +150,7 @@ GM_API uint64_t gpumem_workspaces(note *out, uint64_t room) {
     return count;
 }
 
-GM_API void gpumem_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
+GM_API void gpumem_switch_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
 
 /* How many sizes were answered so far that may be smaller, or larger; how many choices of plans; and how many of the
  * larger have no estimate. */

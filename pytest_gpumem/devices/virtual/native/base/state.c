@@ -95,10 +95,6 @@ enum { DESCRIPTION_ROOM = 64 + 2 * sizeof(gm_card) };
 
 /* ---- functions that Python calls ---- */
 
-/* Python's mirrors of the two structs are compared with these: a library of another version must not be used. */
-GM_API uint64_t gpumem_card_size(void) { return sizeof(gm_card); }
-GM_API uint64_t gpumem_account_size(void) { return sizeof(gm_account); }
-
 GM_API void gpumem_set_versions(int cuda, int cudnn) {
     atomic_store(&cuda_version, cuda);
     atomic_store(&cudnn_version, cudnn);

@@ -21,11 +21,13 @@ typedef struct {
     gm_pages pages;
 } region;
 
-/* What the library has room for; Python asks as it loads it. */
-GM_API void gpumem_capacities(uint64_t out[3]) {
+/* What the library has room for, and the bytes of two structs, which Python compares with its own as it loads the library. */
+GM_API void gpumem_capacities(uint64_t out[5]) {
     out[0] = GM_MAX_DEVICES;
     out[1] = (uint64_t)1 << REGION_SHIFT;
     out[2] = GM_MAX_DEFERRED;
+    out[3] = sizeof(gm_card);
+    out[4] = sizeof(gm_account);
 }
 
 static region regions[GM_MAX_DEVICES];
