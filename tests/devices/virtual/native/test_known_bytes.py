@@ -269,7 +269,7 @@ def test_mapped_memory_holds_bytes_until_it_is_unmapped(library):
 
 
 def test_while_values_are_computed_an_operators_launch_leaves_them_known(library, block):
-    library.compute_values(on=True)
+    library.compute_values(1)
     put(library, block, b"known")
     library.count_operators(1)
     library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)
@@ -279,7 +279,7 @@ def test_while_values_are_computed_an_operators_launch_leaves_them_known(library
     assert get(library, block, 5) is None
     put(library, block, b"known")
     library.count_operators(1)
-    library.compute_values(on=False)
+    library.compute_values(0)
     library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)
     assert get(library, block, 5) is None
     library.count_operators(-1)
@@ -303,7 +303,7 @@ def test_python_writes_where_the_limits_allow_it(library, block):
     assert get(library, block, 8) == b"computed"
     assert not library.open_for_writing(block, LARGEST + 1)
     assert not library.is_known(block, 1)
-    library.set_value_limits(largest=8 * MIB, budget=13 * MIB, backed=4 * MIB)
+    library.set_value_limits(8 * MIB, 13 * MIB, 4 * MIB)
     assert library.open_for_writing(block, 4 * MIB)
     assert not library.open_for_writing(block, 8 * MIB)
     assert library.value_budget() == MIB
@@ -330,19 +330,6 @@ def test_beyond_the_most_pieces_new_ones_are_unknown_and_the_others_stay(library
     library.forget(block, 4)
     library.open_for_writing(block + (most + 1) * step, 4)
     assert library.is_known(block + (most + 1) * step, 4)
-
-
-def test_memory_that_is_shared_keeps_the_pieces_of_a_segment(library, block):
-    """And of more those with the lowest addresses."""
-    places = [block + 2048 * piece for piece in range(4096)]
-    for place in places:
-        assert library.open_for_writing(place, 4)
-    handle = ctypes.create_string_buffer(64)
-    assert library.call("cudaIpcGetMemHandle", handle, pointer(block)) == 0
-    assert all(library.is_known(place, 4) for place in places)
-    assert library.open_for_writing(block + 1024, 4)
-    assert all(library.is_known(place, 4) for place in [block + 1024, *places[:-1]])
-    assert not library.is_known(places[-1], 4)
 
 
 def test_it_knows_what_a_plain_array_of_bytes_would(library, block):

@@ -50,7 +50,7 @@ enum {
     GM_INVALID_HANDLE = 400,
 };
 
-/* A card's profile. Python's _CardStruct has the same layout; gpumem_card_size lets Python compare. */
+/* A card's profile. Python's _CardStruct has the same layout; gpumem_capacities lets Python compare. */
 typedef struct {
     char name[256];
     uint64_t total_memory;   /* bytes, as cudaDeviceProp.totalGlobalMem */
@@ -221,19 +221,6 @@ uintptr_t gm_addresses_end(uintptr_t address, gm_source source); /* of the range
 void gm_addresses_set_owner(uintptr_t address, int owner);
 int gm_owner(const void *address);
 
-/* ---- shared.c: memory that several processes share; the lock of values.c is held ---- */
-
-bool gm_shared_any(void);
-int gm_shared_create(uint64_t size); /* a file for so many bytes; -1: it cannot be made */
-int gm_shared_open(uint64_t process, int file);
-bool gm_shared_map(void *start, uint64_t size, int file, bool own);
-bool gm_shared_covers(uintptr_t address);
-int gm_shared_file(uintptr_t address); /* -1: not shared, or another process's */
-bool gm_shared_unmap(uintptr_t start); /* false: no shared memory starts there; its addresses stay mapped */
-void gm_shared_pull(gm_intervals *known, uintptr_t start, uintptr_t end);
-void gm_shared_push(const gm_intervals *known, uintptr_t start, uintptr_t end);
-bool gm_shared_allow(uintptr_t start, uintptr_t end, uint64_t most); /* whether it is shared and may be written */
-
 /* ---- deferred.c: ranges whose values Python computes once they are read; the lock of values.c is held ---- */
 
 size_t gm_deferred_count(void);
@@ -246,8 +233,7 @@ uint64_t gm_deferred_at(uintptr_t start, uintptr_t end);     /* the number of th
 void *gm_space_open(uint64_t size); /* addresses of a device; NULL: there are none */
 void gm_space_close(void *start, uint64_t size);
 void gm_space_release(const void *address, uint64_t size); /* it was freed: its pages go back to the host */
-int gm_space_share(void *address, uint64_t size); /* the file that holds it from now on; -1: it cannot be shared */
-void *gm_space_open_shared(uint64_t process, int file, uint64_t size);
+void gm_space_share(const void *address, uint64_t size); /* other processes write there: nothing is known until it is freed */
 void gm_write(void *address, const void *bytes, uint64_t size);
 void gm_fill(void *address, int value, uint64_t size);
 void gm_copy(void *to, const void *from, uint64_t size);        /* from device to device: its known parts */

@@ -43,7 +43,8 @@ static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
 
 static gm_intervals known;  /* of bytes */
 static gm_intervals backed; /* of pages that may take host memory */
-/* Of known and deferred ranges, and of the pages: a look without the lock saves most calls the lock. */
+static gm_intervals shared; /* with other processes, which may write there */
+/* Of known and deferred ranges, and of the pages and shared ranges: a look without the lock saves most calls the lock. */
 static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
@@ -63,39 +64,40 @@ bool gm_any_capture(void) { return atomic_load_explicit(&captures_running, memor
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 
-/* Every use of the known bytes of some addresses begins and ends so. */
-static void begin(uintptr_t start, uintptr_t end) {
-    pthread_mutex_lock(&lock);
-    if (gm_shared_any()) gm_shared_pull(&known, start, end);
-}
-
-/* Every change of them does. */
+/* Every change of the known bytes of some addresses begins and ends so. */
 static void begin_change(uintptr_t start, uintptr_t end) {
-    begin(start, end);
+    pthread_mutex_lock(&lock);
     gm_deferred_cut(start, end);
 }
 
 static void publish_counts(void) {
     atomic_store_explicit(&known_count, known.count + gm_deferred_count(), memory_order_relaxed);
-    atomic_store_explicit(&backed_count, backed.count, memory_order_relaxed);
+    atomic_store_explicit(&backed_count, backed.count + shared.count, memory_order_relaxed);
 }
 
-static void end_change(uintptr_t start, uintptr_t end) {
-    if (gm_shared_any()) gm_shared_push(&known, start, end);
+static void end_change(void) {
     publish_counts();
     pthread_mutex_unlock(&lock);
 }
 
 /* A look without the lock: nothing can be known. */
-static bool nothing_known(void) {
-    return !atomic_load_explicit(&known_count, memory_order_relaxed) && !gm_shared_any();
-}
+static bool nothing_known(void) { return !atomic_load_explicit(&known_count, memory_order_relaxed); }
 
 /* ---- address space ---- */
 
 /* Limits on writable memory (ulimit -d, vm.overcommit_memory=2) count address space that was never used. Under them it
  * can still be reserved, and then holds nothing. */
 static gm_intervals unwritable;
+
+/* The lock is held. */
+static bool can_be_known(uintptr_t start, uintptr_t end) {
+    const gm_intervals *never[] = {&unwritable, &shared};
+    for (int i = 0; i < 2; i++) {
+        size_t at = gm_intervals_first(never[i], start);
+        if (at < never[i]->count && never[i]->items[at].start < end) return false;
+    }
+    return true;
+}
 
 void *gm_space_open(uint64_t size) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -123,59 +125,12 @@ void gm_space_close(void *start, uint64_t size) {
     munmap(start, size);
 }
 
-/* ---- memory shared with other processes ---- */
-
-int gm_space_share(void *address, uint64_t size) {
+void gm_space_share(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
-    pthread_mutex_lock(&lock);
-    int file = gm_shared_file(start);
-    if (file < 0 && (file = gm_shared_create(size)) >= 0) {
-        bool ok = true;
-        for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
-            uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
-            uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
-            ok &= pwrite(file, (void *)from, to - from, (off_t)(from - start)) == (ssize_t)(to - from);
-        }
-        if (ok && gm_shared_map(address, size, file, true)) {
-            gm_intervals_cut(&backed, start, end); /* the pages went with the old mapping */
-            gm_deferred_cut(start, end);           /* other processes may write there */
-            gm_shared_push(&known, start, end);
-        } else {
-            close(file);
-            file = -1;
-        }
-    }
-    publish_counts();
-    pthread_mutex_unlock(&lock);
-    return file;
-}
-
-/* Where the file cannot be opened (another user's process), the addresses hold nothing of the other's. */
-void *gm_space_open_shared(uint64_t process, int file, uint64_t size) {
-    void *start = gm_space_open(size);
-    int opened = start ? gm_shared_open(process, file) : -1;
-    if (opened < 0) return start;
-    pthread_mutex_lock(&lock);
-    gm_shared_map(start, size, opened, false);
-    pthread_mutex_unlock(&lock);
-    close(opened);
-    return start;
-}
-
-static bool shares(const void *address) {
-    pthread_mutex_lock(&lock);
-    bool shared = gm_shared_covers((uintptr_t)address);
-    pthread_mutex_unlock(&lock);
-    return shared;
-}
-
-/* Puts addresses of its own in the place of a shared file's; the lock is held. */
-static void end_sharing(uintptr_t start, uint64_t size) {
-    if (!gm_shared_any() || !gm_shared_unmap(start)) return;
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-    mmap((void *)start, size, PROT_READ | PROT_WRITE, flags, -1, 0);
-    madvise((void *)start, size, MADV_NOHUGEPAGE);
-    gm_intervals_cut(&known, start, start + size); /* the file keeps its own, for the processes that have it open */
+    begin_change(start, end);
+    gm_intervals_cut(&known, start, end);
+    gm_intervals_add(&shared, start, end);
+    end_change();
 }
 
 /* Gives pages back to the host; the lock is held. They read as zeros from then on. */
@@ -191,13 +146,11 @@ static void give_back(uintptr_t start, uintptr_t end) {
 void gm_space_release(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     if (nothing_known() && !atomic_load_explicit(&backed_count, memory_order_relaxed)) return;
-    pthread_mutex_lock(&lock);
-    end_sharing(start, size);
-    gm_deferred_cut(start, end);
+    begin_change(start, end);
     gm_intervals_cut(&known, start, end);
+    gm_intervals_cut(&shared, start, end);
     give_back(page_end(start), page_of(end));
-    publish_counts();
-    pthread_mutex_unlock(&lock);
+    end_change();
 }
 
 /* Gives back all pages without a known byte; the lock is held. */
@@ -212,9 +165,7 @@ static void give_back_unknown(void) {
 
 /* Whether so many bytes may be written there, which then may take host memory; the lock is held. */
 static bool back(uintptr_t start, uintptr_t end) {
-    size_t at = gm_intervals_first(&unwritable, start);
-    if (at < unwritable.count && unwritable.items[at].start < end) return false;
-    if (gm_shared_any() && gm_shared_covers(start)) return gm_shared_allow(start, end, most_backed);
+    if (!can_be_known(start, end)) return false;
     start = page_of(start);
     end = page_end(end);
     if (gm_intervals_cover(&backed, start, end)) return true;
@@ -234,7 +185,7 @@ static void forget_known(void) {
     gm_deferred_cut(0, UINTPTR_MAX);
     known.count = 0;
     known.total = 0;
-    end_change(0, UINTPTR_MAX);
+    end_change();
 }
 
 static _Thread_local uint64_t writes; /* by kernels that this thread launched, wherever they write */
@@ -286,13 +237,13 @@ void gm_forget(const void *address, uint64_t size) {
     if (!size || nothing_known()) return;
     begin_change(start, end);
     gm_intervals_cut(&known, start, end);
-    end_change(start, end);
+    end_change();
 }
 
 bool gm_is_known(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     if (nothing_known()) return size == 0;
-    begin(start, end);
+    pthread_mutex_lock(&lock);
     bool covered = gm_intervals_cover(&known, start, end);
     pthread_mutex_unlock(&lock);
     return covered;
@@ -314,7 +265,7 @@ bool gm_open_for_writing(void *address, uint64_t size) {
     bool ok = take(size) && back(start, end);
     if (ok) mark(start, end);
     else gm_intervals_cut(&known, start, end);
-    end_change(start, end);
+    end_change();
     return ok;
 }
 
@@ -340,7 +291,7 @@ void gm_copy(void *to, const void *from, uint64_t size) {
     }
     gm_forget(to, size);
     while (start < end) {
-        begin(start, end);
+        pthread_mutex_lock(&lock);
         size_t at = gm_intervals_first(&known, start);
         gm_interval piece = at < known.count ? known.items[at] : (gm_interval){end, end};
         pthread_mutex_unlock(&lock);
@@ -355,22 +306,19 @@ void gm_copy(void *to, const void *from, uint64_t size) {
 /* Zeros cost nothing: pages that were never written are zeros, and many whole pages that were are given back. */
 static void fill_zeros(uintptr_t start, uintptr_t end) {
     begin_change(start, end);
-    size_t at = gm_intervals_first(&unwritable, start);
-    bool writable = at == unwritable.count || unwritable.items[at].start >= end;
     if (end - start > largest_piece && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
     for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
         uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
         uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
         memset((void *)from, 0, to - from);
     }
-    if (writable) mark(start, end);
-    end_change(start, end);
+    if (can_be_known(start, end)) mark(start, end);
+    end_change();
 }
 
 void gm_fill(void *address, int value, uint64_t size) {
     if (!size) return;
-    bool shared = gm_shared_any() && shares(address); /* another process may have written its pages */
-    if (!(value & 0xff) && !shared) fill_zeros((uintptr_t)address, (uintptr_t)address + size);
+    if (!(value & 0xff)) fill_zeros((uintptr_t)address, (uintptr_t)address + size);
     else if (gm_open_for_writing(address, size)) memset(address, value, size);
 }
 
@@ -421,7 +369,7 @@ GM_API void gpumem_count_operators(int change) { gm_count_operators(change); }
 bool gm_could_know(const void *address) {
     uintptr_t start = (uintptr_t)address;
     if (nothing_known()) return false;
-    begin(start, start + 1);
+    pthread_mutex_lock(&lock);
     bool could = gm_intervals_cover(&known, start, start + 1) || gm_deferred_at(start, start + 1);
     pthread_mutex_unlock(&lock);
     return could;
@@ -440,8 +388,8 @@ GM_API uint64_t gpumem_defer(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     begin_change(start, end);
     gm_intervals_cut(&known, start, end);
-    uint64_t number = gm_shared_any() && gm_shared_covers(start) ? 0 : gm_deferred_add(start, end);
-    end_change(start, end);
+    uint64_t number = can_be_known(start, end) ? gm_deferred_add(start, end) : 0;
+    end_change();
     return number;
 }
 
@@ -456,9 +404,9 @@ GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
 /* As gpumem_open_for_writing for the values of a deferred range, which stays one: a copy's limit does not hold. */
 GM_API bool gpumem_open_deferred(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
-    begin(start, end);
+    pthread_mutex_lock(&lock);
     bool ok = back(start, end);
     if (ok) mark(start, end);
-    end_change(start, end);
+    end_change();
     return ok;
 }

@@ -1,7 +1,8 @@
 /* Memory and events shared between processes (cudaIpc...).
  *
  * A handle has the process and the size of the memory. A process that opens one gets addresses that belong to a device
- * and takes no memory from it: shared memory is charged in the process that allocated it, and there alone.
+ * and takes no memory from it: shared memory is charged in the process that allocated it, and there alone. Its bytes are
+ * unknown in both.
  */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
@@ -17,7 +18,7 @@ enum { HANDLE_SIZE = 64 };
 typedef union {
     struct {
         uint64_t magic, process, address, size;
-        int32_t device, file; /* file: of values, in that process; -1: there is none */
+        int32_t device;
     } fields;
     char bytes[HANDLE_SIZE]; /* cudaIpcMemHandle_t and cudaIpcEventHandle_t */
 } ipc_handle;
@@ -29,7 +30,7 @@ static struct {
     uint64_t process, address; /* as the handle has them */
     uintptr_t start;           /* 0: a free place */
     size_t size;
-    int file, references;
+    int references;
 } opened[MAX_OPENED];
 static int opened_count; /* places that were ever taken */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,7 +45,7 @@ GM_API int cudaIpcGetMemHandle(ipc_handle *out, void *address) {
     out->fields.address = (uint64_t)(uintptr_t)base;
     out->fields.size = size;
     out->fields.device = gm_owner(address);
-    out->fields.file = gm_space_share(base, size);
+    gm_space_share(base, size);
     return GM_SUCCESS;
 }
 
@@ -54,7 +55,7 @@ static int place_of(const ipc_handle *handle) {
     for (int i = 0; i < opened_count; i++) {
         if (!opened[i].start) unused = unused < 0 ? i : unused;
         else if (opened[i].process == handle->fields.process && opened[i].address == handle->fields.address &&
-                 opened[i].file == handle->fields.file)
+                 opened[i].size == handle->fields.size)
             return i;
     }
     if (unused < 0 && opened_count < MAX_OPENED) unused = opened_count++;
@@ -67,17 +68,17 @@ static int open_at(int place, const ipc_handle *handle) {
         opened[place].references++;
         return GM_SUCCESS;
     }
-    void *map = gm_space_open_shared(handle->fields.process, handle->fields.file, handle->fields.size);
+    void *map = gm_space_open(handle->fields.size);
     if (!map) return GM_OUT_OF_MEMORY;
     if (!gm_addresses_add((uintptr_t)map, handle->fields.size, handle->fields.device, GM_FROM_IPC)) {
         gm_space_close(map, handle->fields.size);
         return GM_OUT_OF_MEMORY;
     }
+    gm_space_share(map, handle->fields.size);
     opened[place].process = handle->fields.process;
     opened[place].address = handle->fields.address;
     opened[place].start = (uintptr_t)map;
     opened[place].size = handle->fields.size;
-    opened[place].file = handle->fields.file;
     opened[place].references = 1;
     return GM_SUCCESS;
 }
