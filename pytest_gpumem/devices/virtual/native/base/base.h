@@ -192,19 +192,14 @@ void gm_ranges_remove(gm_ranges *set, gm_range *item);
 /* ---- pages.c: which pages of a region of address space are taken ---- */
 
 typedef struct {
-    uint32_t low, high, longest; /* the node's size less the free run there: 0, all is free */
-} gm_node;
-typedef struct {
-    gm_node *nodes;  /* of a complete binary tree; node 1 is the root */
-    uint32_t *owner; /* of each page: 1 + the first page of its allocation, 0: free */
-    size_t count;
-    size_t home; /* the node whose pages are taken first; 0: all are alike */
+    gm_intervals free;
+    gm_ranges taken;  /* an allocation each */
+    gm_interval home; /* the pages that are taken first; none: all are alike */
 } gm_pages;
-bool gm_pages_open(gm_pages *set, unsigned levels); /* 2^levels pages, all free */
+bool gm_pages_open(gm_pages *set, uint64_t pages); /* all free */
 int64_t gm_pages_take(gm_pages *set, uint64_t pages); /* the first page, or -1 */
-int64_t gm_pages_owner(const gm_pages *set, size_t page); /* the first page of its allocation, or -1 */
-uint64_t gm_pages_of(const gm_pages *set, size_t first); /* how many the allocation has that starts there */
-void gm_pages_give(gm_pages *set, size_t first);
+gm_interval gm_pages_of(const gm_pages *set, uint64_t page); /* the pages of its allocation, if it is taken */
+void gm_pages_give(gm_pages *set, uint64_t first);
 void gm_pages_begin_apart(gm_pages *set); /* take pages of a part of the region that is empty now */
 
 /* ---- addresses.c: all ranges of addresses that CUDA's functions gave out or were told of ---- */

@@ -13,7 +13,6 @@
 #ifndef REGION_SHIFT
 #define REGION_SHIFT 40 /* 1 TiB of addresses a device: more than any card has */
 #endif
-#define LEVELS (REGION_SHIFT - PAGE_SHIFT)
 #define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
 
 typedef struct {
@@ -42,7 +41,8 @@ static bool region_open(region *r) {
         return false;
     }
     uintptr_t base = ((uintptr_t)map + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1);
-    if (!gm_pages_open(&r->pages, LEVELS) || !gm_addresses_add(base, size, (int)(r - regions), GM_FROM_MALLOC)) {
+    if (!gm_pages_open(&r->pages, size >> PAGE_SHIFT) ||
+        !gm_addresses_add(base, size, (int)(r - regions), GM_FROM_MALLOC)) {
         gm_space_close(map, size + PAGE_SIZE);
         return false;
     }
@@ -89,12 +89,12 @@ int gm_free_region(void *address) {
     if (device < 0) return status;
     region *r = &regions[device];
     uintptr_t offset = (uintptr_t)address - r->base;
-    size_t first = offset >> PAGE_SHIFT;
     pthread_mutex_lock(&lock);
-    if ((offset & (PAGE_SIZE - 1)) == 0 && gm_pages_owner(&r->pages, first) == (int64_t)first) {
-        uint64_t size = gm_pages_of(&r->pages, first) << PAGE_SHIFT;
+    gm_interval pages = gm_pages_of(&r->pages, offset >> PAGE_SHIFT);
+    if (pages.end && offset == pages.start << PAGE_SHIFT) {
+        uint64_t size = (pages.end - pages.start) << PAGE_SHIFT;
         gm_discharge(device, size);
-        gm_pages_give(&r->pages, first);
+        gm_pages_give(&r->pages, pages.start);
         gm_space_release(address, size);
         status = GM_SUCCESS;
     }
@@ -115,13 +115,11 @@ bool gm_range_of(const void *pointer, void **base, size_t *size) {
     if (device < 0) return false;
     region *r = &regions[device];
     pthread_mutex_lock(&lock);
-    int64_t first = gm_pages_owner(&r->pages, ((uintptr_t)pointer - r->base) >> PAGE_SHIFT);
-    if (first >= 0) {
-        *base = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
-        *size = gm_pages_of(&r->pages, (size_t)first) << PAGE_SHIFT;
-    }
+    gm_interval pages = gm_pages_of(&r->pages, ((uintptr_t)pointer - r->base) >> PAGE_SHIFT);
     pthread_mutex_unlock(&lock);
-    return first >= 0;
+    *base = (void *)(r->base + (pages.start << PAGE_SHIFT));
+    *size = (pages.end - pages.start) << PAGE_SHIFT;
+    return pages.end > 0;
 }
 
 GM_API int cudaMalloc(void **address, size_t size) {
