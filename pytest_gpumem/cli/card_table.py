@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.cli.outcome import Outcome
-from pytest_gpumem.devices.card_file import card_file_text, estimated_context
-from pytest_gpumem.devices.card_limits import LIMITS
-from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.cards import CARDS, LIMITS, card_file_text, estimated_context
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.report.text import aligned_table
 from pytest_gpumem.sizes import GIB

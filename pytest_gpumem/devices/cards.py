@@ -13,24 +13,75 @@ before lazy loading it was 0.7 to 1.1 GiB. They follow 2 KiB for each thread tha
 on the card, plus 8 MiB, within 4 per cent on 5 of 5 cards (also H100, RTX 3090, RTX 6000 Ada); a
 T4 showed 41 MiB more than that. A card without a measurement of its own has this estimate, and
 says so.
+
+A TOML file describes a card that the table lacks, as ``gpumem cards --here`` prints it.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pytest_gpumem.devices.card_limits import LIMITS, ArchLimits
+import msgspec
+
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchLimits:
+    """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
+
+    Attributes:
+        shared_memory_per_block: of a block that does not opt in.
+        shared_memory_per_block_optin: the most by ``cudaFuncSetAttribute``.
+        reserved_shared_memory_per_block: taken by CUDA itself from each block.
+    """
+
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    shared_memory_per_sm: int
+    shared_memory_per_block_optin: int
+    reserved_shared_memory_per_block: int = KIB
+    shared_memory_per_block: int = 48 * KIB
+    registers_per_sm: int = 65536
+
+
+def _limits(
+    threads: int, blocks: int, sm_kib: int, block_kib: int, reserved_kib: int = 1
+) -> ArchLimits:
+    return ArchLimits(
+        max_threads_per_sm=threads,
+        max_blocks_per_sm=blocks,
+        shared_memory_per_sm=sm_kib * KIB,
+        shared_memory_per_block_optin=block_kib * KIB,
+        reserved_shared_memory_per_block=reserved_kib * KIB,
+    )
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (7.0: CUDA 12's; the
+# others: CUDA 13's). CUDA keeps 1 KiB of each block's shared memory from 8.0 on (tuning guides).
+LIMITS: Mapping[tuple[int, int], ArchLimits] = MappingProxyType(
+    {
+        (7, 0): _limits(threads=2048, blocks=32, sm_kib=96, block_kib=96, reserved_kib=0),
+        (7, 5): _limits(threads=1024, blocks=16, sm_kib=64, block_kib=64, reserved_kib=0),
+        (8, 0): _limits(threads=2048, blocks=32, sm_kib=164, block_kib=163),
+        (8, 6): _limits(threads=1536, blocks=16, sm_kib=100, block_kib=99),
+        (8, 9): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
+        (9, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
+        (10, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
+        (12, 0): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +119,80 @@ class Card:
     def limits(self) -> ArchLimits:
         """The limits of this card's compute capability."""
         return LIMITS[self.capability]
+
+
+# -- the file of a card --
+
+MAX_FILE: Final = 64 * KIB
+"""bytes: a description has a few hundred"""
+HOW: Final = (
+    "create the file with gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
+)
+
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+_Positive = Annotated[int, msgspec.Meta(gt=0, lt=1 << 50)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-.\w]{0,63}$")]
+
+
+class CardFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The file's form; :class:`Card` says what each field is."""
+
+    device_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    total_memory: _Positive
+    capability: tuple[int, int]
+    sm_count: _Positive
+    name: _Name = ""
+    context: _Size | None = None
+    l2_cache_size: _Size = 0
+    memory_bus_width: _Size = 0
+    source: str = ""
+
+
+def estimated_context(capability: tuple[int, int], sm_count: int) -> int:
+    """Return the bytes of a CUDA context by this module's rule."""
+    return 2 * KIB * LIMITS[capability].max_threads_per_sm * sm_count + 8 * MIB
+
+
+def read_card_file(path: Path) -> dict[str, Any]:
+    """Return the fields of a card from its file; its name is the file's unless that says another.
+
+    Raises:
+        SpecError: the file cannot be read, or does not describe a card.
+    """
+    subject = f"card {str(path)!r}"
+    try:
+        content = path.read_bytes() if path.stat().st_size <= MAX_FILE else None
+    except OSError as error:
+        raise SpecError(subject, f"cannot be read ({error.strerror})", HOW) from error
+    if content is None:
+        raise SpecError(subject, "the file is too large for a card file", HOW)
+    try:
+        fields = msgspec.toml.decode(content, type=CardFields)
+        fields.name = fields.name or msgspec.convert(path.stem, _Name)
+    except (msgspec.MsgspecError, ValueError) as error:  # tomllib's, and of bytes that are no text
+        raise SpecError(subject, f"does not describe a card ({error})", HOW) from error
+    if fields.capability not in LIMITS:
+        capabilities = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
+        problem = f"the virtual GPU does not support capability = {[*fields.capability]}"
+        raise SpecError(subject, problem, f"it supports {capabilities}")
+    fields.source = fields.source or path.name
+    if fields.context is None:
+        fields.context = estimated_context(fields.capability, fields.sm_count)
+    if fields.context >= fields.total_memory:
+        raise SpecError(subject, "context is larger than total_memory", HOW)
+    return msgspec.structs.asdict(fields)
+
+
+def card_file_text(fields: Mapping[str, Any]) -> str:
+    """Return the text of a file that :func:`read_card_file` reads.
+
+    JSON's texts, numbers and lists are TOML's as well.
+    """
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    return "\n".join(["# for card = FILE, to make the virtual GPU this GPU", *lines])
+
+
+# -- the table --
 
 
 def _read_table() -> Iterator[tuple[Card, list[str]]]:
@@ -122,8 +247,6 @@ def _card_of_file(path: str) -> Card:
     Raises:
         SpecError: the file does not describe a card, or another card has its name.
     """
-    from pytest_gpumem.devices.card_file import read_card_file  # few suites have such a file
-
     card = Card(**read_card_file(Path(path)))
     if card.name in card_names() or _cards.get(card.name, card) != card:
         raise SpecError(

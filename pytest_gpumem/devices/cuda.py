@@ -10,8 +10,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
-from pytest_gpumem.devices.cuda_start import start_cuda
-from pytest_gpumem.devices.first_use import FirstUse
+from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.memory_cap import set_memory
 from pytest_gpumem.devices.sharing.gpu_locks import locked

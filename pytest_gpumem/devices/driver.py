@@ -10,10 +10,12 @@ where there is none. It imports nothing else of this package.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+import warnings
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,3 +96,13 @@ def _write_names() -> bool:
 
 if __name__ == "__main__":
     sys.exit(0 if _write_names() else 1)
+
+
+def import_nvml() -> Any:  # noqa: ANN401 - a module without types
+    """Return the module; None where it is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
+        try:
+            return importlib.import_module("pynvml")
+        except ImportError:
+            return None

@@ -109,3 +109,26 @@ class _CallingLoader(Loader):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - stands for any loader
         return getattr(self._loader, name)
+
+
+# -- torch.compile --
+
+
+_hidden: set[str] = set()
+
+
+def hide_from_compiler() -> None:
+    """Have ``torch.compile`` see neither this package's frames nor what it wraps, from now on.
+
+    Or from the import of PyTorch's compiler on; nothing if that is done.
+    """
+    from pytest_gpumem.wrapped_functions import RULES, TRACER, hide_while_tracing, skip_own_frames
+
+    for name, hide in ((RULES, skip_own_frames), (TRACER.module, hide_while_tracing)):
+        if name in _hidden:
+            continue
+        _hidden.add(name)
+        if name in sys.modules:
+            hide(sys.modules[name])
+        else:
+            IMPORTS.call_after(name, hide)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
-from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
+from pytest_gpumem.devices.torch_import import hide_from_compiler
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,

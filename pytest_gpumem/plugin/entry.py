@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
-from pytest_gpumem.devices.terminal import save_stderr
+from pytest_gpumem.devices.virtual import save_stderr
 from pytest_gpumem.plugin import hookspecs, item_hooks, session_plugin
 from pytest_gpumem.plugin.device_choice import (
     GUARD,

@@ -12,8 +12,7 @@ from helpers.paths import ROOT
 
 from pytest_gpumem.cli.card_table import described
 from pytest_gpumem.devices import cards
-from pytest_gpumem.devices.card_file import MAX_FILE, card_file_text
-from pytest_gpumem.devices.cards import CARDS, card_names, find_card
+from pytest_gpumem.devices.cards import CARDS, MAX_FILE, card_file_text, card_names, find_card
 from pytest_gpumem.errors import DeviceError, SpecError
 
 MINE = """

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from pytest_gpumem.devices.card_limits import LIMITS
-from pytest_gpumem.devices.cards import CARDS, Card, card_names, find_card
+from pytest_gpumem.devices.cards import CARDS, LIMITS, Card, card_names, find_card
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, KIB, MIB
 

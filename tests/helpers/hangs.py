@@ -6,7 +6,7 @@ import faulthandler
 from contextlib import contextmanager
 
 from helpers.warm import HANGS
-from pytest_gpumem.devices.terminal import saved_stderr
+from pytest_gpumem.devices.virtual import saved_stderr
 
 LIMIT = 2 * HANGS
 """seconds of a test, with its fixtures: twice those after which a process of a test is ended"""

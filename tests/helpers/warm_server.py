@@ -270,7 +270,7 @@ def become(request, python):
     # imported by pytest in the warm-up, which rewrites assertions and warns where it comes too late
     import torch._inductor.config
 
-    from pytest_gpumem.devices.terminal import saved_stderr
+    from pytest_gpumem.devices.virtual import saved_stderr
 
     arguments = request.arguments
     unbuffered = arguments[0] == "-u"

@@ -267,7 +267,7 @@ def pytest_unconfigure():
     rooms = "attribution", "baselines", "cli", "fit", "judge", "meter", "report"
     assert not [name for name in ours if name.split(".")[1:2] and name.split(".")[1] in rooms]
     devices = {name for name in ours if name.startswith("pytest_gpumem.devices.")}
-    assert devices == {"pytest_gpumem.devices.terminal", "pytest_gpumem.devices.torch_import"}
+    assert devices == {"pytest_gpumem.devices.virtual", "pytest_gpumem.devices.torch_import"}
 
 
 OF_EACH_END = """

@@ -58,7 +58,7 @@ WRITTEN = {
             "folder with --baseline-dir"
         )
     ],
-    "devices/card_file.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
+    "devices/cards.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
     ],

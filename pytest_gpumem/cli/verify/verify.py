@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tabulate import tabulate
 
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
-from pytest_gpumem.devices.card_file import card_file_text, estimated_context
-from pytest_gpumem.devices.card_limits import LIMITS
-from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.cards import CARDS, LIMITS, card_file_text, estimated_context
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.text import mib, printable

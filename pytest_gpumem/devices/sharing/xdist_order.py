@@ -16,8 +16,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.driver import visible_gpus
-from pytest_gpumem.devices.nvml import import_nvml
+from pytest_gpumem.devices.driver import import_nvml, visible_gpus
 from pytest_gpumem.devices.torch_build import torch_is_imported
 
 if TYPE_CHECKING:

@@ -38,6 +38,28 @@ VALUES: Final = "GPUMEM_VALUES"
 """the one that names the values that they compute"""
 
 
+# Standard error as it was before pytest captured it: a native library that ends the process, or that
+# is refused something, has to be heard then too.
+
+_STANDARD_ERROR = 2
+_saved: int | None = None
+
+
+def save_stderr() -> None:
+    """Keep a copy of standard error's file descriptor, once a process; pytest captures it later."""
+    global _saved  # noqa: PLW0603 - a process has one standard error
+    if _saved is None:
+        try:
+            _saved = os.dup(_STANDARD_ERROR)
+        except OSError:  # it is closed, as a daemon's is
+            _saved = _STANDARD_ERROR
+
+
+def saved_stderr() -> int:
+    """Return the copy, or standard error itself where none was made."""
+    return _STANDARD_ERROR if _saved is None else _saved
+
+
 def load(card: Card | str) -> VirtualDevice:
     """Load the virtual GPU, once a process; ``card``, or its name, is for steps that name none.
 
@@ -102,11 +124,11 @@ def question_of(path: Path, root: Path) -> Question | None:
 
 def unused_cause(path: Path, root: Path) -> str:
     """Return a clause on why a test may have taken no memory of the device; arguments as above."""
-    from pytest_gpumem.devices.virtual.quirks import bitsandbytes
+    from pytest_gpumem.devices.virtual.quirks import CPU_LIBRARY, has_cpu_library
 
     device = loaded()
-    if bitsandbytes.has_cpu_library():
-        return bitsandbytes.CAUSE
+    if has_cpu_library():
+        return CPU_LIBRARY
     if device is None or device.shown_always:
         return ""
     question = device.question_of(path, root)

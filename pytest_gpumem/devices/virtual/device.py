@@ -25,17 +25,13 @@ from pytest_gpumem.devices.autograd_threads import (
 )
 from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import watch_benchmark_mode
-from pytest_gpumem.devices.compiler import hide_from_compiler
-from pytest_gpumem.devices.cuda_start import start_cuda
-from pytest_gpumem.devices.first_use import FirstUse
+from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
-from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
-from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.torch_import import IMPORTS, hide_from_compiler
+from pytest_gpumem.devices.virtual import native, saved_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
-from pytest_gpumem.devices.virtual.cublas_workspace import cublas_workspace
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
@@ -45,7 +41,7 @@ from pytest_gpumem.devices.virtual.quirks import install_hooks
 from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import UNWAITED
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
-from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
+from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces, cublas_workspace
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.notes import Note, NoteKind, notes_of

@@ -345,7 +345,7 @@ class NativeLibrary:
             function = getattr(self._lib, f"gpumem_{name}")
             function.restype, function.argtypes = returns, takes
             if not hasattr(type(self), name):  # else a method calls it
-                setattr(self, name, function)
+                self.__dict__[name] = function
         rows = ctypes.POINTER(_EstimatedLibrary)()
         count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))
         self.estimated = [

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, get_args
 from pytest_gpumem.devices.base import Alternative, Alternatives, BlockUse, RangeEnd
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_gpumem.devices.virtual.library import EstimatedLibrary, NativeLibrary
-
 
 MAX_POSSIBLE: Final = 100_000
 """blocks besides that are kept of a run: more are not replayed"""
@@ -157,3 +157,23 @@ class VirtualWorkspaces:
             for library in self._library.estimated
             if questions[library.name] > old_questions.get(library.name, 0)
         ]
+
+
+# -- cuBLAS's workspace, which PyTorch takes for it --
+
+
+def cublas_workspace(capability: tuple[int, int]) -> int:
+    """Return the bytes that PyTorch takes for a card, without CUBLAS_WORKSPACE_CONFIG.
+
+    As getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 * 8 * 1024 and 4096 *
+    1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one when this was written.
+    """
+    return 4096 * 8 * KIB if capability[0] in {9, 10} else 4096 * 2 * KIB + 16 * 8 * KIB
+
+
+def chosen_workspace() -> int:
+    """Return the bytes that PyTorch takes on the current device."""
+    import torch
+
+    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    return int(ask()) if ask else cublas_workspace(torch.cuda.get_device_capability())

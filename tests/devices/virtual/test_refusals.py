@@ -13,7 +13,7 @@ from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.virtual.quirks import jax, numba_cuda
+from pytest_gpumem.devices.virtual import quirks
 
 EXITING = """
 #include <stdlib.h>
@@ -186,9 +186,9 @@ def test_the_runtimes_bindings_of_an_older_cuda_are_refused_by_name():
     pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")
     begin = """
 import pytest_gpumem
-from pytest_gpumem.devices.virtual.quirks import cuda_bindings
+from pytest_gpumem.devices.virtual import quirks
 
-cuda_bindings.FIRST_CUDA = 99
+quirks.FIRST_CUDA = 99
 pytest_gpumem.use_virtual_gpu("T4")
 """
     before, result, after = child(begin + BINDINGS, card=None).splitlines()
@@ -233,7 +233,7 @@ def test_numba_is_not_available_and_names_the_virtual_gpu(tmp_path):
         args=[str(tmp_path)],
         warm=True,
     )
-    assert text == f"False {numba_cuda.REFUSAL}\n"
+    assert text == f"False {quirks.NUMBA_REFUSAL}\n"
 
 
 def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
@@ -254,4 +254,4 @@ def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
         args=[str(tmp_path)],
         warm=True,
     )
-    assert text == f"{jax.REFUSAL}\n"
+    assert text == f"{quirks.JAX_REFUSAL}\n"

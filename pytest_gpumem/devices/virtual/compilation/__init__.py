@@ -9,8 +9,6 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual.compilation import (
     compiled_code,
     compiled_values,
-    constant_folding,
-    earlier_graphs,
     kernel_timing,
     max_autotune,
     numbers_before_torch_2_13,
@@ -44,7 +42,6 @@ class Compilation:
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
         self._kernel_timing = kernel_timing.KernelTiming(workspaces)
         self._products = padded_products.PaddedProducts(workspaces)
-        self._earlier_graphs = earlier_graphs.EarlierGraphs()
         self._compiled_code = compiled_code.CompiledCode()
 
     def install(self) -> None:
@@ -55,11 +52,10 @@ class Compilation:
         )
         wrappers: tuple[tuple[Patch, Callable[[Any], Any]], ...] = (
             *self._kernel_timing.wrappers(),
-            (earlier_graphs.REPLAYS, self._earlier_graphs.noted),
-            (compiled_code.CALLS, self._compiled_code.noted),
+            *self._compiled_code.wrappers(),
             *compiled_values.WRAPPERS,
             *self._products.wrappers(),
-            (constant_folding.FOLDING, partial(constant_folding.with_constants, self._computing)),
+            (compiled_values.FOLDING, partial(compiled_values.with_constants, self._computing)),
             (triton_launches.LAUNCHES, triton_launches.telling),
         )
         for patch, make in wrappers:
@@ -70,12 +66,11 @@ class Compilation:
         self._max_autotune.begin()
         self._kernel_timing.begin()
         self._products.begin()
-        self._earlier_graphs.begin()
         self._compiled_code.begin()
 
     def notes(self) -> list[Note]:
         """Return notes on the run: what was left out, and that its figures are less sure."""
-        parts = (self._max_autotune, self._earlier_graphs, self._compiled_code)
+        parts = (self._max_autotune, self._compiled_code)
         sentences = [sentence for part in parts for sentence in part.notes()]
         of_time = [*self._kernel_timing.notes(), *self._products.notes()]
         return [*notes_of(NoteKind.COMPILATION, sentences), *notes_of(NoteKind.TIMING, of_time)]

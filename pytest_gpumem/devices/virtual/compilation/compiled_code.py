@@ -1,10 +1,19 @@
-"""Whether a step ran code that Inductor compiled for a GPU: its figures are less sure."""
+"""Notes on runs of code that Inductor compiled for a GPU: their figures are less sure.
+
+CUDA graphs of ``torch.compile(mode="reduce-overhead")`` outlive a test, with their memory, until
+``torch.compiler.reset()``. A later test that runs the same compiled code records graphs of its own
+beside them, at once and without a run before, and has another peak than alone.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 CALLS: Final = Patch(
     "torch._inductor.output_code",
@@ -15,29 +24,62 @@ LESS_SURE: Final = (
     "compiled code ran (torch.compile): on a GPU, peak reserved may be some percent higher than "
     "predicted; the reason is not known"
 )
+REPLAYS: Final = Patch(
+    "torch._inductor.cudagraph_trees",
+    "CUDAGraphTreeManager.run",
+    reason="a note says that CUDA graphs ran beside those of earlier tests",
+)
+BESIDE_OTHERS: Final = (
+    'earlier tests left CUDA graphs of torch.compile(mode="reduce-overhead"): a test that runs '
+    "such code after them has another peak than alone (call torch.compiler.reset() before each "
+    "such test, in a fixture)"
+)
+
+
+def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
+    """Return what makes of a function of PyTorch's one that tells its arguments first."""
+
+    def make(function: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+        def told(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+            __tracebackhide__ = True
+            tell(*args, **options)
+            return function(*args, **options)
+
+        return told
+
+    return make
 
 
 class CompiledCode:
-    """Notes the calls of compiled graphs."""
+    """Notes the calls of compiled graphs, and CUDA graphs that run beside those of earlier runs."""
 
     def __init__(self) -> None:
-        self._ran = False
+        self._ran = self._replayed = self._had_graphs = False
 
     def begin(self) -> None:
-        """Forget the calls of the last run."""
-        self._ran = False
+        """Forget the calls of the last run, and look for graphs that earlier runs have left."""
+        self._ran = self._replayed = False
+        self._had_graphs = any_graphs()
 
     def notes(self) -> list[str]:
         """Return sentences that a reader of the figures has to know about compiled code."""
-        return [LESS_SURE] * self._ran
+        beside_others = self._had_graphs and self._replayed
+        return [BESIDE_OTHERS] * beside_others + [LESS_SURE] * self._ran
 
-    def noted(self, call: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        """Return the call of compiled graphs, which is noted."""
+    def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
+        """Yield what is wrapped, and in what."""
+        yield CALLS, preceded_by(self._note_call)
+        yield REPLAYS, preceded_by(self._note_replay)
 
-        def called(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
-            __tracebackhide__ = True
-            if "cuda" in getattr(compiled, "device_types", ("cuda",)):
-                self._ran = True
-            return call(compiled, *args, **kwargs)
+    def _note_call(self, compiled: object, *_args: object, **_options: object) -> None:
+        self._ran = self._ran or "cuda" in getattr(compiled, "device_types", ("cuda",))
 
-        return called
+    def _note_replay(self, *_args: object, **_options: object) -> None:
+        self._replayed = True
+
+
+def any_graphs() -> bool:
+    """Return whether this thread has managers of such graphs, one a device."""
+    thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
+    containers = getattr(thread, "tree_manager_containers", {})
+    return any(getattr(each, "tree_manager", None) is not None for each in containers.values())

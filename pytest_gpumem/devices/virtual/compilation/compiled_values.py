@@ -8,8 +8,8 @@ computes the graph.
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
     GRAPH,
@@ -17,6 +17,10 @@ from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
     recorded,
 )
 from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 COMPILER: Final = "torch._inductor.compile_fx"
 """PyTorch's module with the functions through which Inductor compiles each graph"""
@@ -117,3 +121,33 @@ def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
 
 WRAPPERS: Final = ((COMPILES, _keeping_compiled), (LOADS, _keeping_loaded), (CALLS, _computing))
 """what is wrapped in what"""
+
+
+# -- constants that Inductor folds while it compiles, which it reads from the device --
+
+
+FOLDING: Final = Patch(
+    "torch._inductor.constant_folding",
+    "ConstantFolder.run",
+    reason="Inductor reads the constants that it folds, so they are computed",
+)
+
+
+def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+    """Return the folding of constants, which are computed whatever values a run asks for.
+
+    Args:
+        computing: makes a context manager in which values are computed.
+        run: folds.
+    """
+
+    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
+        with computing() if is_for_gpu else nullcontext():
+            return run(self, *args, **kwargs)
+
+    return computed
+
+
+def _is_on_gpu(node: Any) -> bool:  # noqa: ANN401 - PyTorch's
+    return getattr(getattr(node.meta.get("val"), "device", None), "type", "") == "cuda"

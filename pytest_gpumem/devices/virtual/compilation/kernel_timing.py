@@ -16,6 +16,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+from pytest_gpumem.devices.virtual.compilation.compiled_code import preceded_by
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ class KernelTiming:
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield what is wrapped, and in what."""
         yield BENCHMARKS, self._untimed
-        yield CHOICES, self._at_first
-        yield LAUNCHES, self._at_each_launch
+        yield CHOICES, preceded_by(self._see_choice)
+        yield LAUNCHES, preceded_by(self._see_launch)
         yield COPIED, _copying_nothing
         yield BENCHES, self._benched_once
-        yield TUNED_CALLS, self._at_each_call
+        yield TUNED_CALLS, preceded_by(self._see_tuned_call)
 
     def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -111,22 +112,14 @@ class KernelTiming:
 
     # -- Inductor's kernels --
 
-    def _at_first(self, choose: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-        def chosen(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            if is_shown():
-                self._timed.add(tuner)
-                self._tell_first(tuner, args, kwargs)
-            return choose(tuner, *args, **kwargs)
+    def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+        if is_shown():
+            self._timed.add(tuner)
+            self._tell_first(tuner, args, kwargs)
 
-        return chosen
-
-    def _at_each_launch(self, run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-        def launched(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            if tuner in self._timed and is_shown():
-                self._tell_first(tuner, args, kwargs)
-            return run(tuner, *args, **kwargs)
-
-        return launched
+    def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+        if tuner in self._timed and is_shown():
+            self._tell_first(tuner, args, kwargs)
 
     def _tell_first(self, tuner: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
         """Tell what the first call of a kernel in a run takes: its configuration is kept."""
@@ -153,14 +146,10 @@ class KernelTiming:
 
         return untimed
 
-    def _at_each_call(self, run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
-        def called(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's
-            if len(getattr(tuner, "configs", ())) > 1 and is_shown():
-                # Triton keeps a choice by arguments of the call: each call may be a first one.
-                self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
-            return run(tuner, *args, **kwargs)
-
-        return called
+    def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Triton's
+        if len(getattr(tuner, "configs", ())) > 1 and is_shown():
+            # Triton keeps a choice by arguments of the call: each call may be a first one.
+            self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 

@@ -21,6 +21,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
+from pytest_gpumem.devices.virtual.compilation.compiled_code import preceded_by
 from pytest_gpumem.devices.virtual.compilation.compiled_values import CALLS, COMPILER
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
     TIMED,
@@ -28,7 +29,7 @@ from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
     flushed,
     is_shown,
 )
-from pytest_gpumem.devices.virtual.cublas_workspace import chosen_workspace
+from pytest_gpumem.devices.virtual.workspace_sizes import chosen_workspace
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -162,23 +163,17 @@ class PaddedProducts:
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield what is wrapped, and in what."""
-        yield KEYS, self._asking
+        yield KEYS, preceded_by(self._note_asked)
         yield ANSWERS, self._answering
         yield COMPILED, self._keeping
         yield CODE_CALLS, self._telling
 
     # -- while it compiles --
 
-    def _asking(self, make_key: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:  # noqa: ANN401 - PyTorch's
         """Note a product that PyTorch makes a key of, to ask a cache on the disk first."""
-
-        def key_of(match: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            if is_shown() and not options.get("is_base_time_key"):
-                product = asked_product(sys.modules[KEYS.module], *args)
-                self._asked[product] = None
-            return make_key(match, *args, **options)
-
-        return key_of
+        if is_shown() and not options.get("is_base_time_key"):
+            self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 
     @staticmethod
     def _answering(look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's

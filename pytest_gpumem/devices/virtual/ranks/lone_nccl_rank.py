@@ -12,7 +12,7 @@ import torch
 
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import unwaited_collectives_kept
-from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+from pytest_gpumem.devices.virtual.values.operator_table import TORCH
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ such ones the stages of a pipeline tell each other shapes. Its bytes go by the r
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -45,38 +46,28 @@ class ObjectMessages:
     """Carries objects between ranks that are processes on virtual GPUs."""
 
     def __init__(self, c10d: Any) -> None:  # noqa: ANN401 - a module
-        """Make it.
-
-        Args:
-            c10d: ``torch.distributed.distributed_c10d``.
-        """
+        """Make it; ``c10d`` is ``torch.distributed.distributed_c10d``."""
         self._c10d = c10d
-        self._plain: dict[str, Any] = {name: getattr(c10d, name) for name in (*NAMES, *PRIMITIVES)}
         self._here = _Messages()
         self._counts: Counter[tuple[str, int, int]] = Counter()
 
     def install(self, distributed: ModuleType) -> None:
         """Take the places of PyTorch's functions, as long as the process lives."""
-        own = {name: getattr(self, name.rpartition(".")[2]) for name in CARRIED.names}
-        CARRIED.put(distributed, own)
+        CARRIED.wrap(distributed, self._carrying)
 
-    def send(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
-        """Stand in for ``torch.distributed.send``."""
-        result = self._plain["send"](tensor, *args, **kwargs)
-        self._moved([tensor])
-        return result
+    def _carrying(self, function: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+        name = function.__name__
+        if name in PRIMITIVES:
 
-    def recv(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
-        """Stand in for ``torch.distributed.recv``."""
-        result = self._plain["recv"](tensor, *args, **kwargs)
-        self._moved([tensor])
-        return result
+            def move(first: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+                result = function(first, *args, **options)
+                self._moved([each.tensor for each in first] if name == PRIMITIVES[-1] else [first])
+                return result
 
-    def batch_isend_irecv(self, operations: Sequence[Any]) -> Any:  # noqa: ANN401 - PyTorch's
-        """Stand in for ``torch.distributed.batch_isend_irecv``."""
-        result = self._plain["batch_isend_irecv"](operations)
-        self._moved([operation.tensor for operation in operations])
-        return result
+            return move
+        call_of = inspect.signature(function).bind
+        carry = self._send if name == NAMES[0] else self._receive
+        return lambda *args, **options: carry(function, call_of(*args, **options))
 
     def _moved(self, tensors: Sequence[Any]) -> None:
         """Note what tensors of a message hold that was sent, or write what was received."""
@@ -100,44 +91,28 @@ class ObjectMessages:
                     )
                 tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
 
-    def send_object_list(
-        self,
-        object_list: Sequence[object],
-        dst: int | None = None,
-        group: Any = None,  # noqa: ANN401 - a process group
-        device: Any = None,  # noqa: ANN401 - a device
-        group_dst: int | None = None,
-        **options: Any,  # noqa: ANN401 - of newer versions
-    ) -> None:
-        """Stand in for ``torch.distributed.send_object_list``."""
-        if group_dst is not None:
-            options["group_dst"] = group_dst
+    def _send(self, send: Any, call: inspect.BoundArguments) -> None:  # noqa: ANN401 - PyTorch's
+        """Send a list of objects, whose bytes go by the store."""
         sent: list[bytes] = []
         self._here.sent = sent
         try:
-            self._plain["send_object_list"](object_list, dst, group, device, **options)
+            send(*call.args, **call.kwargs)
         finally:
             self._here.sent = None
         if sent:
-            key = self._key(group, self._c10d.get_rank(), self._rank(group, dst, group_dst))
+            named = call.arguments
+            receiver = self._rank(named.get("group"), named.get("dst"), named.get("group_dst"))
+            key = self._key(named.get("group"), self._c10d.get_rank(), receiver)
             self._c10d._get_default_store().set(key, msgspec.msgpack.encode(sent))
 
-    def recv_object_list(
-        self,
-        object_list: list[object],
-        src: int | None = None,
-        group: Any = None,  # noqa: ANN401 - a process group
-        device: Any = None,  # noqa: ANN401 - a device
-        group_src: int | None = None,
-        **options: Any,  # noqa: ANN401 - of newer versions
-    ) -> Any:  # noqa: ANN401 - a rank
-        """Stand in for ``torch.distributed.recv_object_list``."""
-        if group_src is not None:
-            options["group_src"] = group_src
+    def _receive(self, receive: Any, call: inspect.BoundArguments) -> Any:  # noqa: ANN401 - PyTorch's
+        """Receive such a list."""
+        named = call.arguments
 
         def fetch() -> list[bytes]:
             store = self._c10d._get_default_store()
-            key = self._key(group, self._rank(group, src, group_src), self._c10d.get_rank())
+            sender = self._rank(named.get("group"), named.get("src"), named.get("group_src"))
+            key = self._key(named.get("group"), sender, self._c10d.get_rank())
             contents = msgspec.msgpack.decode(store.get(key), type=list[bytes])
             with suppress(RuntimeError):  # a store that deletes no key
                 store.delete_key(key)
@@ -145,7 +120,7 @@ class ObjectMessages:
 
         self._here.fetch, self._here.received = fetch, None
         try:
-            return self._plain["recv_object_list"](object_list, src, group, device, **options)
+            return receive(*call.args, **call.kwargs)
         finally:
             self._here.fetch = self._here.received = None
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from pytest_gpumem.devices.virtual.values.operator_table import equivalent_of_arguments
-from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+from pytest_gpumem.devices.virtual.values.operator_table import TORCH, equivalent_of_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +43,12 @@ class Options(NamedTuple):
     """keys before and after a query that it sees; -1: all"""
 
 
-def _options(args: Arguments, causal: str | None, seed: Tensor | None = None) -> Options:
+def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -> Options:
     """Return the options of a call.
 
     Args:
         args: the operator's arguments.
-        causal: where the causal mask's diagonal ends, if there is one.
+        aligned: where the causal mask's diagonal ends, if there is one.
         seed: of a backward pass, as the forward one returned it; else one is drawn.
     """
     number = 0
@@ -60,15 +59,8 @@ def _options(args: Arguments, causal: str | None, seed: Tensor | None = None) ->
     window = args.get("window_size_left"), args.get("window_size_right")
     before, after = (-1 if side is None else side for side in window)
     scale = 1 / math.sqrt(args.query.shape[-1]) if args.scale is None else args.scale
+    causal = None if args.get("is_causal") is False else aligned
     return Options(scale, causal, args.dropout_p, number, (before, after))
-
-
-def _lower_right(args: Arguments) -> str | None:
-    return LOWER_RIGHT if args.is_causal else None
-
-
-def _upper_left(args: Arguments) -> str | None:
-    return UPPER_LEFT if args.is_causal else None
 
 
 def _refuse(args: Arguments, *names: str) -> None:
@@ -204,7 +196,7 @@ def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention")
 def sdpa_flash(args: Arguments) -> tuple[object, ...]:
     """Return the results but for debugging's mask."""
-    options = _options(args, _lower_right(args))
+    options = _options(args, LOWER_RIGHT)
     output, logarithm = attention(*_heads(args), None, options)
     state = _flash_state(options)
     return output, logarithm, None, None, *_row_counts(args), *state, output.new_empty(0)
@@ -213,14 +205,14 @@ def sdpa_flash(args: Arguments) -> tuple[object, ...]:
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")
 def sdpa_flash_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    options = _options(args, _lower_right(args), args.philox_seed)
+    options = _options(args, LOWER_RIGHT, args.philox_seed)
     return attention_backward(args.grad_out, *_heads(args), None, options)[:3]
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention")
 def sdpa_efficient(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logarithms and the seed."""
-    options = _options(args, _upper_left(args))
+    options = _options(args, UPPER_LEFT)
     output, logarithm = attention(*_heads(args), args.attn_bias, options)
     return output, _kept(args, logarithm), *_seeds(options)
 
@@ -228,7 +220,7 @@ def sdpa_efficient(args: Arguments) -> tuple[object, ...]:
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention_backward")
 def sdpa_efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    options, bias = _options(args, _upper_left(args), args.philox_seed), args.attn_bias
+    options, bias = _options(args, UPPER_LEFT, args.philox_seed), args.attn_bias
     *gradients, by_bias = attention_backward(args.grad_out_, *_heads(args), bias, options)
     is_wanted = bias is not None and args.grad_input_mask[3]
     return *gradients, _reduced(by_bias, bias) if is_wanted else None
@@ -237,7 +229,7 @@ def sdpa_efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 @equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention")
 def sdpa_cudnn(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logarithms, the rows and the seed."""
-    options = _options(args, _upper_left(args))
+    options = _options(args, UPPER_LEFT)
     output, logarithm = attention(*_heads(args), args.attn_bias, options)
     if TORCH >= (2, 9):
         logarithm = logarithm[..., None]
@@ -247,7 +239,7 @@ def sdpa_cudnn(args: Arguments) -> tuple[object, ...]:
 @equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention_backward")
 def sdpa_cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    options = _options(args, _upper_left(args), args.philox_seed)
+    options = _options(args, UPPER_LEFT, args.philox_seed)
     has_bias = args.attn_bias is not None and args.attn_bias.numel() > 0
     bias = args.attn_bias if has_bias else None
     return attention_backward(args.grad_out, *_heads(args), bias, options)[:3]
@@ -319,7 +311,7 @@ def _piecewise_backward(
 def flash_forward(args: Arguments) -> tuple[object, ...]:
     """Return the results but for ALiBi and paged keys."""
     _refuse(args, "seqused_k", "alibi_slopes", "block_table")
-    options = _options(args, _lower_right(args))
+    options = _options(args, LOWER_RIGHT)
     rest = (*_flash_state(options), args.query.new_empty(0))
     pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if not pieces:
@@ -333,7 +325,7 @@ def flash_forward(args: Arguments) -> tuple[object, ...]:
 def flash_backward(args: Arguments) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
     seed = args.philox_seed if TORCH < (2, 7) else args.rng_state
-    options = _options(args, _lower_right(args), seed)
+    options = _options(args, LOWER_RIGHT, seed)
     pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if pieces:
         return _piecewise_backward(pieces, args.grad_out, *_heads(args), options)
@@ -390,7 +382,7 @@ def cudnn_forward(args: Arguments) -> tuple[object, ...]:
     pieces = _pieces(*starts)
     if not pieces:
         return sdpa_cudnn(args)
-    options = _options(args, _upper_left(args))
+    options = _options(args, UPPER_LEFT)
     output, several = _piecewise(pieces, *_heads(args), options)
     logarithms = _by_rows(pieces, several, args.query)
     return output, logarithms, *starts, args.max_q, args.max_k, *_seeds(options), None
@@ -402,5 +394,5 @@ def cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     pieces = _pieces(args.cum_seq_q, args.cum_seq_k)
     if not pieces:
         return sdpa_cudnn_backward(args)
-    options = _options(args, _upper_left(args), args.philox_seed)
+    options = _options(args, UPPER_LEFT, args.philox_seed)
     return _piecewise_backward(pieces, args.grad_out, *_heads(args), options)

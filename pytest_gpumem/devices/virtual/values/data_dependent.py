@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
-from pytest_gpumem.devices.virtual.values.operator_table import copies
-from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+from pytest_gpumem.devices.virtual.values.operator_table import TORCH, copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,6 +30,7 @@ from pytest_gpumem.devices.virtual.values.dispatch_keys import (
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
     describe,
+    in_types_of_the_host,
     is_plain,
     is_sparse,
     over_device_memory,
@@ -41,7 +42,6 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
 from pytest_gpumem.devices.virtual.values.known import Assumptions, KnownValues
-from pytest_gpumem.devices.virtual.values.open_operators import OpenOperator, RunningHere
 from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
@@ -57,8 +57,12 @@ from pytest_gpumem.devices.virtual.values.operators import (
     OperatorCall,
     on_host,
 )
-from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.sparse_operators import SparseOperators, opens
+from pytest_gpumem.devices.virtual.values.sparse_operators import (
+    OpenOperator,
+    RunningHere,
+    SparseOperators,
+    opens,
+)
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

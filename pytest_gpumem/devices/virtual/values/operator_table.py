@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     Answer = bytes | tuple[bytes, ...]
     """what a copy brings; a tuple: its forms, of which the copy takes the one of its size"""
 
+TORCH: Final = tuple(map(int, torch.__version__.split(".")[:2]))
+"""PyTorch's version: (2, 15)"""
+
+
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 EQUIVALENTS: Final[dict[str, Callable[..., Any]]] = {}

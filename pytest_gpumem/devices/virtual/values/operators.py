@@ -15,7 +15,6 @@ from pytest_gpumem.devices.virtual.operator_functions import Ways
 from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register equivalents
     attention,
     equivalents,
-    matrix_products,
     normalization,
     recurrent,
 )

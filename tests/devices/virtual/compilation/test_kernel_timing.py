@@ -7,7 +7,7 @@ from helpers.compiled_sources import OPTIMIZER_OF_8_BITS
 from helpers.left_out import need_triton
 from helpers.virtual_gpu import MIB, child
 
-from pytest_gpumem.devices.virtual.compilation.earlier_graphs import BESIDE_OTHERS
+from pytest_gpumem.devices.virtual.compilation.compiled_code import BESIDE_OTHERS
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import NOT_TIMED
 from pytest_gpumem.devices.virtual.compilation.padded_products import NOT_PADDED
 

@@ -1,0 +1,150 @@
+"""Special treatment of single libraries, in a process with a virtual GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from pytest_gpumem.devices.torch_import import IMPORTS
+from pytest_gpumem.patches import Patch
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+# -- bitsandbytes loads its library of CPU code, for good, if no GPU is seen at its import --
+
+CPU_LIBRARY: Final = (
+    "; bitsandbytes was imported outside the test, where no GPU is visible, and keeps its "
+    "CPU library from then on: import bitsandbytes in the test or in a fixture, or run "
+    "with --gpumem-visible=session"
+)
+"""the clause on a test that took no memory of its device"""
+
+
+def has_cpu_library() -> bool:
+    """Return whether bitsandbytes has loaded it in this process."""
+    loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
+    return "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True)
+
+
+# -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works with no other driver --
+#
+# The copy asks the driver for tables that are not documented. The module that has the copy exports
+# its functions to the modules above it as Cython does: in ``__pyx_capi__``, a capsule for each C
+# function, with its signature as the capsule's name. They take over the pointers when they are
+# imported.
+
+COPIES: Final = Patch(
+    "cuda.bindings",
+    # of versions 13.5, with one or many default streams; of 13.0 to 13.2
+    *("_internal.runtime.__pyx_capi__", "_internal.runtime_ptds.__pyx_capi__"),
+    *("_bindings.cyruntime.__pyx_capi__", "_bindings.cyruntime_ptds.__pyx_capi__"),
+    reason="the copy of NVIDIA's runtime inside works with no other driver",
+)
+FIRST_CUDA: Final = 13
+"""the oldest CUDA for which this is done: CUDA 12's headers rename functions in C, such as
+cudaGetDeviceProperties, so that a name is another function's in the library"""
+OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
+"""functions whose answers to PyTorch differ from those to all other callers"""
+_NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
+_NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
+
+
+def answer_as_virtual(module: ModuleType) -> None:
+    """Put the virtual GPU's functions in the place of the copy's.
+
+    Those that the virtual GPU does not have stay the copy's, which are refused by name. So do all
+    of them where torch or cuda.bindings is for an older CUDA.
+
+    Args:
+        module: the one with the copy.
+    """
+    library = ctypes.CDLL(None)  # the virtual GPU's functions, which torch finds in the same way
+    cuda = ctypes.c_int()
+    library.cudaRuntimeGetVersion(ctypes.byref(cuda))
+    bindings = int(sys.modules["cuda.bindings"].__version__.split(".")[0])
+    if min(cuda.value // 1000, bindings) < FIRST_CUDA:
+        return
+    capsules: dict[str, object] = getattr(module, "__pyx_capi__", {})
+    for exported, capsule in capsules.items():
+        name = exported.removeprefix("_")
+        function = getattr(library, OTHER_NAMES.get(name, name), None)
+        if name.startswith("cuda") and function is not None:
+            capsules[exported] = _capsule_like(capsule, ctypes.cast(function, ctypes.c_void_p))
+
+
+def _capsule_like(capsule: object, pointer: ctypes.c_void_p) -> object:
+    """Return a capsule of the same name; the name belongs to the module, which is never freed."""
+    # Prototypes of our own: types that are set on ctypes.pythonapi's functions are everybody's.
+    name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
+    new = _NEW(("PyCapsule_New", ctypes.pythonapi))
+    result: object = new(pointer, name_of(capsule), None)
+    return result
+
+
+# -- JAX asks CUPTI for its version, which calls itself without a driver until it crashes --
+
+DEVICES: Final = Patch(
+    "jax_plugins",
+    *("xla_cuda12.initialize", "xla_cuda13.initialize"),
+    reason="JAX's CUDA devices are refused by name",
+)
+JAX_REFUSAL: Final = (
+    "the virtual GPU does not support JAX's CUDA devices, because JAX loads its kernels "
+    "itself; set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
+)
+
+
+def refuse_devices(plugin: ModuleType) -> None:
+    """Have JAX log the refusal, and go on with its other devices, as where a plugin is broken.
+
+    ``plugin`` is a module whose ``initialize`` gives JAX its CUDA devices.
+    """
+
+    def initialize() -> NoReturn:
+        raise RuntimeError(JAX_REFUSAL)
+
+    DEVICES.on(plugin, "initialize", initialize)
+
+
+# -- numba.cuda loads and launches kernels by the driver's functions, and does not look for them --
+
+DRIVER: Final = Patch(
+    "numba.cuda.cudadrv.driver",
+    *("driver.is_initialized", "driver.initialization_error"),
+    reason="numba.cuda is refused by name",
+)
+NUMBA_REFUSAL: Final = (
+    "the virtual GPU does not support numba.cuda, because numba loads its kernels itself; "
+    "guard the code with `if numba.cuda.is_available():`, or run this on a real GPU "
+    "(--gpumem-device=cuda)"
+)
+
+
+def refuse_driver(module: ModuleType) -> None:
+    """Have ``numba.cuda.is_available()`` return False, and each use raise CudaSupportError.
+
+    ``module`` is the one whose object ``driver`` calls CUDA's driver.
+    """
+    if hasattr(type(getattr(module, "driver", None)), "ensure_initialized"):
+        DRIVER.put(module, dict(zip(DRIVER.names, (True, NUMBA_REFUSAL), strict=True)))
+
+
+HOOKS: Final = {
+    **{
+        f"{COPIES.module}.{name.removesuffix('.__pyx_capi__')}": answer_as_virtual
+        for name in COPIES.names
+    },
+    "jax_plugins.xla_cuda12": refuse_devices,
+    "jax_plugins.xla_cuda13": refuse_devices,
+    DRIVER.module: refuse_driver,
+}
+"""functions that are called with a module of a library once that is imported"""
+
+
+def install_hooks() -> None:
+    """Wait for the imports of these libraries."""
+    for module, hook in HOOKS.items():
+        IMPORTS.call_after(module, hook)
