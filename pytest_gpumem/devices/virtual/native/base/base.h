@@ -174,6 +174,7 @@ size_t gm_intervals_first(const gm_intervals *set, uintptr_t address); /* index 
 bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end);
 void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end);
 bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end);
+bool gm_intervals_next(const gm_intervals *set, gm_interval *part, uintptr_t end); /* the next part behind `part`, up to the end */
 
 typedef struct {
     uintptr_t start, end;

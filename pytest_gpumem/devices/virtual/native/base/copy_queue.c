@@ -14,49 +14,41 @@
 
 /* One form of a copy. */
 typedef struct form {
-    struct form *next; /* of the same copy */
+    struct form *next;
+    bool is_other; /* than the one before it, of the same copy */
     uint64_t size;
     char bytes[];
 } form;
 
-typedef struct entry {
-    struct entry *next;
-    form *forms; /* at least one; the last to be queued is the first */
-} entry;
-
 /* of a thread: an operator's host code makes its copies on the thread that called the operator */
 static _Thread_local struct {
-    entry *first, *last;
+    form *first, *last;
     uint64_t strays, stray_size, stray_expected; /* copies of another size; the first one's, and a queued one */
 } queue;
 
-/* Takes the first entry out of the queue. */
+/* Takes all forms of the first copy out of the queue. */
 static void drop_first(void) {
-    entry *first = queue.first;
-    queue.first = first->next;
-    if (!queue.first) queue.last = NULL;
-    while (first->forms) {
-        form *next = first->forms->next;
-        free(first->forms);
-        first->forms = next;
-    }
-    free(first);
+    do {
+        form *first = queue.first;
+        queue.first = first->next;
+        free(first);
+    } while (queue.first && queue.first->is_other);
 }
 
 bool gm_queue_take(void *to, uint64_t size) {
-    if (!queue.first) return false;
-    const form *taken = queue.first->forms;
-    while (taken && taken->size != size) taken = taken->next;
-    if (!taken) {
-        if (!queue.strays++) {
-            queue.stray_size = size;
-            queue.stray_expected = queue.first->forms->size;
-        }
-        return false;
+    const form *taken = queue.first, *last = taken;
+    while (taken && taken->size != size) {
+        last = taken;
+        taken = taken->next && taken->next->is_other ? taken->next : NULL;
     }
-    memcpy(to, taken->bytes, size);
-    drop_first();
-    return true;
+    if (taken) {
+        memcpy(to, taken->bytes, size);
+        drop_first();
+    } else if (last && !queue.strays++) {
+        queue.stray_size = size;
+        queue.stray_expected = last->size;
+    }
+    return taken;
 }
 
 /* ---- functions that Python calls ---- */
@@ -65,19 +57,13 @@ bool gm_queue_take(void *to, uint64_t size) {
  * last, where ``other``. 0: there is no memory for it. */
 GM_API int gpumem_queue_copy(const void *bytes, uint64_t size, int other) {
     form *new = malloc(sizeof *new + size);
-    entry *last = other ? queue.last : calloc(1, sizeof *last);
-    if (!new || !last) {
-        free(new);
-        if (!other) free(last);
-        return 0;
-    }
+    if (!new) return 0;
+    new->next = NULL;
+    new->is_other = other;
     new->size = size;
     memcpy(new->bytes, bytes, size);
-    new->next = last->forms;
-    last->forms = new;
-    if (other) return 1;
-    *(queue.first ? &queue.last->next : &queue.first) = last;
-    queue.last = last;
+    *(queue.first ? &queue.last->next : &queue.first) = new;
+    queue.last = new;
     return 1;
 }
 

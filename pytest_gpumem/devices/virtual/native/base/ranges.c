@@ -108,3 +108,11 @@ bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end)
     size_t at = gm_intervals_first(set, start);
     return start >= end || (at < set->count && set->items[at].start <= start && set->items[at].end >= end);
 }
+
+bool gm_intervals_next(const gm_intervals *set, gm_interval *part, uintptr_t end) {
+    size_t at = gm_intervals_first(set, part->end);
+    if (at == set->count || part->end >= end || set->items[at].start >= end) return false;
+    const gm_interval item = set->items[at];
+    *part = (gm_interval){item.start > part->end ? item.start : part->end, item.end < end ? item.end : end};
+    return true;
+}

@@ -14,18 +14,16 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 enum { USUAL, LEAST, MOST }; /* of gpumem_take_sizes */
-enum { BUCKETS = 1024 };
 
-typedef struct timed {
+typedef struct {
     uint64_t graph, least, most; /* bytes of the plans' workspaces */
     bool kept;                   /* in this run: PyTorch has its plan by now */
-    struct timed *next;
 } timed;
 
-static timed *buckets[BUCKETS];
+static timed *plans;
+static size_t plan_count, plan_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
 
@@ -74,9 +72,9 @@ uint64_t gm_size_up_to(gm_use use, uint64_t most) {
 }
 
 static timed *find_timed(uint64_t graph) {
-    timed *t = buckets[graph % BUCKETS];
-    while (t && t->graph != graph) t = t->next;
-    return t;
+    for (size_t i = 0; i < plan_count; i++)
+        if (plans[i].graph == graph) return &plans[i];
+    return NULL;
 }
 
 /* To the base 2, nearly. Times that lie between 1 and 2 ms tell sizes apart, the largest too. */
@@ -88,9 +86,9 @@ static float logarithm(uint64_t size) {
 float gm_plan_milliseconds(uint64_t graph, uint64_t workspace) {
     pthread_mutex_lock(&lock);
     timed *t = find_timed(graph);
-    if (!t && (t = malloc(sizeof *t))) {
-        *t = (timed){graph, workspace, workspace, false, buckets[graph % BUCKETS]};
-        buckets[graph % BUCKETS] = t;
+    if (!t && gm_grow(&plans, &plan_room, plan_count, sizeof *t)) {
+        t = &plans[plan_count++];
+        *t = (timed){graph, workspace, workspace, false};
     }
     if (t) {
         if (workspace < t->least) t->least = workspace;
@@ -124,14 +122,8 @@ GM_API void gpumem_take_sizes(int end) {
     pthread_mutex_lock(&lock);
     note_count = 0;
     notes_are_lost = false;
-    for (int i = 0; i < BUCKETS; i++) {
-        for (timed *t = buckets[i], *next; t; t = next) {
-            next = t->next;
-            t->kept = false;
-            if (end != LEAST) free(t);
-        }
-        if (end != LEAST) buckets[i] = NULL;
-    }
+    if (end != LEAST) plan_count = 0;
+    for (size_t i = 0; i < plan_count; i++) plans[i].kept = false;
     pthread_mutex_unlock(&lock);
 }
 

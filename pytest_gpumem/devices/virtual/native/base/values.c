@@ -135,11 +135,8 @@ void gm_space_share(const void *address, uint64_t size) {
 
 /* Gives pages back to the host; the lock is held. They read as zeros from then on. */
 static void give_back(uintptr_t start, uintptr_t end) {
-    for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
-        uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
-        uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
-        madvise((void *)from, to - from, MADV_DONTNEED);
-    }
+    for (gm_interval part = {start, start}; gm_intervals_next(&backed, &part, end);)
+        madvise((void *)part.start, part.end - part.start, MADV_DONTNEED);
     gm_intervals_cut(&backed, start, end);
 }
 
@@ -290,16 +287,12 @@ void gm_copy(void *to, const void *from, uint64_t size) {
         return;
     }
     gm_forget(to, size);
-    while (start < end) {
+    for (gm_interval piece = {start, start};;) {
         pthread_mutex_lock(&lock);
-        size_t at = gm_intervals_first(&known, start);
-        gm_interval piece = at < known.count ? known.items[at] : (gm_interval){end, end};
+        bool any = gm_intervals_next(&known, &piece, end);
         pthread_mutex_unlock(&lock);
-        if (piece.start < start) piece.start = start;
-        if (piece.end > end) piece.end = end;
-        if (piece.start >= end) return;
-        gm_write((char *)to + (piece.start - (uintptr_t)from), (const void *)piece.start, piece.end - piece.start);
-        start = piece.end;
+        if (!any) return;
+        gm_write((char *)to + (piece.start - start), (const void *)piece.start, piece.end - piece.start);
     }
 }
 
@@ -307,11 +300,8 @@ void gm_copy(void *to, const void *from, uint64_t size) {
 static void fill_zeros(uintptr_t start, uintptr_t end) {
     begin_change(start, end);
     if (end - start > largest_piece && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
-    for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
-        uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
-        uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
-        memset((void *)from, 0, to - from);
-    }
+    for (gm_interval part = {start, start}; gm_intervals_next(&backed, &part, end);)
+        memset((void *)part.start, 0, part.end - part.start);
     if (can_be_known(start, end)) mark(start, end);
     end_change();
 }

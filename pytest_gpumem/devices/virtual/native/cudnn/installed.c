@@ -153,7 +153,7 @@ typedef struct card {
     struct card *next;
 } card;
 
-static card *_Atomic cards; /* the newest first; none is taken away, so that they can be read without the lock */
+static card *cards; /* the newest first */
 static pthread_mutex_t cards_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void lend_cublaslt(void) {
@@ -271,28 +271,18 @@ static bool same_chip(const gm_card *a, const gm_card *b) {
            a->registers_per_sm == b->registers_per_sm;
 }
 
-static card *find_card(void) {
-    card *c = atomic_load_explicit(&cards, memory_order_acquire);
-    while (c && !same_chip(&c->profile, &gm_profile)) c = c->next;
-    return c;
-}
-
-static card *add_card(void) {
-    pthread_mutex_lock(&cards_lock);
-    card *c = find_card();
-    if (!c && !atomic_load(&cards) && gm_profile.major < AMPERE) plan_for_ampere();
-    if (!c && (c = malloc(sizeof *c))) {
-        *c = (card){gm_profile, make_property(&gm_profile), atomic_load(&cards)};
-        atomic_store_explicit(&cards, c, memory_order_release);
-    }
-    pthread_mutex_unlock(&cards_lock);
-    return c;
-}
-
 void *gm_installed_card(void) {
     open_once();
     if (!atomic_load(&opened)) return NULL;
-    card *c = find_card();
-    if (!c) c = add_card();
-    return c ? c->property : NULL;
+    pthread_mutex_lock(&cards_lock);
+    card *c = cards;
+    while (c && !same_chip(&c->profile, &gm_profile)) c = c->next;
+    if (!c && !cards && gm_profile.major < AMPERE) plan_for_ampere();
+    if (!c && (c = malloc(sizeof *c))) {
+        *c = (card){gm_profile, make_property(&gm_profile), cards};
+        cards = c;
+    }
+    void *property = c ? c->property : NULL;
+    pthread_mutex_unlock(&cards_lock);
+    return property;
 }
