@@ -135,18 +135,12 @@ class ChildWatch:
             }
             name = f"{name} (pid {record['pid']})"
             children.append(Child(name, part, peaks, ended, *values, told))
-        self._leave_as_a_fork()
-        return children
-
-    def _leave_as_a_fork(self) -> None:
-        """Remove the folder of a forked process, unless another process uses it.
-
-        Such a process (pytest-forked's) may end without Python's exit functions.
-        """
+        # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # another process uses it
                 self._folder.rmdir()
                 self._folder = None
+        return children
 
 
 CHILDREN: Final = ChildWatch()

@@ -137,19 +137,14 @@ class CudaDevice(Device):
         if not self._shared:
             yield
             return
-        with locked(self._identities()):
+        import torch
+
+        # A MIG instance is the only one that CUDA shows; its UUID may be that of the whole GPU.
+        numbers = range(self.first, self.first + self._count)
+        uuids = (str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
+        with locked([own_instance()] if own_instance() else uuids):
             try:
                 yield
             finally:
                 with suppress(RuntimeError):  # after an error of CUDA's every call fails
                     VIEW.empty_cache()  # which other processes have no use of
-
-    def _identities(self) -> list[str]:
-        """Return the identity of each GPU that was opened."""
-        import torch
-
-        instance = own_instance()
-        if instance:  # the only one that CUDA shows; its UUID may be that of the whole GPU
-            return [instance]
-        numbers = range(self.first, self.first + self._count)
-        return [str(torch.cuda.get_device_properties(number).uuid) for number in numbers]

@@ -38,8 +38,8 @@ VALUES: Final = "GPUMEM_VALUES"
 """the one that names the values that they compute"""
 
 
-# Standard error as it was before pytest captured it: a native library that ends the process, or that
-# is refused something, has to be heard then too.
+# Standard error as it was before pytest captured it: a native library that ends the process, or is
+# refused something, has to be heard then too.
 
 _STANDARD_ERROR = 2
 _saved: int | None = None

@@ -142,12 +142,10 @@ def with_constants(computing: Callable[[], AbstractContextManager[None]], run: A
     """
 
     def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
-        is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
+        values = (node.meta.get("val") for node in self.module.graph.nodes)
+        devices = (getattr(getattr(value, "device", None), "type", "") for value in values)
+        is_for_gpu = "cuda" in devices
         with computing() if is_for_gpu else nullcontext():
             return run(self, *args, **kwargs)
 
     return computed
-
-
-def _is_on_gpu(node: Any) -> bool:  # noqa: ANN401 - PyTorch's
-    return getattr(getattr(node.meta.get("val"), "device", None), "type", "") == "cuda"

@@ -206,7 +206,13 @@ def call_with_values(
     if mode.running_here.compiled is not None or "cuda" not in compiled.device_types:
         return call(compiled, inputs)
     program = _program_of(mode, compiled)
-    if program is None or not program.is_told or not _are_plain(program, inputs):
+    tensors = (value for value in inputs if isinstance(value, Tensor))
+    if (
+        program is None
+        or not program.is_told
+        or len(inputs) != len(program.inputs)
+        or not all(type(tensor) in PLAIN for tensor in tensors)
+    ):
         return call(compiled, inputs)
     collects = gc.isenabled()
     gc.disable()  # what is made here would have Python's collector run earlier than on a GPU
@@ -237,11 +243,6 @@ def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:  # noqa:
             program = GraphProgram(restored(graph), getattr(compiled, "source_code", ""))
             setattr(compiled, PROGRAM, program)
     return program
-
-
-def _are_plain(program: GraphProgram, inputs: Sequence[Any]) -> bool:
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    return len(inputs) == len(program.inputs) and all(type(tensor) in PLAIN for tensor in tensors)
 
 
 class CodeThatRuns:
@@ -343,7 +344,9 @@ class CodeThatRuns:
         for place, tensor in enumerate(tensors):
             if values is not None:
                 self._mode.values.write(tensor, values[place].reshape(tensor.shape))
-            elif not self._is_input(tensor):
+            elif not any(
+                start <= tensor.data_ptr() < start + nbytes for start, nbytes in self._extents
+            ):
                 self._mode.values.forget(tensor)
         return True
 
@@ -356,10 +359,6 @@ class CodeThatRuns:
         read = min(reads, key=lambda read: read.order)
         self._reads.remove(read)
         return read.arguments
-
-    def _is_input(self, tensor: Tensor) -> bool:
-        address = tensor.data_ptr()
-        return any(start <= address < start + nbytes for start, nbytes in self._extents)
 
     # -- once the code has run --
 
@@ -510,7 +509,9 @@ class _Computation:
             return {"unknown": UNKNOWN, "constant": recorded.target}.get(recorded.kind)
         refs = _refs_in((recorded.args, recorded.kwargs))
         if traits is not None and traits.op._schema.name == COPY and refs[0] in self._inputs:
-            return _copied(self._inputs[refs[0]], self._resolved(recorded.args[1]))
+            target, source = self._inputs[refs[0]], self._resolved(recorded.args[1])
+            is_known = isinstance(source, Tensor)
+            return source.to(target.dtype).expand(target.shape) if is_known else UNKNOWN
         if traits is not None and traits.name.startswith(CHECKS):
             return None
         args, kwargs = (mapped(part, self._resolved) for part in (recorded.args, recorded.kwargs))
@@ -636,13 +637,6 @@ def _laid_out(value: Any, form: Any) -> Any:  # noqa: ANN401 - of a node, and it
         return value
     laid_out = torch.empty_strided(form.shape, form.strides, dtype=value.dtype, device=HOST)
     return laid_out.copy_(value)
-
-
-def _copied(target: Tensor, source: Any) -> Any:  # noqa: ANN401 - a tensor, or UNKNOWN
-    """Return the values that a copy writes, in its target's form."""
-    if not isinstance(source, Tensor):
-        return UNKNOWN
-    return source.to(target.dtype).expand(target.shape)
 
 
 def _refs_in(arguments: object) -> list[int]:

@@ -97,7 +97,10 @@ class KernelTiming:
         yield BENCHMARKS, self._untimed
         yield CHOICES, preceded_by(self._see_choice)
         yield LAUNCHES, preceded_by(self._see_launch)
-        yield COPIED, _copying_nothing
+        yield (
+            COPIED,
+            lambda copy: lambda *args, **options: {} if is_shown() else copy(*args, **options),
+        )
         yield BENCHES, self._benched_once
         yield TUNED_CALLS, preceded_by(self._see_tuned_call)
 
@@ -222,11 +225,6 @@ def flushed() -> int:
     if not hasattr(type(benchmarker), L2_SIZE):
         return FLUSHED
     return int(getattr(torch.cuda.get_device_properties(), L2_SIZE, 0)) // 4 * 4 or FLUSHED
-
-
-def _copying_nothing(copy: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-    """Save no arguments from kernels that are not run."""
-    return lambda *arguments, **options: {} if is_shown() else copy(*arguments, **options)
 
 
 def is_shown() -> bool:

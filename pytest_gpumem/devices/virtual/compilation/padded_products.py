@@ -229,18 +229,14 @@ class PaddedProducts:
         if reference is not None and reference() is compiled:
             return
         self._called[id(compiled)] = ref(compiled)
-        self._watch_products()
+        module = sys.modules.get(MULTIPLICATIONS.module)
+        if not self._watches and module is not None:
+            self._watches = MULTIPLICATIONS.wrap(module, self._multiplying)
         for product in products:
             if product not in self._products:
                 self._products[product] = None
                 called, operands = product.timed()
                 add_timed(self._workspaces, called, flushed(), operands)
-
-    def _watch_products(self) -> None:
-        """Put functions around the products that compiled code calls, once."""
-        module = sys.modules.get(MULTIPLICATIONS.module)
-        if not self._watches and module is not None:
-            self._watches = MULTIPLICATIONS.wrap(module, self._multiplying)
 
     def _multiplying(self, multiply: Any) -> Any:  # noqa: ANN401 - PyTorch's
         def multiplied(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
@@ -248,7 +244,11 @@ class PaddedProducts:
             call = getattr(self._calls, "current", None)
             if call is None or len(args) < 2 or not is_shown():  # noqa: PLR2004 - the operands
                 return multiply(*args, **options)
-            product, sizes = self._product_of(*args[-2:])
+            first, second = args[-2:]
+            sizes = (*first.shape, second.shape[-1])
+            size = first.element_size()
+            products = (known for known in tuple(self._products) if known.is_of(sizes, size))
+            product = next(products, None)
             if product is None:
                 return multiply(*args, **options)
             began = time_ns() / 1000
@@ -258,13 +258,6 @@ class PaddedProducts:
             return result
 
         return multiplied
-
-    def _product_of(self, first: Any, second: Any) -> tuple[Product | None, tuple[int, ...]]:  # noqa: ANN401 - tensors
-        sizes = (*first.shape, second.shape[-1])
-        for product in tuple(self._products):
-            if product.is_of(sizes, first.element_size()):
-                return product, sizes
-        return None, sizes
 
     def _add(
         self,

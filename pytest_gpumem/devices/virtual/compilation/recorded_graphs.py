@@ -205,15 +205,9 @@ def _forms_of(value: Any, torch: ModuleType) -> Any:  # noqa: ANN401 - of a node
     for tensor in _tensors_of_value(value, torch):
         if not all(type(size) is int for size in tensor.shape):
             return None
-        forms.append(Form(tuple(tensor.shape), tensor.dtype, _strides_of(tensor, torch)))
+        strides = tuple(tensor.stride()) if tensor.layout is torch.strided else (None,)
+        are_known = all(type(stride) is int for stride in strides)
+        forms.append(Form(tuple(tensor.shape), tensor.dtype, strides if are_known else None))
     if isinstance(value, torch.Tensor):
         return forms[0]
     return forms if isinstance(value, (list, tuple)) else None
-
-
-def _strides_of(tensor: Any, torch: ModuleType) -> tuple[int, ...] | None:  # noqa: ANN401 - a tensor
-    """Return a tensor's strides; None where it has none, or one is a symbol."""
-    if tensor.layout is not torch.strided:
-        return None
-    strides = tuple(tensor.stride())
-    return strides if all(type(stride) is int for stride in strides) else None

@@ -171,13 +171,6 @@ UNWAITED: Final = UnwaitedCollectives()
 """those of this process's group, of which there is one at a time"""
 
 
-def _progress_of_the_device() -> Callable[[], tuple[int, int]]:
-    """Return a function that returns how many kernels were launched, and were waited for."""
-    native = ctypes.CDLL(str(LIBRARY))
-    native.gpumem_launches.restype = native.gpumem_waits.restype = ctypes.c_uint64
-    return lambda: (native.gpumem_launches(), native.gpumem_waits())
-
-
 @contextmanager
 def unwaited_collectives_kept() -> Iterator[None]:
     """Have tensors of unwaited collectives kept in the block, as NCCL's process group keeps them.
@@ -187,7 +180,9 @@ def unwaited_collectives_kept() -> Iterator[None]:
     import torch
 
     bindings: Any = torch._C._distributed_c10d
-    UNWAITED.device = _progress_of_the_device()
+    native = ctypes.CDLL(str(LIBRARY))
+    native.gpumem_launches.restype = native.gpumem_waits.restype = ctypes.c_uint64
+    UNWAITED.device = lambda: (native.gpumem_launches(), native.gpumem_waits())
     with ExitStack() as stack:
         stack.callback(UNWAITED.clear)
         WORKS.wrap(bindings, UNWAITED.keeping, stack)

@@ -46,11 +46,6 @@ def _int64(number: int) -> bytes:
     return struct.pack("=q", number)
 
 
-def _count(number: int) -> tuple[bytes, bytes]:
-    """Return a count as 4 and as 8 bytes: as an int32 and as an int64."""
-    return _int32(number), _int64(number)
-
-
 def _content(tensor: Tensor) -> bytes:
     """Return the bytes of a host tensor's elements."""
     flat = tensor.detach().contiguous().reshape(-1)
@@ -176,7 +171,8 @@ def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Seque
     It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
     """
     unique = result[0] if result else args.self
-    return [_count(unique.shape[args.dim])] if args.self.numel() else []
+    count = unique.shape[args.dim]
+    return [(_int32(count), _int64(count))] if args.self.numel() else []
 
 
 @copies("aten::unique_consecutive", bounded=True)

@@ -530,7 +530,11 @@ class ValueMode:
         if not all(self.make_known(tensor) or self.assume(tensor) for tensor in read):
             return None
         assumed = self.values.are_assumed(inputs)
-        return on_host(call, over_device_memory, _host_generator, assumed=assumed)
+
+        def generator(given: torch.Generator) -> torch.Generator:
+            return torch.Generator().manual_seed(_seed(given))
+
+        return on_host(call, over_device_memory, generator, assumed=assumed)
 
     def _read_by(
         self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
@@ -588,7 +592,8 @@ class ValueMode:
         on_device = [tensor for tensor in (*outputs, *written) if tensor.is_cuda]
         if plan is None and not on_device:
             return
-        addresses = {tensor.data_ptr() for tensor in written} | _returned_arguments(call)
+        returned = call.inputs() if call.name in RETURNS_ARGUMENTS else ()
+        addresses = {tensor.data_ptr() for tensor in (*written, *returned)}
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if traits.allocates:
             plan = None
@@ -736,22 +741,11 @@ class ValueMode:
             torch.default_generator.set_state(state)
 
 
-def _returned_arguments(call: OperatorCall) -> set[int]:
-    """Return the addresses of the arguments that an operator returns as they are."""
-    if call.name not in RETURNS_ARGUMENTS:
-        return set()
-    return {tensor.data_ptr() for tensor in call.inputs()}
-
-
 def _names(all_names: set[str]) -> str:
     """Return the first of some names, and how many there are more."""
     names = sorted(all_names)
     also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{', '.join(names[:MAX_NAMED])}{also}"
-
-
-def _host_generator(generator: torch.Generator) -> torch.Generator:
-    return torch.Generator().manual_seed(_seed(generator))
 
 
 def _seed(generator: torch.Generator) -> int:
