@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ArchLimits:
     """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
 
@@ -56,30 +56,18 @@ class ArchLimits:
     registers_per_sm: int = 65536
 
 
-def _limits(
-    threads: int, blocks: int, sm_kib: int, block_kib: int, reserved_kib: int = 1
-) -> ArchLimits:
-    return ArchLimits(
-        max_threads_per_sm=threads,
-        max_blocks_per_sm=blocks,
-        shared_memory_per_sm=sm_kib * KIB,
-        shared_memory_per_block_optin=block_kib * KIB,
-        reserved_shared_memory_per_block=reserved_kib * KIB,
-    )
-
-
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (7.0: CUDA 12's; the
 # others: CUDA 13's). CUDA keeps 1 KiB of each block's shared memory from 8.0 on (tuning guides).
 LIMITS: Mapping[tuple[int, int], ArchLimits] = MappingProxyType(
     {
-        (7, 0): _limits(threads=2048, blocks=32, sm_kib=96, block_kib=96, reserved_kib=0),
-        (7, 5): _limits(threads=1024, blocks=16, sm_kib=64, block_kib=64, reserved_kib=0),
-        (8, 0): _limits(threads=2048, blocks=32, sm_kib=164, block_kib=163),
-        (8, 6): _limits(threads=1536, blocks=16, sm_kib=100, block_kib=99),
-        (8, 9): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
-        (9, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
-        (10, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
-        (12, 0): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
+        (7, 0): ArchLimits(2048, 32, 96 * KIB, 96 * KIB, 0),
+        (7, 5): ArchLimits(1024, 16, 64 * KIB, 64 * KIB, 0),
+        (8, 0): ArchLimits(2048, 32, 164 * KIB, 163 * KIB),
+        (8, 6): ArchLimits(1536, 16, 100 * KIB, 99 * KIB),
+        (8, 9): ArchLimits(1536, 24, 100 * KIB, 99 * KIB),
+        (9, 0): ArchLimits(2048, 32, 228 * KIB, 227 * KIB),
+        (10, 0): ArchLimits(2048, 32, 228 * KIB, 227 * KIB),
+        (12, 0): ArchLimits(1536, 24, 100 * KIB, 99 * KIB),
     }
 )
 

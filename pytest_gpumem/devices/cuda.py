@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, suppress
+import os
+import tempfile
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import FileLock
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
@@ -13,14 +17,13 @@ from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.memory_cap import set_memory
-from pytest_gpumem.devices.sharing.gpu_locks import locked
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
@@ -148,3 +151,29 @@ class CudaDevice(Device):
             finally:
                 with suppress(RuntimeError):  # after an error of CUDA's every call fails
                     VIEW.empty_cache()  # which other processes have no use of
+
+
+@contextmanager
+def locked(gpus: Iterable[str]) -> Iterator[None]:
+    """Wait until no other process of the user has one of some GPUs, and have them in the block.
+
+    Each GPU has a file in a folder of the user. The operating system opens the locks of a process
+    that ends, however the process ends.
+
+    Args:
+        gpus: the identities of the GPUs: their UUIDs, or the names of MIG instances.
+    """
+    folder = lock_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        # All processes lock in this order, so no two of them wait for each other.
+        for gpu in sorted(gpus):
+            file_name = gpu.replace("/", "-")  # older drivers name "MIG-GPU-<UUID>/1/0"
+            stack.enter_context(FileLock(folder / f"{file_name}.lock"))
+        yield
+
+
+def lock_folder() -> Path:
+    """Return the folder of the user's locks."""
+    user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is the user's own
+    return Path(tempfile.gettempdir()) / f"pytest-gpumem-{user}"

@@ -144,16 +144,6 @@ class Decisions:
         return guesses is self._unknown or guesses is self._assumed
 
     @property
-    def any_unknown(self) -> bool:
-        """Whether the program decided by an unknown value."""
-        return bool(self._unknown.total())
-
-    @property
-    def any_assumed(self) -> bool:
-        """Whether the program decided by an assumed value."""
-        return bool(self._assumed.total())
-
-    @property
     def counts(self) -> tuple[int, int]:
         """The numbers of unknown and of assumed values that the program decided by."""
         return self._unknown.total(), self._assumed.total()

@@ -6,14 +6,14 @@ library, which finds no driver: "CUBLAS_STATUS_EXECUTION_FAILED".
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.virtual.missing_libraries import SharedObject
+
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator
     from pathlib import Path
 
 # Names of the driver's, which no wheel brings, and of all the libraries above it. C++'s names of
@@ -28,8 +28,6 @@ NEWEST_COMPARED: Final = (2, 15)
 """the newest torch that was looked at: all functions of its releases, and older, are answered"""
 MAX_NAMED: Final = 5
 """functions that a sentence names"""
-_DYNSYM, _GNU_HASH = 11, 0x6FFFFFF6
-"""SHT_DYNSYM and SHT_GNU_HASH of the ELF format"""
 
 
 class LinkedFunctions(NamedTuple):
@@ -86,28 +84,13 @@ def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
     )
 
 
-def wanted_functions(path: Path) -> Iterator[str]:
-    """Yield NVIDIA's functions that a 64-bit little-endian library imports.
-
-    Undefined symbols stand before the first one that the table of hashes knows, so that the
-    hundreds of thousands that torch defines are not looked at.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        if raw[:6] != b"\x7fELF\x02\x01":
-            return
-        table, count = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<H", raw, 60)[0]
-        sections = [struct.unpack_from("<IIQQQQIIQQ", raw, table + 64 * i) for i in range(count)]
-        places = {section[1]: section for section in sections}
-        if _DYNSYM not in places:
-            return
-        start, size, link = (places[_DYNSYM][index] for index in (4, 5, 6))
-        if _GNU_HASH in places:  # a table of hashes begins with its number of buckets
-            size = 24 * struct.unpack_from("<I", raw, places[_GNU_HASH][4] + 4)[0]
-        names = sections[link][4]
-        for name, info, _, section, _, _ in struct.iter_unpack(
-            "<IBBHQQ", raw[start : start + size]
-        ):
-            if section == 0 and info >> 4 and name:  # undefined, and not local
-                symbol = raw[names + name : raw.find(b"\0", names + name)]
-                if NVIDIAS.match(symbol):
-                    yield symbol.decode()
+def wanted_functions(path: Path) -> list[str]:
+    """Return NVIDIA's functions that a library imports; none of a file that is no library."""
+    try:
+        return [
+            symbol.decode()
+            for symbol in SharedObject(path).wanted_symbols()
+            if NVIDIAS.match(symbol)
+        ]
+    except (ValueError, struct.error):
+        return []

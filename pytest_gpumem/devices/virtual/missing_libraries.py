@@ -13,6 +13,7 @@ library's, which is loaded before and globally.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
 import struct
@@ -42,7 +43,8 @@ CUDNN: Final = "libcudnn.so."
 OWN: Final = re.compile(r"lib(c10|caffe2|shm|torch)")
 """how the names of torch's own libraries begin; of others beside them, some are used by none"""
 
-_NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29  # DT_NEEDED ... of elf.h
+_NEEDED, _HASH, _STRINGS, _SYMBOLS, _RPATH, _RUNPATH = 1, 4, 5, 6, 15, 29  # DT_NEEDED ... of elf.h
+_GNU_HASH = 0x6FFFFEF5
 _LOAD, _DYNAMIC = 1, 2  # PT_LOAD, PT_DYNAMIC
 
 
@@ -58,58 +60,78 @@ class Dependencies(NamedTuple):
     folders: tuple[Path, ...]
 
 
-def read_dependencies(path: Path) -> Dependencies:
-    """Read the dynamic section of a 64-bit little-endian shared object (elf.h).
+class SharedObject:
+    """The dynamic section of a 64-bit little-endian shared object (elf.h)."""
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file.
-    """
-    with path.open("rb") as file:
-        header = file.read(64)
-        if header[:6] != b"\x7fELF\x02\x01" or len(header) < 64:  # noqa: PLR2004 - sizeof(Elf64_Ehdr)
+    def __init__(self, path: Path) -> None:
+        """Read it.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no such file.
+            struct.error: it is damaged.
+        """
+        self.path = path
+        with path.open("rb") as file:
+            self._raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._raw[:6] != b"\x7fELF\x02\x01":
             raise ValueError(f"{path} is no 64-bit shared object")
-        (segments_at,) = struct.unpack_from("<Q", header, 32)
-        entry_size, count = struct.unpack_from("<HH", header, 54)
-        file.seek(segments_at)
-        table = file.read(entry_size * count)
-        segments: list[tuple[int, int, int, int]] = []
-        """type, offset, address, and size in the file"""
-        for at in range(0, len(table) - entry_size + 1, entry_size):
-            kind, _, offset, address, _, size = struct.unpack_from("<IIQQQQ", table, at)
-            segments.append((kind, offset, address, size))
-
-        def at_address(address: int) -> int:
-            for kind, offset, start, size in segments:
-                if kind == _LOAD and start <= address < start + size:
-                    return offset + address - start
-            raise ValueError(f"{path}: its dynamic section points outside of the file")
-
-        entries: list[tuple[int, int]] = []
-        for kind, offset, _address, size in segments:
+        (start,), (size, count) = self._read("<Q", 32), self._read("<HH", 54)
+        segments = [self._read("<IIQQQQ", start + size * index) for index in range(count)]
+        self._loaded = [segment for segment in segments if segment[0] == _LOAD]
+        self._entries: list[tuple[int, int]] = []
+        for kind, _, offset, _, _, length in segments:
             if kind == _DYNAMIC:
-                file.seek(offset)
-                entries += struct.iter_unpack("<qQ", file.read(size // 16 * 16))
-        strings = next((value for tag, value in entries if tag == _STRINGS), None)
+                content = self._raw[offset : offset + length // 16 * 16]
+                self._entries += struct.iter_unpack("<qQ", content)
 
-        def text(offset: int) -> str:
-            assert strings is not None  # noqa: S101 - for the type checker
-            file.seek(at_address(strings) + offset)
-            return file.read(4096).split(b"\0", 1)[0].decode()
+    def _read(self, form: str, offset: int) -> tuple[int, ...]:
+        if offset > len(self._raw):
+            raise ValueError(f"{self.path} is cut short")
+        return struct.unpack_from(form, self._raw, offset)
 
-        if strings is None:
-            return Dependencies((), ())
-        names = tuple(text(value) for tag, value in entries if tag == _NEEDED)
-        paths = [text(value) for tag, value in entries if tag in {_RPATH, _RUNPATH}]
-    origin = str(path.parent)
-    folders = (folder for joined in paths for folder in joined.split(":") if folder)
-    return Dependencies(
-        names,
-        tuple(
-            Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))
-            for folder in folders
-        ),
-    )
+    def _values(self, *tags: int) -> list[int]:
+        return [value for tag, value in self._entries if tag in tags]
+
+    def _place(self, address: int) -> int:
+        for _, _, offset, start, _, size in self._loaded:
+            if start <= address < start + size:
+                return offset + address - start
+        raise ValueError(f"{self.path}: its dynamic section points outside of the file")
+
+    def _text(self, offset: int) -> bytes:
+        (strings,) = self._values(_STRINGS)
+        start = self._place(strings) + offset
+        return self._raw[start : self._raw.find(b"\0", start)]
+
+    def dependencies(self) -> Dependencies:
+        """Return the libraries that it needs."""
+        origin = str(self.path.parent)
+        paths = b":".join(map(self._text, self._values(_RPATH, _RUNPATH))).decode()
+        folders = (folder for folder in paths.split(":") if folder)
+        return Dependencies(
+            tuple(self._text(value).decode() for value in self._values(_NEEDED)),
+            tuple(
+                Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))
+                for folder in folders
+            ),
+        )
+
+    def wanted_symbols(self) -> Iterator[bytes]:
+        """Yield the global symbols that other libraries are to define.
+
+        They stand before the first one that the table of hashes knows, so that the hundreds of
+        thousands that torch defines are not looked at.
+        """
+        symbols, tables = self._values(_SYMBOLS), self._values(_GNU_HASH) or self._values(_HASH)
+        if not symbols or not tables:
+            return
+        start = self._place(symbols[0])
+        (count,) = self._read("<I", self._place(tables[0]) + 4)
+        content = self._raw[start : start + 24 * count]
+        for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", content):
+            if section == 0 and info >> 4 and name:  # undefined, and not local
+                yield self._text(name)
 
 
 def missing_libraries(folder: Path) -> list[str]:
@@ -128,7 +150,7 @@ def missing_libraries(folder: Path) -> list[str]:
     missing = set()
     for path in needed_paths:  # which grows
         try:
-            needed = read_dependencies(path)
+            needed = SharedObject(path).dependencies()
         except (OSError, ValueError, struct.error):
             continue  # the dynamic linker will say it in its own words, if it needs the file
         for name in needed.names:

@@ -110,8 +110,7 @@ class VirtualValues(ValueEngine):
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""
-        decided = self._decisions.any_unknown or self._decisions.any_assumed
-        return decided or (failed and self._decisions.any_read)
+        return any(self._decisions.counts) or (failed and self._decisions.any_read)
 
     def assume_masks(self, share: float) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.assume_masks`."""

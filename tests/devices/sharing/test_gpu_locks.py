@@ -7,11 +7,11 @@ import pytest
 from filelock import FileLock, Timeout
 from helpers.virtual_gpu import start_python
 
-from pytest_gpumem.devices.sharing.gpu_locks import lock_folder, locked
+from pytest_gpumem.devices.cuda import lock_folder, locked
 
 HOLD = """
 import signal, sys, tempfile
-from pytest_gpumem.devices.sharing.gpu_locks import locked
+from pytest_gpumem.devices.cuda import locked
 
 tempfile.tempdir, *gpus = sys.argv[1:]
 with locked(gpus):

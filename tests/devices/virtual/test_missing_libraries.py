@@ -17,14 +17,18 @@ from pytest_gpumem.devices.virtual.device import obstacle
 from pytest_gpumem.devices.virtual.missing_libraries import (
     PLACEHOLDER,
     STUBBED,
+    SharedObject,
     missing_libraries,
-    read_dependencies,
     supply_missing_libraries,
 )
 from pytest_gpumem.errors import DeviceError
 
 TORCH = SITE / "torch/lib"
 NEEDED = b"libgpumem_cuda.so"  # of each shell of the native library
+
+
+def dependencies(path):
+    return SharedObject(path).dependencies()
 
 
 def library_that_needs(folder, soname, name="libtorch_part.so"):
@@ -38,12 +42,12 @@ def library_that_needs(folder, soname, name="libtorch_part.so"):
 
 
 def test_what_a_library_needs_and_where_is_read_from_its_file():
-    assert read_dependencies(native.DRIVER).names[0] == native.LIBRARY.name
-    assert read_dependencies(native.DRIVER).folders == (native.FOLDER,)
+    assert dependencies(native.DRIVER).names[0] == native.LIBRARY.name
+    assert dependencies(native.DRIVER).folders == (native.FOLDER,)
 
 
 def test_torch_s_own_libraries_are_read():
-    names = read_dependencies(TORCH / "libc10_cuda.so").names
+    names = dependencies(TORCH / "libc10_cuda.so").names
     assert {"libc10.so", "libc.so.6"} <= set(names)
     assert any(STUBBED.fullmatch(name) for name in names)
 
@@ -112,7 +116,7 @@ def test_a_stub_that_cannot_be_loaded_names_the_library_and_the_variable(tmp_pat
 
 def test_the_stub_has_room_for_every_name_that_torch_needs():
     assert native.STUB.read_bytes().count(PLACEHOLDER) == 1
-    names = {name for path in TORCH.glob("*.so*") for name in read_dependencies(path).names}
+    names = {name for path in TORCH.glob("*.so*") for name in dependencies(path).names}
     cuda = {name for name in names if STUBBED.fullmatch(name)}
     assert {"libcudnn.so.9", "libnccl.so.2"} <= cuda
     assert max(map(len, cuda)) < len(PLACEHOLDER)
@@ -285,7 +289,7 @@ def test_a_torch_that_needs_a_library_of_another_name_ends_with_a_sentence_that_
     """torch's own files in copy, and in one of them cudart has a name that no CUDA has had."""
     python = light_environment(tmp_path / "env")
     (library,) = (tmp_path / "env").glob("lib/python*/site-packages/torch/lib/libc10_cuda.so")
-    (cudart,) = (n for n in read_dependencies(library).names if n.startswith("libcudart.so."))
+    (cudart,) = (n for n in dependencies(library).names if n.startswith("libcudart.so."))
     content = library.read_bytes()
     library.unlink()
     library.write_bytes(content.replace(cudart.encode(), cudart.replace("rt.", "rs.").encode()))

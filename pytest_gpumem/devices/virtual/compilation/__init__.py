@@ -63,10 +63,8 @@ class Compilation:
 
     def begin(self) -> None:
         """Begin to watch a run."""
-        self._max_autotune.begin()
-        self._kernel_timing.begin()
-        self._products.begin()
-        self._compiled_code.begin()
+        for part in (self._max_autotune, self._kernel_timing, self._products, self._compiled_code):
+            part.begin()
 
     def notes(self) -> list[Note]:
         """Return notes on the run: what was left out, and that its figures are less sure."""

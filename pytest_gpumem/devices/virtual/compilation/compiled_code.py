@@ -39,8 +39,8 @@ BESIDE_OTHERS: Final = (
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
     """Return what makes of a function of PyTorch's one that tells its arguments first."""
 
-    def make(function: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        def told(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+    def make(function: Any) -> Any:
+        def told(*args: Any, **options: Any) -> Any:
             __tracebackhide__ = True
             tell(*args, **options)
             return function(*args, **options)

@@ -43,14 +43,14 @@ MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
 """our module that knows whether values are computed; imported once any are"""
 
 
-def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
+def current_mode() -> Any:
     """Return the mode that computes values; None: there is none."""
     module = sys.modules.get(MODE)
     return module.ValueMode.current if module is not None else None
 
 
-def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
-    def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+def _keeping_compiled(compiles: Any) -> Any:
+    def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         kept = _recorded(graph)  # before: it is changed
         compiled = compiles(graph, *args, **options)
@@ -60,10 +60,10 @@ def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyT
     return compile_graph
 
 
-def _keeping_loaded(loads: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
+def _keeping_loaded(loads: Any) -> Any:
     """Keep the graph of code that a process without this package, or values, has cached."""
 
-    def load_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def load_graph(graph: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         compiled = loads(graph, *args, **options)
         if not hasattr(compiled, GRAPH):
@@ -73,11 +73,11 @@ def _keeping_loaded(loads: Any) -> Any:  # noqa: ANN401 - a function of PyTorch'
     return load_graph
 
 
-def _recorded(graph: Any) -> tuple[str, bytes]:  # noqa: ANN401 - PyTorch's GraphModule
+def _recorded(graph: Any) -> tuple[str, bytes]:
     """Return the attribute that a graph is kept by, and the graph."""
     attribute = GRAPH
 
-    def values_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of the device, and one of the host
+    def values_of(tensor: Any) -> Any:
         nonlocal attribute
         values = _values_of(tensor)
         if values is None:
@@ -90,7 +90,7 @@ def _recorded(graph: Any) -> tuple[str, bytes]:  # noqa: ANN401 - PyTorch's Grap
     return attribute, nodes
 
 
-def _values_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of the device, and one of the host
+def _values_of(tensor: Any) -> Any:
     """Return the values of a graph's own tensor, which are those of its code; None: unknown."""
     mode = current_mode()
     if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):
@@ -100,14 +100,14 @@ def _values_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of the device, an
     return over_device_memory(tensor.detach())
 
 
-def _keep(compiled: Any, attribute: str, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
+def _keep(compiled: Any, attribute: str, graph: bytes) -> None:
     if hasattr(compiled, "current_callable"):  # a graph that computes nothing becomes a function
         with suppress(AttributeError):
             setattr(compiled, attribute, graph)
 
 
-def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-    def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+def _computing(call: Any) -> Any:
+    def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         mode = current_mode()
         if mode is None or kwargs or len(args) != 1:
@@ -133,7 +133,7 @@ FOLDING: Final = Patch(
 )
 
 
-def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:
     """Return the folding of constants, which are computed whatever values a run asks for.
 
     Args:
@@ -141,7 +141,7 @@ def with_constants(computing: Callable[[], AbstractContextManager[None]], run: A
         run: folds.
     """
 
-    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:
         values = (node.meta.get("val") for node in self.module.graph.nodes)
         devices = (getattr(getattr(value, "device", None), "type", "") for value in values)
         is_for_gpu = "cuda" in devices

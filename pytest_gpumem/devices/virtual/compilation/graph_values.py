@@ -189,11 +189,8 @@ class Read(NamedTuple):
 
 
 def call_with_values(
-    mode: ValueMode,
-    compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
-    call: Callable[[Any, Any], Any],
-    inputs: Any,  # noqa: ANN401 - a list; it is emptied
-) -> Any:  # noqa: ANN401 - as the code
+    mode: ValueMode, compiled: Any, call: Callable[[Any, Any], Any], inputs: Any
+) -> Any:
     """Call compiled code, and write the values that its graph has.
 
     Args:
@@ -232,7 +229,7 @@ def call_with_values(
     return result
 
 
-def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:  # noqa: ANN401 - PyTorch's
+def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
     program: GraphProgram | None = getattr(compiled, PROGRAM, None)
     if program is None:
         graph = getattr(compiled, GRAPH, b"") or getattr(compiled, WITHOUT_CONSTANTS, b"")
@@ -249,11 +246,7 @@ class CodeThatRuns:
     """One call of compiled code."""
 
     def __init__(
-        self,
-        mode: ValueMode,
-        program: GraphProgram,
-        inputs: Sequence[Any],
-        compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
+        self, mode: ValueMode, program: GraphProgram, inputs: Sequence[Any], compiled: Any
     ) -> None:
         """Compute the graph; the inputs are kept alive no longer than this takes."""
         self._mode, self._program = mode, program
@@ -362,7 +355,7 @@ class CodeThatRuns:
 
     # -- once the code has run --
 
-    def write(self, result: Any) -> None:  # noqa: ANN401 - of the code
+    def write(self, result: Any) -> None:
         """Write the values of returned and changed tensors; all other values are unknown."""
         with (
             torch._C._AutoDispatchBelowAutograd(),
@@ -473,7 +466,7 @@ class _Computation:
                 if value is not UNKNOWN:
                     results[place] = self._lasting(value)
 
-    def _lasting(self, value: Any) -> Any:  # noqa: ANN401 - of a node
+    def _lasting(self, value: Any) -> Any:
         """Return a value that does not lie in an input, which the code may free."""
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._borrowed:
             return value.clone()
@@ -501,7 +494,7 @@ class _Computation:
             order = self._program.order.get(recorded.symbol, -1)
             reads.append(Read(operator, [*map(self._lasting, values)], order))
 
-    def _value_of(self, node: Node) -> Any:  # noqa: ANN401 - any
+    def _value_of(self, node: Node) -> Any:
         recorded, traits = node.node, node.traits
         if recorded.kind not in {"operator", "function"}:
             if recorded.kind == "unknown" and recorded.target:
@@ -525,7 +518,7 @@ class _Computation:
                 result = node.function(*args, **kwargs)
         return result
 
-    def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - any
+    def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:
         """Return an operator's result, if it is within the budget."""
         mode = self._mode
         if traits.op.namespace in COLLECTIVES:
@@ -562,7 +555,7 @@ class _Computation:
         forms = self._program.nodes[source].forms
         return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
-    def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
+    def _like_results(self, node: Node, call: OperatorCall) -> Any:
         """Return tensors without values, of the shapes of an operator's results."""
         if node.forms is not None:
             return mapped(
@@ -578,7 +571,7 @@ class _Computation:
             node.known_forms[key] = like
         return node.known_forms[key]
 
-    def _resolved(self, argument: Any) -> Any:  # noqa: ANN401 - any
+    def _resolved(self, argument: Any) -> Any:
         """Return the value of an argument; UNKNOWN is one."""
         if isinstance(argument, Ref):
             if argument.place in self._known:
@@ -588,12 +581,12 @@ class _Computation:
             return HOST
         return argument
 
-    def _input_value(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
+    def _input_value(self, place: int) -> Any:
         if self._values.get(place) is None:
             self._values[place] = self._input_read(place)
         return self._values[place]
 
-    def _input_read(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
+    def _input_read(self, place: int) -> Any:
         tensor = self._inputs[place]
         if not isinstance(tensor, Tensor):
             return tensor
@@ -610,7 +603,7 @@ class _Computation:
         return host
 
 
-def _large(form: Any) -> int:  # noqa: ANN401 - a Form, or None
+def _large(form: Any) -> int:
     """Return the bytes of a tensor of floating-point numbers that is not small."""
     if not isinstance(form, Form) or not form.dtype.is_floating_point:
         return 0
@@ -618,7 +611,7 @@ def _large(form: Any) -> int:  # noqa: ANN401 - a Form, or None
     return nbytes if nbytes > LIMITS.small else 0
 
 
-def _laid_out(value: Any, form: Any) -> Any:  # noqa: ANN401 - of a node, and its forms
+def _laid_out(value: Any, form: Any) -> Any:
     """Return results with the strides that the GPU's have: views of them depend on these."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
@@ -652,14 +645,14 @@ def _refs_in(arguments: object) -> list[int]:
     return []
 
 
-def _on_meta(argument: Any) -> Any:  # noqa: ANN401 - any
+def _on_meta(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         shape, strides = argument.shape, argument.stride()
         return torch.empty_strided(shape, strides, dtype=argument.dtype, device="meta")
     return torch.device("meta") if isinstance(argument, torch.device) else argument
 
 
-def _shape_of(argument: Any) -> Any:  # noqa: ANN401 - any
+def _shape_of(argument: Any) -> Any:
     return (argument.shape, argument.dtype) if isinstance(argument, Tensor) else argument
 
 

@@ -104,8 +104,8 @@ class KernelTiming:
         yield BENCHES, self._benched_once
         yield TUNED_CALLS, preceded_by(self._see_tuned_call)
 
-    def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _untimed(self, method: Any) -> Any:
+        def benchmark_gpu(*arguments: Any, **options: Any) -> Any:
             if not is_shown():
                 return method(*arguments, **options)
             self._asked = True
@@ -115,30 +115,30 @@ class KernelTiming:
 
     # -- Inductor's kernels --
 
-    def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+    def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if is_shown():
             self._timed.add(tuner)
             self._tell_first(tuner, args, kwargs)
 
-    def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+    def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if tuner in self._timed and is_shown():
             self._tell_first(tuner, args, kwargs)
 
-    def _tell_first(self, tuner: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - PyTorch's
+    def _tell_first(self, tuner: Any, args: Any, kwargs: Any) -> None:
         """Tell what the first call of a kernel in a run takes: its configuration is kept."""
         if tuner not in self._told:
             self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
     # -- kernels that a program tunes by Triton --
 
-    def _benched_once(self, bench: Any) -> Any:  # noqa: ANN401 - Triton's, and in its place
+    def _benched_once(self, bench: Any) -> Any:
         """Have each configuration called once: one with too much shared memory is never picked."""
 
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
             return [TIME] * len(quantiles)
 
-        def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Triton's
+        def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:
             if not is_shown():
                 return bench(tuner, *arguments, **options)
             with ExitStack() as stack:
@@ -149,14 +149,14 @@ class KernelTiming:
 
         return untimed
 
-    def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Triton's
+    def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown():
             # Triton keeps a choice by arguments of the call: each call may be a first one.
             self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 
-    def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:  # noqa: ANN401 - of either
+    def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:
         """Tell what a GPU allocates to time a kernel, if a run has told no more of this kernel."""
         if sum(copies) > self._told.get(tuner, -1):
             self._told[tuner] = sum(copies)
@@ -181,7 +181,7 @@ def add_timed(
     workspaces.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
 
 
-def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments
+def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
     """Return the bytes of each copy that Inductor may make of a kernel's outputs.
 
     Where memory matters (in inference and in a backward pass), it copies to the host what would
@@ -197,7 +197,7 @@ def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: 
     ]
 
 
-def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - an Autotuner, its kernel's arguments
+def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
     """Return the bytes of each tensor that is to be restored after each time."""
     import torch
 

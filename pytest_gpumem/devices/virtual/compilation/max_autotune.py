@@ -66,11 +66,11 @@ class MaxAutotuneSwitch:
             module, functools.partial(self._untuned, config)
         )
 
-    def _untuned(self, config: Any, compile_graph: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - Inductor's
+    def _untuned(self, config: Any, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(compile_graph)
         settings = [name for name in TUNING + LESSER if has(config, name)]
 
-        def untuned(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        def untuned(*arguments: Any, **options: Any) -> Any:
             import torch
 
             call = signature.bind(*arguments, **options)

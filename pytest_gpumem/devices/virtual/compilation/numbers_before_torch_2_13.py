@@ -36,7 +36,7 @@ def trace_numbers(module: ModuleType) -> None:
         return
 
     def as_constant(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(self: Any, value: Any) -> Any:  # noqa: ANN401 - PyTorch's builder and variable
+        def wrapped(self: Any, value: Any) -> Any:
             number = plain_number(value)
             if number is None:
                 return wrap(self, value)

@@ -170,21 +170,21 @@ class PaddedProducts:
 
     # -- while it compiles --
 
-    def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:  # noqa: ANN401 - PyTorch's
+    def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:
         """Note a product that PyTorch makes a key of, to ask a cache on the disk first."""
         if is_shown() and not options.get("is_base_time_key"):
             self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 
     @staticmethod
-    def _answering(look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _answering(look_up: Any) -> Any:
         """Answer that padding is not faster: the cache may have a real GPU's answers.
 
         Without an answer, PyTorch would make operands of full size next.
         """
         return lambda key: False if is_shown() else look_up(key)
 
-    def _keeping(self, make: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
-        def made(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _keeping(self, make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> Any:
             __tracebackhide__ = True
             compiled = make(*args, **options)
             if self._asked and hasattr(compiled, "current_callable"):
@@ -196,8 +196,8 @@ class PaddedProducts:
 
     # -- while it runs --
 
-    def _telling(self, call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-        def called(compiled: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _telling(self, call: Any) -> Any:
+        def called(compiled: Any, *args: Any, **options: Any) -> Any:
             __tracebackhide__ = True
             products = getattr(compiled, PRODUCTS, ())
             if products and is_shown():
@@ -223,7 +223,7 @@ class PaddedProducts:
 
         return called
 
-    def _tell(self, compiled: Any, products: Sequence[Product]) -> None:  # noqa: ANN401 - PyTorch's
+    def _tell(self, compiled: Any, products: Sequence[Product]) -> None:
         """Tell what timing takes, as if this run had compiled the code just now."""
         reference = self._called.get(id(compiled))
         if reference is not None and reference() is compiled:
@@ -238,8 +238,8 @@ class PaddedProducts:
                 called, operands = product.timed()
                 add_timed(self._workspaces, called, flushed(), operands)
 
-    def _multiplying(self, multiply: Any) -> Any:  # noqa: ANN401 - PyTorch's
-        def multiplied(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+    def _multiplying(self, multiply: Any) -> Any:
+        def multiplied(*args: Any, **options: Any) -> Any:
             __tracebackhide__ = True
             call = getattr(self._calls, "current", None)
             if call is None or len(args) < 2 or not is_shown():  # noqa: PLR2004 - the operands
@@ -260,12 +260,7 @@ class PaddedProducts:
         return multiplied
 
     def _add(
-        self,
-        product: Product,
-        sizes: tuple[int, ...],
-        call: CodeCall,
-        began: float,
-        result: Any,  # noqa: ANN401 - a tensor
+        self, product: Product, sizes: tuple[int, ...], call: CodeCall, began: float, result: Any
     ) -> None:
         """Add what padding takes in a call of a product."""
         *copies, result_copy = product.padded(sizes)
@@ -281,12 +276,7 @@ class PaddedProducts:
 
 
 def asked_product(
-    module: Any,  # noqa: ANN401 - PyTorch's
-    first: Any,  # noqa: ANN401 - a tensor
-    second: Any,  # noqa: ANN401 - a tensor
-    op: object = None,
-    bias: Any = None,  # noqa: ANN401 - a tensor, or None
-    *_: object,
+    module: Any, first: Any, second: Any, op: object = None, bias: Any = None, *_: object
 ) -> Product:
     """Return a product of which PyTorch asks whether it is faster with padding."""
     del op
@@ -302,7 +292,7 @@ def asked_product(
     )
 
 
-def likely_size(size: Any) -> int:  # noqa: ANN401 - an int or PyTorch's SymInt
+def likely_size(size: Any) -> int:
     """Return a size; of one that varies that which it had when it was traced."""
     if isinstance(size, int):
         return size

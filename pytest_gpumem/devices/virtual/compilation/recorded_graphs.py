@@ -70,7 +70,7 @@ class UnrecordableError(Exception):
     """An argument is not plain data."""
 
 
-def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - PyTorch's
+def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
     """Return a graph as bytes for :func:`restored`.
 
     Bytes, as Inductor's caches may be read by a process without this package.
@@ -89,7 +89,7 @@ def restored(graph: bytes) -> list[RecordedNode]:
     return nodes
 
 
-def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Iterator[RecordedNode]:  # noqa: ANN401 - PyTorch's
+def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Iterator[RecordedNode]:
     import torch
 
     places: dict[Any, int] = {}
@@ -111,7 +111,7 @@ def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Itera
         )
 
 
-def _symbol_of(node: Any, value: Any) -> str:  # noqa: ANN401 - PyTorch's
+def _symbol_of(node: Any, value: Any) -> str:
     """Return the name that Inductor's code has for the size or number that a node reads back."""
     bindings: Mapping[Any, Any] = node.meta.get("unbacked_bindings") or {}
     for symbol, path in bindings.items():
@@ -124,10 +124,7 @@ def _symbol_of(node: Any, value: Any) -> str:  # noqa: ANN401 - PyTorch's
 
 
 def _target_of(
-    node: Any,  # noqa: ANN401 - PyTorch's
-    graph_module: Any,  # noqa: ANN401 - PyTorch's
-    values_of: Callable[[Any], Any],
-    torch: ModuleType,
+    node: Any, graph_module: Any, values_of: Callable[[Any], Any], torch: ModuleType
 ) -> tuple[str, Any]:
     """Return a node's kind, and its target as plain data."""
     target = node.target
@@ -145,10 +142,7 @@ def _target_of(
 
 
 def _constant(
-    target: str,
-    graph_module: Any,  # noqa: ANN401 - PyTorch's
-    values_of: Callable[[Any], Any],
-    torch: ModuleType,
+    target: str, graph_module: Any, values_of: Callable[[Any], Any], torch: ModuleType
 ) -> tuple[str, Any]:
     """Return the kind and the value of a graph's own tensor."""
     constant: Any = graph_module
@@ -162,7 +156,7 @@ def _constant(
     return ("unknown", "a constant of the code") if values is None else ("constant", values.clone())
 
 
-def _name_of_kernel(node: Any) -> str:  # noqa: ANN401 - PyTorch's
+def _name_of_kernel(node: Any) -> str:
     """Return the name of the Triton kernel that a higher-order operator launches, if it does."""
     with suppress(Exception):  # PyTorch's own table, in a place that no version promises
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
@@ -174,7 +168,7 @@ def _name_of_kernel(node: Any) -> str:  # noqa: ANN401 - PyTorch's
     return ""
 
 
-def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any:  # noqa: ANN401 - any
+def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any:
     """Return an argument with references in the place of nodes."""
     if isinstance(argument, torch.fx.Node):
         return Ref(places[argument])
@@ -192,14 +186,14 @@ def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any: 
     raise UnrecordableError(f"an argument of {type(argument).__name__}")
 
 
-def _tensors_of_value(value: Any, torch: ModuleType) -> Sequence[Any]:  # noqa: ANN401 - of a node
+def _tensors_of_value(value: Any, torch: ModuleType) -> Sequence[Any]:
     if isinstance(value, torch.Tensor):
         return [value]
     items = value if isinstance(value, (list, tuple)) else ()
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 
-def _forms_of(value: Any, torch: ModuleType) -> Any:  # noqa: ANN401 - of a node
+def _forms_of(value: Any, torch: ModuleType) -> Any:
     """Return the forms of a node's tensors; None where a size is a symbol."""
     forms = []
     for tensor in _tensors_of_value(value, torch):

@@ -25,10 +25,10 @@ MIN_ADDRESS: Final = 1 << 40
 """no size or index is as large; addresses are"""
 
 
-def telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
+def telling(run: Any) -> Any:
     """Return the launch of a kernel after which only its arguments are unknown."""
 
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's, passed on
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         mode = current_mode()
         if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
@@ -52,7 +52,7 @@ def telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
     return told
 
 
-def _tensors_in(arguments: Any) -> Iterator[Any]:  # noqa: ANN401 - of a kernel
+def _tensors_in(arguments: Any) -> Iterator[Any]:
     """Yield the tensors among arguments, and the whole numbers."""
     import torch
 
@@ -65,7 +65,7 @@ def _tensors_in(arguments: Any) -> Iterator[Any]:  # noqa: ANN401 - of a kernel
             yield argument.base
 
 
-def _is_address(mode: Any, argument: Any) -> bool:  # noqa: ANN401 - a ValueMode; a tensor or an int
+def _is_address(mode: Any, argument: Any) -> bool:
     """Return whether a kernel may write to other memory than that of its tensors."""
     import torch
 

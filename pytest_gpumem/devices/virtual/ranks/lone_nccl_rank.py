@@ -51,18 +51,12 @@ def _alone() -> Iterator[None]:
     chooses.
     """
 
-    def with_ids(group_class: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
+    def with_ids(group_class: Any) -> Any:
         class Seeded(group_class):  # type: ignore[misc] # a base class without types
             """A process group of NCCL without its other ranks."""
 
-            def __init__(
-                self,
-                store: Any,  # noqa: ANN401
-                rank: int,
-                size: int,
-                options: Any,  # noqa: ANN401
-                *arguments: Any,  # noqa: ANN401
-            ) -> None:
+            def __init__(self, *arguments: Any) -> None:
+                store, rank, size, options, *_ = arguments
                 # ProcessGroupNCCL.cpp's keys of the whole group: the communicators' counter, with
                 # newer versions in words and behind the group's name ...
                 group = getattr(options, "group_name", "")
@@ -71,7 +65,7 @@ def _alone() -> Iterator[None]:
                 keys += [f"{min(rank, peer)}:{max(rank, peer)}" for peer in range(size)]
                 for key in keys:
                     store.set(key, _UNIQUE_ID)
-                super().__init__(store, rank, size, options, *arguments)
+                super().__init__(*arguments)
 
         Seeded.__name__ = group_class.__name__
         return Seeded

@@ -45,7 +45,7 @@ class _Messages(threading.local):
 class ObjectMessages:
     """Carries objects between ranks that are processes on virtual GPUs."""
 
-    def __init__(self, c10d: Any) -> None:  # noqa: ANN401 - a module
+    def __init__(self, c10d: Any) -> None:
         """Make it; ``c10d`` is ``torch.distributed.distributed_c10d``."""
         self._c10d = c10d
         self._here = _Messages()
@@ -55,11 +55,11 @@ class ObjectMessages:
         """Take the places of PyTorch's functions, as long as the process lives."""
         CARRIED.wrap(distributed, self._carrying)
 
-    def _carrying(self, function: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+    def _carrying(self, function: Any) -> Any:
         name = function.__name__
         if name in PRIMITIVES:
 
-            def move(first: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            def move(first: Any, *args: Any, **options: Any) -> Any:
                 result = function(first, *args, **options)
                 self._moved([each.tensor for each in first] if name == PRIMITIVES[-1] else [first])
                 return result
@@ -91,7 +91,7 @@ class ObjectMessages:
                     )
                 tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
 
-    def _send(self, send: Any, call: inspect.BoundArguments) -> None:  # noqa: ANN401 - PyTorch's
+    def _send(self, send: Any, call: inspect.BoundArguments) -> None:
         """Send a list of objects, whose bytes go by the store."""
         sent: list[bytes] = []
         self._here.sent = sent
@@ -105,7 +105,7 @@ class ObjectMessages:
             key = self._key(named.get("group"), self._c10d.get_rank(), receiver)
             self._c10d._get_default_store().set(key, msgspec.msgpack.encode(sent))
 
-    def _receive(self, receive: Any, call: inspect.BoundArguments) -> Any:  # noqa: ANN401 - PyTorch's
+    def _receive(self, receive: Any, call: inspect.BoundArguments) -> Any:
         """Receive such a list."""
         named = call.arguments
 
@@ -145,7 +145,7 @@ class ObjectMessages:
         return f"gpumem/objects/{name}/{sender}/{receiver}/{count}"
 
 
-def carry_objects(distributed: Any) -> None:  # noqa: ANN401 - a module
+def carry_objects(distributed: Any) -> None:
     """Carry objects between this process's rank and the other ranks."""
     c10d = getattr(distributed, "distributed_c10d", None)
     if c10d is not None and hasattr(c10d, "recv_object_list"):

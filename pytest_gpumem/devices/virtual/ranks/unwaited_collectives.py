@@ -94,7 +94,7 @@ class UnwaitedCollectives:
         self._most = 0
         """bytes: the most that were freed at once, as a collective began"""
 
-    def begun(self, work: Any) -> None:  # noqa: ANN401 - torch.distributed.Work, or None
+    def begun(self, work: Any) -> None:
         """Keep the tensors of a collective, and let go of those that are done."""
         import torch
 
@@ -139,7 +139,7 @@ class UnwaitedCollectives:
     def keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of a process group's that keeps the Work that it returns."""
 
-        def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
+        def collective(*args: Any, **kwargs: Any) -> Any:
             work = method(*args, **kwargs)
             self.begun(work)
             return work
@@ -149,7 +149,7 @@ class UnwaitedCollectives:
     def waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of a Work's that lets go of it."""
 
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return method(work, *args, **kwargs)
             finally:
@@ -160,7 +160,7 @@ class UnwaitedCollectives:
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts the backward passes that begin."""
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
             self._passes += is_outermost_pass()
             return function(*args, **kwargs)
 

@@ -155,7 +155,7 @@ def _of_shapes(
     formula: Callable[..., int],
     shapes: tuple[Any, ...],
     named: tuple[tuple[str, Any], ...],
-    result: Any,  # noqa: ANN401 - the shape of an operator's result, or several
+    result: Any,  # noqa: ANN401 - an operator's
 ) -> int:
     """Return the operations that a formula counts for arguments of these shapes.
 

@@ -269,7 +269,7 @@ WIDER: Final = {
 
 def in_types_of_the_host(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:  # noqa: ANN401 - as the function
+) -> Any:  # noqa: ANN401 - as the arguments
     """Call a function of host tensors; where the CPU has it not in their types, in wider ones.
 
     A GPU, too, computes in single precision and stores in half. Arguments that the function writes

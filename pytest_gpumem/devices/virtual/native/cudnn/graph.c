@@ -188,6 +188,14 @@ static int make_installed(descriptor *d) {
     return status;
 }
 
+static void inherit(descriptor *result, const descriptor *d) {
+    result->bytes = d->bytes;
+    result->convolves = d->convolves;
+    result->alone = d->alone;
+    result->graph = d->graph;
+    result->most = d->most;
+}
+
 /* Results are copied into descriptors that the caller has made; cuDNN wants its own. */
 static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, descriptor **into) {
     void **handles = calloc((size_t)room + 1, sizeof *handles);
@@ -199,11 +207,7 @@ static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, 
     }
     if (!status) status = gm_installed_get(d->installed, name, GM_TYPE_BACKEND_DESCRIPTOR, room, count, handles);
     for (int64_t i = 0; i < room && !status; i++) {
-        into[i]->bytes = d->bytes;
-        into[i]->convolves = d->convolves;
-        into[i]->alone = d->alone;
-        into[i]->graph = d->graph;
-        into[i]->most = d->most;
+        inherit(into[i], d);
         into[i]->has_counterpart = true;
     }
     free(handles);
@@ -435,12 +439,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
     case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
     case ENGINECFG_ENGINE:
         *count = 1;
-        if (elements && room > 0 && *(descriptor **)elements) {
-            (*(descriptor **)elements)->bytes = d->bytes;
-            (*(descriptor **)elements)->convolves = d->convolves;
-            (*(descriptor **)elements)->most = d->most;
-            (*(descriptor **)elements)->graph = d->graph;
-        }
+        if (elements && room > 0 && *(descriptor **)elements) inherit(*(descriptor **)elements, d);
         return GM_SUCCESS;
     case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
     case ENGINECFG_INTERMEDIATE_INFO: case ENGINECFG_KNOB_CHOICES:

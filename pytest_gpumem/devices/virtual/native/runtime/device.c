@@ -154,6 +154,15 @@ static int attribute(int *value, int number, int device) {
     if (no_such_device(device)) return GM_INVALID_DEVICE;
     fill12(&p, device);
     switch (number) {
+    case 17: case 18: case 20: case 34: case 35: case 50: case 84: case 85: case 86: case 88:
+    case 96: case 100: case 101: case 103: case 107: case 108: case 109: case 110: case 112:
+    case 113: case 114: case 116: case 117: case 118: case 119: case 121: case 124: case 128:
+    case 129: case 130: case 132: case 133:
+        *value = 0; /* a feature that it has not, NUMA or PCI numbers, the default mode */
+        break;
+    case 41: case 78: case 79: case 80: case 90: case 91: case 95: case 99: case 102: case 125:
+        *value = 1; /* unified addressing, priorities, L1 caches, preemption, registered host memory, mappings, IPC events */
+        break;
     case 1: *value = p.max_threads_per_block; break;
     case 2: case 3: case 4: *value = p.max_threads_dim[number - 2]; break;
     case 5: case 6: case 7: *value = p.max_grid_size[number - 5]; break;
@@ -166,42 +175,26 @@ static int attribute(int *value, int number, int device) {
     case 14: *value = (int)p.texture_alignment; break;
     case 15: *value = p.device_overlap; break;
     case 16: *value = p.multi_processor_count; break;
-    case 17: case 18: case 20: *value = 0; break; /* time-out, integrated, compute mode "default" */
     case 19: *value = p.can_map_host_memory; break;
     case 31: *value = p.concurrent_kernels; break;
     case 32: *value = p.ecc_enabled; break;
     case 33: *value = p.pci_bus_id; break;
-    case 34: case 35: case 50: *value = 0; break; /* PCI device, TCC driver, PCI domain */
     case 36: *value = p.clock_rate; break;
     case 37: *value = p.memory_bus_width; break;
     case 38: *value = p.l2_cache_size; break;
     case 39: *value = p.max_threads_per_multi_processor; break;
     case 40: *value = p.async_engine_count; break;
-    case 41: *value = 1; break; /* unified addressing */
     case 75: *value = p.major; break;
     case 76: *value = p.minor; break;
-    case 78: case 79: case 80: *value = 1; break; /* stream priorities, L1 caches */
     case 81: *value = (int)p.shared_mem_per_multiprocessor; break;
     case 82: *value = p.regs_per_multiprocessor; break;
     case 83: *value = p.managed_memory; break;
-    case 84: case 85: case 86: case 88: *value = 0; break; /* multi-GPU board, native atomics, pageable access */
     case 89: *value = p.concurrent_managed_access; break;
-    case 90: case 91: case 95: *value = 1; break; /* preemption, registered host pointers, cooperative launch */
-    case 96: *value = 0; break;
     case 97: *value = (int)p.shared_mem_per_block_optin; break;
-    case 99: *value = 1; break; /* host memory can be registered */
-    case 100: case 101: *value = 0; break;
-    case 102: *value = 1; break; /* virtual memory management */
-    case 103: case 107: case 110: *value = 0; break; /* handles for other processes, compression, RDMA */
     case 106: *value = p.max_blocks_per_multi_processor; break;
-    case 108: case 109: *value = 0; break; /* persisting L2, access policy window */
     case 111: *value = (int)p.reserved_shared_mem_per_block; break;
-    case 112: case 113: case 114: *value = 0; break;
     case 115: *value = p.memory_pools_supported; break;
-    case 116: case 117: case 118: case 119: *value = 0; break;
     case 120: *value = p.cluster_launch; break;
-    case 121: case 124: case 128: case 129: case 130: case 132: case 133: *value = 0; break;
-    case 125: *value = 1; break; /* events can be shared between processes */
     case 131: case 134: *value = -1; break; /* NUMA nodes: none */
     default: return gm_unsupported("cudaDeviceGetAttribute (an attribute it does not know)", GM_INVALID_VALUE);
     }

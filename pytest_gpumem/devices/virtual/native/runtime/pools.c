@@ -21,8 +21,7 @@
 
 typedef struct {
     _Atomic uintptr_t base; /* 0: no addresses reserved yet; never changed once set */
-    uintptr_t next;         /* where to look for free addresses */
-    gm_ranges live;
+    gm_pages blocks;        /* in units of the alignment */
     uint64_t used, used_high, reserved, reserved_high, threshold;
     bool not_reused[4]; /* cudaMemPoolReuse... 1 to 3: kept, of no effect where streams are always idle */
 } pool;
@@ -47,26 +46,13 @@ static bool pool_open(pool *p) {
         gm_unsupported("cudaMallocAsync without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
         return false;
     }
-    if (!gm_addresses_add((uintptr_t)map, (uint64_t)1 << POOL_SHIFT, (int)(p - pools), GM_FROM_POOL)) {
+    if (!gm_pages_open(&p->blocks, ((uint64_t)1 << POOL_SHIFT) / ALIGNMENT) ||
+        !gm_addresses_add((uintptr_t)map, (uint64_t)1 << POOL_SHIFT, (int)(p - pools), GM_FROM_POOL)) {
         gm_space_close(map, (uint64_t)1 << POOL_SHIFT);
         return false;
     }
-    p->next = (uintptr_t)map;
     p->base = (uintptr_t)map;
     return true;
-}
-
-/* The first free addresses behind those that were handed out last, from the start again past the end; 0: none. */
-static uintptr_t addresses_for(pool *p, uint64_t size) {
-    uintptr_t end = p->base + ((uintptr_t)1 << POOL_SHIFT), at = p->next;
-    for (int rounds = 0; rounds < 2; rounds++, at = p->base) {
-        while (at + size <= end) {
-            const gm_range *live = gm_ranges_overlap(&p->live, at, at + size);
-            if (!live) return at;
-            at = live->end;
-        }
-    }
-    return 0;
 }
 
 /* Takes memory for `used` bytes from the device. */
@@ -93,12 +79,11 @@ static int pool_malloc(pool *p, void **address, size_t size) {
     uint64_t rounded = round_up(size, ALIGNMENT);
     if (rounded > (uint64_t)1 << POOL_SHIFT) return GM_OUT_OF_MEMORY;
     if (!pool_open(p) || pool_hold(p, p->used + rounded)) return GM_OUT_OF_MEMORY;
-    uintptr_t at = addresses_for(p, rounded);
-    if (!at || !gm_ranges_add(&p->live, (gm_range){at, at + rounded, 0, 0})) return GM_OUT_OF_MEMORY;
-    p->next = at + rounded;
+    int64_t first = gm_pages_take(&p->blocks, rounded / ALIGNMENT);
+    if (first < 0) return GM_OUT_OF_MEMORY;
     p->used += rounded;
     if (p->used > p->used_high) p->used_high = p->used;
-    *address = (void *)at;
+    *address = (void *)(p->base + (uint64_t)first * ALIGNMENT);
     return GM_SUCCESS;
 }
 
@@ -107,11 +92,13 @@ int gm_free_pooled(void *address) {
     int status = GM_INVALID_VALUE;
     if (!p) return status;
     pthread_mutex_lock(&lock);
-    gm_range *block = gm_ranges_find(&p->live, (uintptr_t)address);
-    if (block && block->start == (uintptr_t)address) {
-        p->used -= block->end - block->start;
-        gm_space_release((void *)block->start, block->end - block->start);
-        gm_ranges_remove(&p->live, block);
+    uint64_t offset = (uintptr_t)address - p->base;
+    gm_interval block = gm_pages_of(&p->blocks, offset / ALIGNMENT);
+    if (block.end && offset == block.start * ALIGNMENT) {
+        uint64_t size = (block.end - block.start) * ALIGNMENT;
+        p->used -= size;
+        gm_space_release(address, size);
+        gm_pages_give(&p->blocks, block.start);
         if (p->reserved > p->threshold) pool_trim(p, p->threshold);
         status = GM_SUCCESS;
     }
