@@ -15,7 +15,7 @@ import sys
 
 import hypothesis
 import pytest
-from helpers import installed_packages, known_plugins
+from helpers import installed_packages, known_driver, known_plugins
 from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
 from helpers.paths import TESTS
@@ -52,6 +52,7 @@ def pytest_configure(config):
     os.environ.pop("CI", None)
     installed_packages.read_once()
     known_plugins.look_through_once()
+    known_driver.ask_once()
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         os.environ[SHARED] = warm_python()
     keep_no_plans()  # tests of several cards take turns in a process

@@ -78,6 +78,7 @@ def warm_up(folder):
         sys.exit(f"the warm-up session ended with {status!r}")
     prepare_virtual_gpu()
     prepare_inductor()
+    remember_driver()
     # or each collection in a fork goes through, and copies, all of torch's objects
     if not hide_objects():
         gc.collect()
@@ -85,6 +86,14 @@ def warm_up(folder):
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"a fork of a process of {threads} threads may hang")
+
+
+def remember_driver():
+    """Ask the driver for GPUs: forks remember the answer."""
+    from helpers import known_driver  # imports this package, after the warm-up
+
+    known_driver.ask_once()
+    known_driver.select.visible_gpus()
 
 
 def prepare_virtual_gpu():
