@@ -1,6 +1,8 @@
-"""Source text that inner sessions' test files begin with."""
+"""Source texts of inner sessions and of programs: the files of tests/programs, and short ones."""
 
 from __future__ import annotations
+
+from helpers.paths import TESTS
 
 HELPER = """
 def mib(n, device="cuda"):
@@ -36,3 +38,8 @@ def step(size, fixed={fixed}, per_sample={per_sample}):
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
 """Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
 for the tests that ask for them (``-p randomly``)."""
+
+
+def program(name):
+    """Return the text of a file of tests/programs: a program, or an inner session's test file."""
+    return (TESTS / "programs" / name).read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from helpers.sources import program
 
 from pytest_gpumem.plugin.pytest_item import PytestItem
 from pytest_gpumem.report.json_report import read_report
@@ -146,44 +147,7 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
     assert "test_fails left behind" not in session.flat
 
 
-FIXTURES = """
-@pytest.fixture(scope="session")
-def weights():
-    temporary = mib(200)
-    return mib(50)
-
-@pytest.fixture(scope="module")
-def model(weights):
-    return mib(20), torch.zeros(1000, 1000, device="cuda") @ torch.zeros(1000, 1000, device="cuda")
-
-@pytest.fixture(scope="class")
-def data():
-    return mib(11)
-
-@pytest.mark.gpu_memory
-class TestIt:
-    def test_weights(self, weights): mib(10)
-    def test_model(self, model): mib(300)
-    def test_data(self, model, data): mib(30)
-    def test_none(self): mib(30)
-    def test_dynamic(self, request):
-        request.getfixturevalue("weights")
-        mib(300)
-
-@pytest.mark.gpu_memory(devices=2)
-def test_two(model): mib(5, "cuda:1")
-
-class TestClass:
-    @classmethod
-    def setup_class(cls):
-        cls.kept = mib(64)
-
-    @pytest.mark.gpu_memory
-    def test_first(self): mib(7)
-
-    @pytest.mark.gpu_memory
-    def test_second(self): mib(7)
-"""
+FIXTURES = program("wide_fixtures.py")
 
 
 def test_a_wide_fixture_counts_for_each_test_that_uses_it_whichever_ran_first(suite):
@@ -198,56 +162,7 @@ def test_a_wide_fixture_counts_for_each_test_that_uses_it_whichever_ran_first(su
     assert suite.run("-v", *back).figures() == whole
 
 
-SET_UP_PEAKS = """
-@pytest.fixture(scope="module")
-def data():
-    mib(100)
-    return mib(60)
-
-@pytest.fixture(scope="module")
-def model():
-    mib(300)
-    return mib(40)
-
-@pytest.fixture(scope="module")
-def trainer(request):
-    first = mib(30)
-    model = request.getfixturevalue("model")
-    mib(90)
-    return first, mib(20)
-
-@pytest.mark.gpu_memory
-def test_both(data, model): mib(10)
-
-@pytest.mark.gpu_memory
-def test_the_other_way(model, data): mib(10)
-
-@pytest.mark.gpu_memory
-def test_asks(request):
-    kept = mib(50)
-    request.getfixturevalue("model")
-    mib(20)
-    request.getfixturevalue("data")
-
-@pytest.mark.gpu_memory
-def test_asks_in_a_part(request, gpu_memory):
-    mib(25)
-    with gpu_memory.measure("part"):
-        request.getfixturevalue("model")
-    with gpu_memory.measure("end"):
-        mib(5)
-
-@pytest.mark.gpu_memory
-def test_trainer(trainer): mib(10)
-
-@pytest.mark.gpu_memory
-def test_trainer_with_its_model(model, trainer): mib(10)
-
-@pytest.mark.gpu_memory
-def test_trainer_first(trainer, model): mib(10)
-
-def test_unmarked(model, data): pass
-"""
+SET_UP_PEAKS = program("set_up_peaks.py")
 
 
 def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_order(suite):

@@ -6,71 +6,11 @@ import re
 import sys
 
 import pytest
+from helpers.sources import program
 
 from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE, CompiledCode
 
-DECIDES = """
-RUNS = []
-
-@pytest.fixture(autouse=True)
-def run(request):
-    RUNS.append(request.node.name)
-
-@pytest.mark.gpu_memory
-def test_mask():
-    RUNS.append("body of test_mask")
-    mask = torch.ones(4, 2048, dtype=torch.long, device="cuda")
-    if not mask.bool().all():
-        mib(300)
-    mib(20)
-
-@pytest.mark.gpu_memory
-def test_assertion():
-    x = torch.arange(4, device="cuda")
-    assert x.sum() == 6
-    assert torch.isfinite(torch.randn(4, device="cuda")).all()
-
-@pytest.mark.gpu_memory
-def test_wrong_assertion():
-    x = torch.arange(4, device="cuda")
-    assert x.sum().item() == 7
-
-@pytest.mark.gpu_memory
-def test_sizes():
-    x = torch.arange(1000, device="cuda")
-    large = x[x > 499]
-    rows = large.nonzero()
-    mib(rows.numel() // 50)
-
-@pytest.mark.gpu_memory
-def test_logged():
-    x = torch.randn(1000, 1000, device="cuda")
-    print("loss", x.mean().item())
-    losses, total = [], 0.0
-    losses.append(x.mean().item())
-    total += x.mean().item()
-
-@pytest.mark.gpu_memory
-def test_assumed():
-    x = torch.randn(3000, 3000, device="cuda")
-    if x.mean() > 2:
-        mib(300)
-
-@pytest.mark.gpu_memory
-def test_computed():
-    x = torch.full((1000, 1000), 3.0, device="cuda")
-    if x.mean() > 2:
-        mib(30)
-
-@pytest.mark.gpu_memory
-def test_kept():
-    table, sums = torch.ones(1024, 2048, device="cuda"), []
-    mask = torch.arange(1024, device="cuda") > 255
-    sums.append(table[mask].sum().item())
-
-def test_runs():
-    assert len(RUNS) == len(set(RUNS)) == 10
-"""
+DECIDES = program("decides.py")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +55,7 @@ def test_an_assertion_on_a_value_fails_with_the_value(decided):
 def test_only_a_value_that_is_too_large_to_compute_is_noted_as_assumed(decided):
     notes = [line for line in decided.out.splitlines() if "value" in line and "note" in line]
     assert len(notes) == 1, decided.out
-    assert "1 value was assumed (test_it.py:49)" in notes[0]
+    assert "1 value was assumed (test_it.py:59)" in notes[0]
 
 
 SIZED = """
@@ -158,8 +98,8 @@ def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
     session = suite.run(*options, source=DECIDES)
     assert session.outcomes == {"passed": 7, "failed": 2}
     assert session.figures()["test_mask"][0] > 300
-    assert "1 value was read back from the virtual GPU (test_it.py:49)" in session.flat
-    assert "1 value was read back from the virtual GPU (test_it.py:16)" in session.flat
+    assert "1 value was read back from the virtual GPU (test_it.py:59)" in session.flat
+    assert "1 value was read back from the virtual GPU (test_it.py:21)" in session.flat
 
 
 def test_a_marker_says_which_values_a_test_has(suite):
@@ -204,48 +144,7 @@ def test_a_loop_that_waits_for_a_value_ends_as_on_a_gpu(suite):
     assert "note" not in session.flat
 
 
-ASSUMES = """
-@pytest.mark.gpu_memory
-def test_loss():
-    large = mib(256)
-    assert torch.randn(3000, 3000, device="cuda").mean() > 2
-
-@pytest.mark.gpu_memory
-def test_wrong():
-    assert torch.arange(4, device="cuda").sum() == 7
-
-@pytest.mark.gpu_memory(values="full")
-def test_full(gpu_memory):
-    x = torch.full((1000, 1000), 3.0, device="cuda")
-    assert gpu_memory.computes
-    assert x.mean() > 2
-
-@pytest.mark.gpu_memory
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_masks(gpu_memory, share):
-    gpu_memory.assume(masks=share)
-    scores = torch.randn(5000, 1000, device="cuda").mean(0)
-    assert gpu_memory.computes is False
-    chosen = torch.nonzero(scores > 0)
-    rows = torch.nonzero(torch.randn(20, 500, 500, device="cuda")[0] > 0)
-    assert len(rows) == 250_000 * share
-    mib(100 + len(chosen) // 10)
-
-@pytest.mark.gpu_memory
-@pytest.mark.parametrize("routed", [True, False])
-def test_experts(routed):
-    weights = [torch.nn.Parameter(torch.randn(1024, 512, device="cuda")) for _ in range(2)]
-    x = torch.randn(5000, 1024, device="cuda")
-    if routed and x.mean() > 2:
-        weights.reverse()
-    (x @ weights[0]).sum().backward()
-    torch.optim.SGD(weights).step()
-
-@pytest.mark.gpu_memory
-def test_no_share(gpu_memory):
-    with pytest.raises(ValueError, match="masks=2.* not a share"):
-        gpu_memory.assume(masks=2)
-"""
+ASSUMES = program("assumes.py")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
@@ -286,55 +185,7 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     )
 
 
-TRAINS = """
-RUNS = []
-
-def losses(device, steps):
-    torch.manual_seed(3)
-    model = torch.nn.Linear(300, 300).to(device)
-    x = torch.randn(8, 300).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    history = []
-    for _ in range(steps):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        history.append(loss.item())
-    return history
-
-@pytest.mark.gpu_memory
-def test_trains(gpu_memory):
-    RUNS.append(gpu_memory.computes)
-    history = losses("cuda", 4)
-    assert history == pytest.approx(losses("cpu", 4), rel=1e-4)
-    assert history == sorted(history, reverse=True)
-
-@pytest.mark.gpu_memory
-def test_decides():
-    x = torch.full((400, 400), 2.0, device="cuda")
-    if not x.square().mean() == 4:
-        raise ValueError("not 4")
-
-@pytest.mark.gpu_memory
-def test_size():
-    x = torch.full((400, 400), 2.0, device="cuda")
-    (x.square().mean(1) > 3).nonzero()[:, 0].view(400, 1)
-
-@pytest.mark.gpu_memory
-def test_wrong():
-    RUNS.append("wrong")
-    assert losses("cuda", 1)[0] < 0
-
-@pytest.mark.gpu_memory
-def test_negative():
-    loss = -torch.nn.Linear(400, 400, device="cuda").weight.square().mean()
-    history = [loss.item()]  # assumed values are positive
-    assert history[0] > 0
-
-def test_runs():
-    assert RUNS == [False, "wrong"]
-"""
+TRAINS = program("trains.py")
 
 
 def test_a_small_test_has_the_losses_of_the_cpu_in_its_one_run(suite):
@@ -391,54 +242,7 @@ def test_each_test_reads_the_values_that_a_fixture_of_wider_scope_holds(suite):
     assert suite.run(source=WIDE_FIXTURE).outcomes == {"passed": 2}
 
 
-WIDE_FIXTURES = """
-RUNS = []
-
-@pytest.fixture(scope="module")
-def mask():
-    return torch.ones(4, 2048, dtype=torch.long, device="cuda")
-
-@pytest.fixture(scope="module")
-def large():
-    return torch.ones(1024, 1024, dtype=torch.bool, device="cuda")
-
-@pytest.fixture(scope="module")
-def name():
-    assert torch.arange(3, device="cuda").sum() == 3
-    return "none"
-
-@pytest.mark.gpu_memory
-def test_plain(name):
-    RUNS.append(name)
-    torch.randn(300, 300, device="cuda")
-
-@pytest.mark.gpu_memory
-def test_mask(mask):
-    RUNS.append("mask")
-    mib(300 if not mask.bool().all() else 20)
-
-@pytest.mark.gpu_memory
-def test_between():
-    RUNS.append("between")
-    torch.randn(300, 300, device="cuda")
-
-def test_unmarked(large):
-    pass
-
-@pytest.mark.gpu_memory
-def test_both(mask, large):
-    RUNS.append("both")
-    mib(300 if not (mask.bool().all() and large.all()) else 30)
-
-@pytest.mark.gpu_memory
-def test_asks_late(request):
-    RUNS.append("late")
-    ones = torch.ones(3, device="cuda")
-    mib(300 if not (ones.all() and request.getfixturevalue("large").all()) else 40)
-
-def test_runs():
-    assert RUNS == ["none", "mask", "between", "both", "late"]
-"""
+WIDE_FIXTURES = program("fixtures_with_values.py")
 
 
 def test_fixtures_of_wider_scope_have_values_and_so_have_tests_beside_them(suite):

@@ -3,55 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from helpers.sources import program
 
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 
-LIBRARY_SUITE = """
-import unittest
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-at_import = mib(3, DEVICE)
-
-def step():
-    kept = mib(60, DEVICE)
-    return mib(40, DEVICE), kept
-
-def test_unmarked():
-    assert torch.cuda.is_available() == HAS_GPU
-    step()
-
-@pytest.mark.skipif(not HAS_GPU, reason="test requires CUDA")
-@pytest.mark.gpu_memory
-def test_condition():
-    step()
-
-@pytest.mark.gpu_memory
-@unittest.skipUnless(HAS_GPU, "test requires CUDA")
-class TestCase(unittest.TestCase):
-    def test_method(self):
-        step()
-
-@pytest.mark.gpu_memory
-class TestOther(unittest.TestCase):
-    @unittest.skipUnless(HAS_GPU, "test requires CUDA")
-    def test_decorated(self):
-        step()
-
-@pytest.mark.gpu_memory
-def test_device():
-    step()
-
-@pytest.mark.gpu_memory(card="T4")
-def test_card(gpu_memory):
-    assert gpu_memory.card == "T4"
-    step()
-
-def test_after():
-    assert torch.cuda.is_available() == HAS_GPU
-    if HAS_GPU:
-        assert torch.cuda.get_device_properties(0).total_memory > 70 * 2**30
-"""
+LIBRARY_SUITE = program("library_suite.py")
 FIGURES = dict.fromkeys(
     ["test_condition", "TestCase::test_method", "TestOther::test_decorated", "test_device"],
     (100, 100),
@@ -95,7 +51,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     session = suite.run("--gpumem-markdown=report.md", source=LIBRARY_SUITE)
     asked = "looked for GPUs during its import, when no GPU was visible; --gpumem-visible=session"
     assert (
-        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
+        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:11 {asked}"
         in session.flat
     )
     whole = f"gpumem: 1 file of marked tests was skipped (no GPU): test_whole.py:6 {asked}"
@@ -103,11 +59,11 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     assert "1 file of marked tests was skipped (no GPU)" in (suite.path / "report.md").read_text()
     assert "slow" not in session.out
     # The test that measured the CPU says so as well, and makes no baseline.
-    assert "and test_it.py:8 looked for GPUs during its import" in session.flat
+    assert "and test_it.py:11 looked for GPUs during its import" in session.flat
     assert SEEN not in session.flat
-    workers = suite.run_warm("-n2", source=LIBRARY_SUITE)
+    workers = suite.run_warm("-n1", source=LIBRARY_SUITE)
     assert (
-        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
+        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:11 {asked}"
         in workers.flat
     )
     assert whole in workers.flat

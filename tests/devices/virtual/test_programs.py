@@ -7,72 +7,18 @@ import re
 import signal
 import subprocess
 from contextlib import suppress
+from functools import cache
 
 import pytest
 from helpers.native_sources import compiler
 from helpers.paths import ROOT
 from helpers.semaphores import need_semaphores
+from helpers.sources import program
 from helpers.virtual_gpu import virtual_card
 from helpers.warm import HANGS, warm_python
 from packaging.version import Version
 
-RANKS = """
-import gc, os, sys
-import torch
-from torch import distributed
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-rank = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(rank)
-
-def tell(title, text):
-    line = f"{title}: rank {rank} {torch.cuda.get_device_name()} {text}"
-    os.write(1, line.encode() + bytes([10]))
-
-def ddp(network):
-    return torch.nn.parallel.DistributedDataParallel(network, init_sync=False)
-
-def train(title, wrap):
-    network = torch.nn.Linear(1024, 1024, bias=False).cuda()
-    model = wrap(network)
-    for _ in range(2):
-        model(torch.zeros(8, 1024, device="cuda")).sum().backward()
-    other = torch.cuda.memory_allocated(1 - rank)
-    mib = torch.cuda.memory_allocated() >> 20
-    tell(title, f"{wrap.__name__} holds {mib} MiB, elsewhere {other}")
-
-def stages():
-    told = [None, None]
-    if rank == 0:
-        distributed.send_object_list(["first", {"rows": 8}], dst=1)
-        distributed.recv_object_list(told, src=1)
-    else:
-        distributed.recv_object_list(told, src=0)
-        distributed.send_object_list([told[1], "back"], dst=0)
-    network = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).cuda()
-    stage = PipelineStage(network, rank, 2, torch.device("cuda", rank))
-    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
-    batch, losses = torch.ones(64, 256, device="cuda"), []
-    for _ in range(2):
-        schedule.step(batch) if rank == 0 else schedule.step(target=batch, losses=losses)
-    tell("pipeline", f"{told} {len(losses)} losses")
-
-if sys.argv[1] == "nccl":
-    distributed.init_process_group("nccl")
-    train("NCCL", fully_shard)
-    gc.collect()
-    stages()
-else:
-    distributed.init_process_group("cpu:gloo,cuda:nccl")  # the processes really talk
-    told = [None, None]
-    distributed.all_gather_object(told, rank * 10)
-    tell("gathered", told)
-    for wrap in (ddp, fully_shard):
-        train("Gloo", wrap)
-        gc.collect()
-distributed.destroy_process_group()
-"""
+RANKS = program("torchrun_ranks.py")
 
 
 def launched(script, groups):
@@ -101,7 +47,10 @@ def launched(script, groups):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two ranks of torchrun under ``gpumem run`` told: sorted lines, by their titles."""
+    """Return what two ranks of torchrun under ``gpumem run`` tell: sorted lines, by their titles.
+
+    Its argument is their groups: a program has one of the two.
+    """
     if Version(importlib.metadata.version("torch")) < Version("2.15"):
         pytest.skip(
             "FSDP2 holds other amounts, a stage tells its shapes in another way, and DDP's "
@@ -109,34 +58,43 @@ def ranks(tmp_path_factory):
         )
     script = tmp_path_factory.mktemp("ranks") / "train.py"
     script.write_text(RANKS, encoding="utf-8")
-    lines = {}
-    for groups in ("nccl", "gloo"):  # in processes of their own, as a program has one of the two
+
+    @cache
+    def told(groups):
         out = launched(script, groups)
+        lines = {"peaks": re.findall(r"^rank \d +\(pid \d+\) +cuda:\d", out, re.MULTILINE)}
         for title, text in re.findall(r"^(\w+): (rank \d+ NVIDIA L4 .*)$", out, re.MULTILINE):
             lines.setdefault(title, []).append(text.replace(" NVIDIA L4", ""))
-    return {title: sorted(texts) for title, texts in lines.items()}
+        return {title: sorted(texts) for title, texts in lines.items()}
+
+    return told
 
 
-@pytest.mark.parametrize(
-    ("backend", "held"),
-    [("NCCL", {"fully_shard": 4}), ("Gloo", {"ddp": 12, "fully_shard": 4})],
-)
-def test_each_of_torchruns_ranks_has_a_device_of_its_own(ranks, backend, held):
-    """A half of parameters and of gradients under FSDP2; with DDP, both and the buckets."""
-    assert ranks[backend] == [
-        f"rank {rank} {model} holds {mib} MiB, elsewhere 0"
-        for rank in (0, 1)
-        for model, mib in held.items()
+def test_each_of_torchruns_ranks_has_a_device_of_its_own(ranks):
+    """A half of parameters and of gradients under FSDP2."""
+    assert ranks("nccl")["NCCL"] == [
+        f"rank {rank} fully_shard holds 4 MiB, elsewhere 0" for rank in (0, 1)
     ]
 
 
-def test_ranks_that_have_gloo_gather_objects(ranks):
-    assert ranks["gathered"] == ["rank 0 [0, 10]", "rank 1 [0, 10]"]
+def test_each_ranks_peak_is_told(ranks):
+    told = [re.sub(r" +", " ", re.sub(r"\d{2,}", "N", row)) for row in ranks("nccl")["peaks"]]
+    assert told == ["rank 0 (pid N) cuda:0", "rank 1 (pid N) cuda:1"]
+
+
+def test_ranks_that_have_gloo_talk(ranks):
+    """With DDP, all of parameters and gradients, and the buckets."""
+    assert ranks("gloo")["Gloo"] == [
+        f"rank {rank} {model} holds {mib} MiB, elsewhere 0"
+        for rank in (0, 1)
+        for model, mib in (("ddp", 12), ("fully_shard", 4))
+    ]
+    assert ranks("gloo")["gathered"] == ["rank 0 [0, 10]", "rank 1 [0, 10]"]
 
 
 def test_the_stages_of_a_pipeline_tell_each_other_their_shapes(ranks):
     """By objects that ranks send to each other, as a program may itself."""
-    assert ranks["pipeline"] == [
+    assert ranks("nccl")["pipeline"] == [
         "rank 0 [{'rows': 8}, 'back'] 0 losses",
         "rank 1 ['first', {'rows': 8}] 4 losses",
     ]
@@ -199,11 +157,9 @@ DDP = """
 import os, torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-def train(rank, port):
+def train(rank, path):
     torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=2)
     model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
@@ -223,12 +179,9 @@ def train(rank, port):
     dist.destroy_process_group()
 
 @pytest.mark.gpu_memory(card="T4", devices=2)
-def test_ranks():
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
+def test_ranks(tmp_path):
     torch.ones(8, device="cuda")
-    mp.spawn(train, args=(port,), nprocs=2)
+    mp.spawn(train, args=(tmp_path / "store",), nprocs=2)
 """
 
 
@@ -244,7 +197,7 @@ def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
     parts = [f"{reserved[rank]}.00 MiB of device {rank}" for rank in "01"]
     assert f"2 child processes reserved {', '.join(parts)}" in session.flat
     assert (
-        "in child processes: 1 value was assumed (test_it.py:18): the figures hold" in session.flat
+        "in child processes: 1 value was assumed (test_it.py:16): the figures hold" in session.flat
     )
 
 
