@@ -8,7 +8,7 @@ import pytest
 from helpers.sources import WITHOUT
 from helpers.virtual_gpu import run_python
 
-from pytest_gpumem.collector import Uncounted, begin_count, uncounted
+from pytest_gpumem.collector import Uncounted
 
 STEPS = """
 import gc, json, torch
@@ -203,34 +203,57 @@ def intervals(passes):
     return [after - before for before, after in pairs]
 
 
+UNCOUNTED = """
+import gc, json
+from pytest_gpumem.collector import Uncounted, begin_count, uncounted
+
 class Thing:
-    """An object that the collector counts."""
+    "An object that the collector counts."
 
-
-def test_what_is_made_and_kept_is_not_counted():
+def counted(work):
     begin_count()
-    kept, count = [], gc.get_count()[0]
+    before = gc.get_count()[0]
+    work()
+    return gc.get_count()[0] - before
+
+def make():
     with Uncounted():
-        kept += [Thing() for _ in range(900)]  # more than begin a pass
-    assert abs(gc.get_count()[0] - count) <= 2
-    assert len(kept) == 900
+        kept.extend([Thing() for _ in range(900)])  # more than begin a pass
 
-
-def test_a_block_without_objects_is_not_counted():
-    begin_count()
-    count = gc.get_count()[0]
+def make_nothing():
     for _ in range(100):
         with Uncounted():
             pass
-    assert abs(gc.get_count()[0] - count) <= 2
+
+kept = []
+print(json.dumps([counted(make), len(kept), counted(make_nothing)]))
+kept = [Thing() for _ in range(300)]
+print(json.dumps([counted(uncounted(kept.clear)), len(kept)]))
+"""
 
 
-def test_what_is_freed_is_counted_as_before():
-    begin_count()
-    kept = [Thing() for _ in range(300)]
-    count = gc.get_count()[0]
-    uncounted(kept.clear)()
-    assert abs(gc.get_count()[0] - count) <= 2
+@pytest.fixture(scope="module")
+def uncounted_work():
+    """What work adds to the collector's count; its process has no other thread, which may add."""
+    done = run_python(UNCOUNTED, warm=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_is_made_and_kept_is_not_counted(uncounted_work):
+    added, kept, _ = uncounted_work[0]
+    assert abs(added) <= 2
+    assert kept == 900
+
+
+def test_a_block_without_objects_is_not_counted(uncounted_work):
+    assert abs(uncounted_work[0][2]) <= 2
+
+
+def test_what_is_freed_is_counted_as_before(uncounted_work):
+    added, kept = uncounted_work[1]
+    assert abs(added) <= 2
+    assert kept == 0
 
 
 @pytest.mark.parametrize("enabled", [True, False])
