@@ -1,8 +1,10 @@
 """``gpumem compare --git``: the working tree beside a commit, without committed baselines."""
 
 import subprocess
+import sys
 
 import pytest
+from helpers.warm import warm_python
 
 MODULE = """
 import torch
@@ -35,6 +37,7 @@ def git(*arguments):
 def project(here, monkeypatch):
     """A repository with a package in src, and pytest's arguments; a commit that takes 4 MiB."""
     monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr(sys, "executable", warm_python())
     (here / "src").mkdir()
     (here / "src/mine.py").write_text(MODULE.format(more="more = None"))
     (here / "test_mine.py").write_text(TEST)

@@ -24,8 +24,6 @@ if "child" in sys.argv:
     subprocess.run([sys.executable, __file__], env={**os.environ, "MIB": os.environ["BELOW"]})
 if "fail" in sys.argv:
     sys.exit(3)
-if "pytest" in sys.modules:
-    print("pytest is imported")
 if "more" in sys.argv:
     try:
         torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
@@ -130,16 +128,16 @@ def test_reports_are_a_sessions(run, tmp_path):
 
 
 def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
-    assert run("--baseline=kept", "--update", own=["child"], BELOW="30", new=True)[0] == 0
+    assert run("--baseline=kept", "--update", own=["child"], BELOW="30")[0] == 0
     assert sorted(entries(tmp_path)["child"]["parts"]) == ["child processes"]
-    status, text = run("--baseline=kept", own=["child"], BELOW="30", new=True)
+    status, text = run("--baseline=kept", own=["child"], BELOW="30")
     assert status == 0
     assert "gpumem (child processes): ok: 30.00 MiB allocated" in text
-    status, text = run("--baseline=kept", own=["child"], BELOW="50", new=True)
+    status, text = run("--baseline=kept", own=["child"], BELOW="50")
     assert status == 1
     assert "peak allocated grew by 20.00 MiB (+66.7%): 30.00 -> 50.00 MiB" in text
     assert "regressed: other +20.00 MiB at program.py:7 (<module>)" in text
-    status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50", new=True)
+    status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50")
     assert status == 1
     assert "over budget: peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
     assert "step: part child processes, card" in text
@@ -169,11 +167,11 @@ def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
 
 def test_a_process_that_tells_no_peak_fails_a_gate(run, tmp_path):
     for option in ("--baseline=kept", "--max-gib=1"):
-        status, text = run(option, own=["killed"], new=True)
+        status, text = run(option, own=["killed"])
         assert status == 1
         assert "used a GPU and ended, or runs on, without telling its peaks; let all" in text
     assert not (tmp_path / "kept").exists()
-    assert run(own=["killed"], new=True)[0] == 0
+    assert run(own=["killed"])[0] == 0
 
 
 def test_a_program_that_catches_its_out_of_memory_error_is_judged_by_its_peak(run):
@@ -198,6 +196,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 assert not dist.is_initialized()
+print("pytest is imported:", "pytest" in sys.modules)
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl", device_id=torch.device("cuda", 0), init_method="env://")
 mesh = init_device_mesh("cuda", (dist.get_world_size(),))
@@ -219,15 +218,14 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     status, text = run(*ranks, "--update", new=True)
     assert (status, "rank 63 of 64" in text) == (0, True), text
     assert "at exit True" in text
+    assert "pytest is imported: False" in text
     assert "Exception ignored" not in text
     [(name, entry)] = entries(tmp_path).items()
     assert (name, entry["world_size"], entry["rank"]) == ("[rank 63 of 64]", 64, 63)
     assert 16 <= entry["peak_allocated"][0] / 2**20 < 50
-    status, text = run("--world-size=8", "--rank=7", *ranks[2:], "--name=", new=True)
+    status, text = run("--world-size=8", "--rank=7", *ranks[2:], "--name=", own=["again"])
     assert (status, "no baseline" in text) == (0, True)
-    status, text = run(*ranks, own=["again"], new=True)
-    assert (status, "no baseline" in text) == (0, True)
-    status, text = run("--world-size=64", "--ranks=0,63", "--baseline=kept", new=True)
+    status, text = run("--world-size=64", "--ranks=0,63", "--baseline=kept")
     assert status == 0
     assert re.search(
         r"verdict [- ]+ 0 [\d.]+ MiB [\d.]+ MiB no baseline 63 [\d.]+ MiB \S+ MiB ok", text
@@ -361,7 +359,3 @@ def test_a_range_is_told_and_what_its_replay_takes_is_not(run, tmp_path):
     assert status == 0
     assert re.search(r"note: allocated [\d.]+ MiB to [\d.]+ MiB, reserved [\d.]+ MiB to", text)
     assert "outside PyTorch's allocator" not in text
-
-
-def test_pytest_is_not_imported(run):
-    assert "pytest is imported" not in run("--baseline=kept", new=True)[1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from helpers.verifying import FEW, NOTED, verify
+from helpers.warm import warm_python
 
 from pytest_gpumem.cli.verify import verify as command
 from pytest_gpumem.cli.verify.battery import NEEDS_TRITON, STEPS
@@ -104,7 +104,7 @@ def test_a_gpu_that_the_table_lacks_is_described_to_the_virtual_one(gpumem, monk
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(tmp_path):
-    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify"]
+    words = [warm_python(), "-m", "pytest_gpumem.cli", "verify"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.warm import warm_python
 
 from pytest_gpumem.cli import main, version_info
 from pytest_gpumem.cli.version_info import (
@@ -37,7 +38,8 @@ def quick(monkeypatch):
     return answers
 
 
-def test_it_tells_the_versions_of_this_machine(virtual_gpu, gpumem):
+def test_it_tells_the_versions_of_this_machine(virtual_gpu, gpumem, monkeypatch):
+    monkeypatch.setattr(sys, "executable", warm_python())
     status, output, errors = gpumem("version")
     assert (status, errors) == (0, "")
     told = dict(line.split(maxsplit=1) for line in output.splitlines())

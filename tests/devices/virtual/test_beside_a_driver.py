@@ -39,13 +39,15 @@ def beside(monkeypatch, driver):
     monkeypatch.setenv("LD_LIBRARY_PATH", folders)
 
 
-def test_readme_s_test_is_measured_beside_a_driver_and_predicts_a_gpu_s_session(
-    suite, beside, monkeypatch
-):
-    """Automatically too: a driver that shows no GPU does not make auto choose a real one."""
+def test_readme_s_test_is_measured_beside_a_driver(suite, beside):
+    """A driver that shows no GPU does not make auto choose a real one."""
     session = suite.run_apart("--gpumem-update-baselines", source=STEP)
     assert session.outcomes == {"passed": 1}, session.out
     assert list(suite.baselines()) == ["virtual-T4/test_it.json"]
+
+
+def test_workers_beside_a_driver_predict_a_gpu_s_session(suite, beside, monkeypatch):
+    suite.run("--gpumem-update-baselines", source=STEP)
     session = suite.run_apart("-n", "1", "-v", "--gpumem-device=virtual")
     assert session.verdicts() == {"test_step": "ok"}, session.out
     monkeypatch.setenv("PYTHONPATH", str(TESTS / "gpu"))
