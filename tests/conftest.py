@@ -68,6 +68,7 @@ LONGEST = (
     "report/page/test_html_browser.py",
     "project/test_random_suites.py",
     "devices/virtual/test_processes.py",
+    "cli/test_run_as_a_test.py",
     "cli/test_main.py",
     "devices/virtual/compilation/test_graph_values.py",
     "devices/virtual/test_programs.py",

@@ -1,6 +1,7 @@
 """Patches of other packages: how long one lasts, that all are declared, and their page."""
 
 import ast
+import functools
 import importlib
 import sys
 from contextlib import ExitStack
@@ -110,6 +111,7 @@ def test_what_this_version_of_torch_has_not_is_not_replaced(module):
 # -- the package's own --
 
 
+@functools.cache
 def trees():
     return {
         path.relative_to(PACKAGE): ast.parse(path.read_text("utf-8"))

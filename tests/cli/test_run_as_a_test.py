@@ -137,10 +137,6 @@ def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
     assert status == 1
     assert "peak allocated grew by 20.00 MiB (+66.7%): 30.00 -> 50.00 MiB" in text
     assert "regressed: other +20.00 MiB at program.py:7 (<module>)" in text
-    status, text = run("--max-reserved-gib=0.04", own=["child"], BELOW="50")
-    assert status == 1
-    assert "over budget: peak reserved of 50.00 MiB is 9.04 MiB over max_reserved_gib" in text
-    assert "step: part child processes, card" in text
 
 
 def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_path):
@@ -166,10 +162,9 @@ def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
 
 
 def test_a_process_that_tells_no_peak_fails_a_gate(run, tmp_path):
-    for option in ("--baseline=kept", "--max-gib=1"):
-        status, text = run(option, own=["killed"])
-        assert status == 1
-        assert "used a GPU and ended, or runs on, without telling its peaks; let all" in text
+    status, text = run("--baseline=kept", own=["killed"])
+    assert status == 1
+    assert "used a GPU and ended, or runs on, without telling its peaks; let all" in text
     assert not (tmp_path / "kept").exists()
     assert run(own=["killed"])[0] == 0
 
