@@ -31,7 +31,6 @@ COMMANDS: Final = {
     "verify": "verify.verify",
     "compare": "compare",
     "bisect": "bisect.bisect",
-    "diff": "reports.diff",
     "show": "show",
     "history": "reports.history",
     "report": "reports.report",
@@ -48,7 +47,7 @@ GROUPS: Final = {
     "begin": ("cards", "version"),
     "measure": ("run", "fit", "verify"),
     "baselines": ("show", "history", "compare", "accept", "prune"),
-    "reports and snapshots": ("report", "diff"),
+    "reports": ("report",),
     "versions and environments": ("bisect", "light"),
 }
 """subcommands as the help lists them"""

@@ -60,7 +60,6 @@ class MemorySession:
         self._explain_policy = ExplainPolicy(
             attribution=settings.attribution,
             snapshots=settings.snapshots,
-            snapshot_always=settings.snapshot_when == "always",
             timelines=settings.html is not None,
             updating=settings.update_baselines,
             reporting=settings.json is not None,

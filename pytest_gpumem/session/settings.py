@@ -162,13 +162,6 @@ OPTIONS: Final = (
         "DIR",
     ),
     Option(
-        "snapshot_when",
-        "which snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or "
-        "grew) or always (of every marked test)",
-        "failure",
-        choices=("failure", "always"),
-    ),
-    Option(
         "tolerance",
         'how far a peak may be from its baseline: "2%%", "64MiB" or "2%%, 64MiB" (the larger); '
         "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
@@ -262,7 +255,6 @@ class Settings(NamedTuple):
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
     """the folder for them; None: no option asks for any"""
-    snapshot_when: Literal["failure", "always"]
     tolerance: Tolerance | None
     guard: Literal["both", "allocated"]
     select_fits: str

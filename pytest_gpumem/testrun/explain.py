@@ -39,8 +39,6 @@ class ExplainPolicy:
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
     """the folder for snapshots; None: none are written"""
-    snapshot_always: bool
-    """whether a test that passes gets a snapshot as well"""
     timelines: bool
     """whether a report shows them"""
     updating: bool
@@ -69,7 +67,6 @@ class ExplainPolicy:
         """Whether a test's peaks are explained whatever its verdict is."""
         return (
             (self.enabled and not may_run_again(spec))
-            or (self.snapshots is not None and self.snapshot_always)
             or self.attribution == "on"
             or (self.attribution == "auto" and (self.updating or self.timelines))
         )

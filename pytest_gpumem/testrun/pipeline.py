@@ -372,7 +372,7 @@ class Pipeline:
         segments.
         """
         policy, is_too_much = self._policy, too_much(results)
-        if policy.snapshots and recording is not None and (policy.snapshot_always or is_too_much):
+        if policy.snapshots and recording is not None and is_too_much:
             try:
                 path = write_snapshot(recording, policy.snapshots, item.nodeid)
                 with suppress(ValueError):

@@ -33,7 +33,6 @@ VALUES = {
     "stale": "fail",
     "attribution": "on",
     "snapshots": "out/snapshots",
-    "snapshot_when": "always",
     "tolerance": "2%, 64MiB",
     "guard": "allocated",
     "select_fits": "L4",

@@ -107,7 +107,7 @@ def prepared(suite):
 # _cards.py, _visible.py, _values.py, _all.py, _html.py, suites/, ../cli/test_accept.py,
 # ../meter/test_host_memory.py
 ELSEWHERE = {
-    *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
+    *("all", "attribution", "snapshots", "github", "against_tolerance"),
     "artifact",
     *(
         "provenance",

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.dumps import alloc, block, frame, free, snapshot
 from helpers.paths import ROOT
 from helpers.sample_report import sample, with_updates
 
-from pytest_gpumem.attribution.dumps.held import held_memory
-from pytest_gpumem.attribution.dumps.reading import read_dump
 from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.json_report import dumps, loads
@@ -82,19 +78,6 @@ def test_a_json_report(chance):
     for _ in range(NUMBER):
         with suppress(GpuMemError):
             loads(mutated(content, chance), "report.json")
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_snapshot(chance, tmp_path):
-    """Python's own unpickler complains of some damage on standard error, and goes on."""
-    line = frame("model.py", 29, "Tiny.forward")
-    events = [alloc(0, 1 << 20, line), alloc(1, 1 << 21, line), *free(0, 1 << 20)]
-    content = pickle.dumps(snapshot(events, [block(1, 1 << 21, line)]))
-    path = tmp_path / "a.pickle"
-    for _ in range(NUMBER):
-        path.write_bytes(mutated(content, chance))
-        with suppress(GpuMemError):
-            held_memory(read_dump(path))
 
 
 def test_settings(chance, tmp_path):

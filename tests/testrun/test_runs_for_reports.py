@@ -8,9 +8,7 @@ from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Verdict
 from pytest_gpumem.testrun.explain import ExplainPolicy
 
-POLICY = ExplainPolicy(
-    "auto", None, snapshot_always=False, timelines=False, updating=False, reporting=True
-)
+POLICY = ExplainPolicy("auto", None, timelines=False, updating=False, reporting=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from pytest_gpumem.recording.snapshots import (
     snapshot_name,
     write_snapshot,
 )
-from pytest_gpumem.session.settings import OPTIONS
 from pytest_gpumem.sizes import MIB
 
 SOURCE = """
@@ -90,16 +89,7 @@ def test_growth_is_a_failure_and_shrinkage_none(suite, monkeypatch):
     assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [150]
 
 
-def test_always_keeps_those_of_all_that_were_measured(suite):
-    session = suite.run("--gpumem-snapshots=snaps", "--gpumem-snapshot-when=always", source=SOURCE)
-    assert session.outcomes == {"passed": 1, "failed": 3}
-    assert names(suite) == ["test_it.py--test_good.pickle", LARGE, SHORT]
-    assert sizes(suite.path / "snaps/test_it.py--test_good.pickle") == [30]
-    assert "gpumem: 3 snapshots in snaps" in session.out
-
-
-@pytest.mark.parametrize("when", ["always", "failure"])
-def test_a_snapshot_is_of_the_run_itself_and_makes_no_other(suite, when):
+def test_a_test_that_passes_has_none_and_does_not_run_again(suite):
     source = """
     runs = []
     @pytest.mark.gpu_memory(baseline=False)
@@ -107,10 +97,9 @@ def test_a_snapshot_is_of_the_run_itself_and_makes_no_other(suite, when):
         runs.append(mib(100).numel())
     def test_runs(): assert len(runs) == 1
     """
-    options = "--gpumem-snapshots=snaps", f"--gpumem-snapshot-when={when}"
-    session = suite.run(*options, source=source)
+    session = suite.run("--gpumem-snapshots=snaps", source=source)
     assert session.outcomes == {"passed": 2}
-    assert (suite.path / "snaps").exists() == (when == "always")
+    assert not (suite.path / "snaps").exists()
 
 
 def test_they_are_kept_without_attribution_as_well(suite):
@@ -118,8 +107,6 @@ def test_they_are_kept_without_attribution_as_well(suite):
     session = suite.run(*arguments, source=SOURCE)
     assert names(suite) == [LARGE, SHORT]
     assert "at the peak" not in session.out
-    suite.run(*arguments, "--gpumem-snapshot-when=always")
-    assert sizes(suite.path / "snaps/test_it.py--test_good.pickle") == [30]
 
 
 def test_with_attribution_on_a_failure_is_not_run_again(suite):
@@ -184,20 +171,10 @@ def test_workers_write_those_of_their_tests(suite):
 # -- the options --
 
 
-def test_the_ini_options_are_read(suite):
+def test_the_ini_option_is_read(suite):
     suite.write("pytest.ini", "[pytest]\ngpumem_snapshots = there\n")
     suite.run(source=SOURCE)
     assert names(suite, "there") == [LARGE, SHORT]
-    suite.write("pytest.ini", "[pytest]\ngpumem_snapshots = there\ngpumem_snapshot_when = always\n")
-    suite.run()
-    assert "test_it.py--test_good.pickle" in names(suite, "there")
-    assert {"snapshots", "snapshot_when"} <= {option.name for option in OPTIONS}
-
-
-def test_an_unknown_time_is_a_usage_error(suite):
-    session = suite.run("--gpumem-snapshot-when=never", source=SOURCE)
-    assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "write --gpumem-snapshot-when=failure or --gpumem-snapshot-when=always" in session.err
 
 
 def test_a_folder_elsewhere_is_named_whole(suite, tmp_path_factory):

@@ -1,1 +1,0 @@
-"""The growth from one allocator's snapshot to another: as a table, as Markdown, as JSON."""
