@@ -25,7 +25,6 @@ from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency, with_alike
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.page import timeline_svg
-from pytest_gpumem.report.page.icicle import draw_icicle
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.parts.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.parts.card_matrix import TITLE as CARDS_TITLE
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
     from pytest_gpumem.report.model import OwnOutcome, Report
-    from pytest_gpumem.report.page.icicle import Icicle
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MAX_RESULTS = 500
@@ -82,8 +80,6 @@ class DeviceSection(NamedTuple):
     """whether the baseline's line is drawn over it"""
     undrawn: bool
     """whether it has a timeline that is not drawn"""
-    icicle: Icicle | None = None
-    """its lines by module, where they differ from the baseline's"""
 
 
 class OwnEntry(NamedTuple):
@@ -276,10 +272,8 @@ class PageEntry(NamedTuple):
             device_rows(self.result), _attributions(self.result), strict=True
         ):
             timeline = attribution.timeline
-            tree = draw_icicle(rows.sites) if rows.compared else None
             if timeline is None or not any(timeline.reserved):
-                plain = DeviceSection(rows, None, (), ghost=False, undrawn=False, icicle=tree)
-                devices.append(plain)
+                devices.append(DeviceSection(rows, None, (), ghost=False, undrawn=False))
                 continue
             drawing, ghost = None, ghost_of(self.result, rows.index)
             if self.drawn:
@@ -287,8 +281,7 @@ class PageEntry(NamedTuple):
                 refusal = refusal_of(self.result, rows.index)
                 drawing = timeline_svg.draw(timeline, limits, refusal=refusal, ghost=ghost)
             legend = tuple(timeline_svg.categories_of(timeline))
-            shown = self.drawn
-            devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not shown, tree))
+            devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not self.drawn))
         return devices
 
 

@@ -349,8 +349,7 @@ def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(look, name):
     assert shown.ask("document.documentElement.scrollWidth") == 360
     wide = shown.ask(
         "[...document.querySelectorAll('main *')].filter(it => it.checkVisibility() && "
-        "it.getBoundingClientRect().right > 361 && !it.closest('.scroll') && "
-        "!it.matches('.icicle :not(rect)')).length"  # a cell cuts its words
+        "it.getBoundingClientRect().right > 361 && !it.closest('.scroll')).length"
     )
     assert wide == 0
     boxes = (
@@ -575,69 +574,7 @@ def test_no_two_labels_of_a_timeline_meet(look, size):
     assert met == []
 
 
-def test_an_icicle_is_climbed_by_keys_and_by_pointer(show):
-    shown = show()
-    tree = shown.tab.locator("svg.icicle").first
-    told = shown.tab.locator(".icicle-told").first
-    press = shown.tab.keyboard.press
-    chosen = "document.activeElement.getAttribute('aria-label')?.split(/ [+-]|: /)[0]"
-    box = "document.activeElement.firstElementChild.getBoundingClientRect().width"
-    tree.locator("[tabindex='0']").focus()
-    words = []
-    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowRight", "ArrowLeft"):
-        press(key)
-        words.append(shown.ask(chosen))
-    assert words[0] == words[3] == words[5] == "GPT.transformer.h.*.attn"
-    assert words[1].startswith("src/model.py")
-    assert words[1] != words[2]
-    assert words[4] == "outside of modules"
-    assert told.inner_text().startswith("GPT.transformer.h.*.attn +557.57 MiB: ")
-    small, whole = shown.ask(box), tree.bounding_box()["width"]
-    press("Enter")
-    assert shown.ask(box) == pytest.approx(whole, abs=1) != pytest.approx(small, abs=1)
-    press("ArrowRight")  # a cell beside it is shown again
-    assert shown.ask(chosen) == "outside of modules"
-    assert tree.locator("[aria-label^='outside of modules'] svg").is_visible()
-    press("Escape")
-    assert tree.locator("svg[hidden]").count() == 0
-    line = tree.locator("[aria-level='3']").first
-    line.hover()
-    assert told.inner_text() == line.get_attribute("aria-label")
-    line.click()
-    assert line.locator("svg").get_attribute("width") == "100%"
-    shown.tab.locator(".icicle ~ button").first.click()
-    assert tree.locator("svg[hidden]").count() == 0
-    assert shown.ask(chosen) == re.split(" [+-]|: ", line.get_attribute("aria-label"))[0]
-
-
-SHADES = """
-() => {
-  const parts = (text) => text.startsWith("color(")
-    ? text.match(/[\\d.]+/g).slice(0, 3).map(Number)
-    : text.match(/[\\d.]+/g).slice(0, 3).map((it) => it / 255);
-  const light = (text) => parts(text)
-    .map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, index) => sum + v * [.2126, .7152, .0722][index], 0);
-  const cell = document.querySelector(".icicle g"), [rect, text] = cell.firstElementChild.children;
-  const steps = [1, 2, 3, 4].flatMap((it) => [`grew-${it}`, `shrank-${it}`]);
-  return [...steps, "same", "unknown"].map((name) => {
-    cell.setAttribute("class", name);
-    const [a, b] = [light(getComputedStyle(text).fill), light(getComputedStyle(rect).fill)];
-    return [name, (Math.max(a, b) + .05) / (Math.min(a, b) + .05), getComputedStyle(rect).fill];
-  });
-}
-"""
-"""The contrast of a cell's words with its colour, by the colour's class."""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_in_an_icicle_have_contrast_on_every_colour(show, scheme):
-    shades = show(color_scheme=scheme).ask(SHADES)
-    assert [shade for shade in shades if shade[1] < 4.5] == []
-    assert len({fill for *_, fill in shades}) == len(shades)
-
-
-OPERATED = {"button", "checkbox", "link", "searchbox", "slider", "treeitem", "DisclosureTriangle"}
+OPERATED = {"button", "checkbox", "link", "searchbox", "slider", "DisclosureTriangle"}
 """roles of what a reader operates"""
 
 
@@ -649,7 +586,7 @@ def test_the_accessibility_tree_names_every_control_and_the_keyboard_reaches_eac
         for node in session.send("Accessibility.getFullAXTree")["nodes"]
         if not node["ignored"] and "role" in node
     ]
-    named = OPERATED | {"img", "image", "table", "tree", "region", "search", "heading"}
+    named = OPERATED | {"img", "image", "table", "region", "search", "heading"}
     assert [role for role, name, _ in nodes if role in named and not name] == []
     told = {(role, re.sub(r"([:,.] | [+-]\d).*", "", name)) for role, name, _ in nodes}
     assert told >= {
@@ -660,27 +597,11 @@ def test_the_accessibility_tree_names_every_control_and_the_keyboard_reaches_eac
         ("searchbox", "Filter"),
         ("slider", "Place in the timeline"),
         ("table", "Peak memory of all tests"),
-        ("tree", "The peak by module and line"),
-        ("treeitem", "all these lines"),
-        ("treeitem", "GPT.transformer.h.*.attn"),
     }
-    # Speech operates a control by the words that it shows: they begin its name.
-    cells = shown.tab.eval_on_selector_all(
-        "[role=treeitem]", "them => them.map(it => [it.ariaLabel, it.textContent])"
-    )
-    assert [pair for pair in cells if not pair[0].startswith(f"{pair[1]}: ")] == []
     (slider, *_) = [node for role, _, node in nodes if role == "slider"]
     properties = {prop["name"]: prop["value"].get("value") for prop in slider["properties"]}
     assert (slider["value"]["value"], properties["valuemax"]) == (113, 271)
-    levels = [
-        prop["value"]["value"]
-        for role, _, node in nodes
-        if role == "treeitem"
-        for prop in node["properties"]
-        if prop["name"] == "level"
-    ]
-    assert set(levels) == {1, 2, 3}
-    # Every control is a stop of the Tab key, but the cells of a tree, which arrow keys reach.
+    # Every control is a stop of the Tab key.
     stops = shown.ask(
         "() => [...document.querySelectorAll('a[href], button, input, summary, [tabindex=\"0\"]')]"
         ".filter(it => it.checkVisibility() && it.tabIndex >= 0).length"

@@ -179,75 +179,6 @@
     tell();
   };
 
-  // -- icicles: a tree of cells, told by pointer or keys, one enlarged --
-
-  const climbable = (svg) => {
-    const cells = [...svg.querySelectorAll("[role=treeitem]")].map((item, index) => {
-      const box = item.firstElementChild, [x, width] = ["x", "width"].map((it) => parseFloat(box.getAttribute(it)));
-      return { item, box, index, x, width, level: Number(item.getAttribute("aria-level")) };
-    });
-    const told = make("p", "icicle-told"), reset = make("button", "");
-    const hint = "arrow keys move, Enter enlarges, Escape shows all";
-    svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}; ${hint}`);
-    reset.type = "button";
-    reset.textContent = "Show all";
-    reset.hidden = true;
-    svg.after(told, reset);
-    let chosen = cells[0], enlarged = cells[0];
-    const tell = (cell) => { told.textContent = cell.item.getAttribute("aria-label"); };
-    const shown = (cell) => !cell.box.hasAttribute("hidden");
-    const choose = (cell) => {
-      chosen.item.tabIndex = -1;
-      chosen = cell;
-      cell.item.tabIndex = 0;
-      tell(cell);
-    };
-    const goto = (cell) => {
-      if (!cell) return;
-      if (!shown(cell)) enlarge(parentOf(cell) ?? cells[0]);
-      choose(cell);
-      cell.item.focus();
-    };
-    const parentOf = (cell) => cells.slice(0, cell.index).findLast((it) => it.level === cell.level - 1);
-    const sibling = (cell, way) => {
-      const family = cells.filter((it) => it.level === cell.level && parentOf(it) === parentOf(cell));
-      return family[family.indexOf(cell) + way];
-    };
-    const enlarge = (cell) => {
-      enlarged = cell;
-      for (const it of cells) {
-        const outside = it.x + it.width <= cell.x + .01 || it.x >= cell.x + cell.width - .01;
-        it.box.toggleAttribute("hidden", outside);
-        const [from, to] = [it.x, it.x + it.width].map((x) => clamp(100 * (x - cell.x) / cell.width, 0, 100));
-        it.box.setAttribute("x", `${from}%`);
-        it.box.setAttribute("width", `${Math.max(0, to - from)}%`);
-      }
-      reset.hidden = cell === cells[0];
-    };
-    for (const cell of cells) {
-      cell.item.tabIndex = -1;
-      cell.item.addEventListener("pointerenter", () => tell(cell));
-      cell.item.addEventListener("pointerleave", () => tell(chosen));
-      cell.item.addEventListener("click", () => { choose(cell); cell.item.focus(); enlarge(cell === enlarged ? cells[0] : cell); });
-    }
-    choose(cells[0]);
-    reset.addEventListener("click", () => { enlarge(cells[0]); chosen.item.focus(); });
-    svg.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const below = cells[chosen.index + 1];
-      const action = {
-        ArrowUp: () => goto(parentOf(chosen)),
-        ArrowDown: () => goto(below?.level === chosen.level + 1 ? below : undefined),
-        ArrowLeft: () => goto(sibling(chosen, -1)), ArrowRight: () => goto(sibling(chosen, 1)),
-        Home: () => goto(cells[0]), End: () => goto(cells.at(-1)),
-        Enter: () => enlarge(chosen), " ": () => enlarge(chosen), Escape: () => enlarge(cells[0]),
-      }[event.key];
-      if (!action) return;
-      event.preventDefault();
-      action();
-    });
-  };
-
   // -- commands --
 
   const copied = async (button) => {
@@ -267,7 +198,6 @@
       button.addEventListener("click", () => copied(button));
     }
     for (const svg of within.querySelectorAll("svg.timeline")) explorable(svg);
-    for (const svg of within.querySelectorAll("svg.icicle")) climbable(svg);
   };
   enliven(document);
   if (!at("table")) {
