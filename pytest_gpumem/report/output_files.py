@@ -18,8 +18,6 @@ _BEGINNINGS: Final = {
         rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
         rb"<title>GPU memory[,<]"
     ),
-    "github-action-benchmark": rb'\[\s*(\]\s*\Z|\{"name": ".*: peak )',
-    "bencher": rb'\{\s*(\}\s*\Z|".*": \{\s*"peak-)',
     "bisect": rb'\{\s*"package": ".*",\s*"good": ',
     "verify": rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": ',
 }

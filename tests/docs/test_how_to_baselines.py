@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 from helpers.command_line import write
@@ -59,20 +60,21 @@ def test_a_run_is_compared_with_baselines_of_the_device_that_the_page_names(suit
     assert "virtual-L4" in session.flat
 
 
-def test_services_get_their_files_by_the_commands_of_the_page(suite, gpumem, capsys):
+def test_services_get_their_files_by_the_commands_of_the_page(suite):
     (workflow,) = blocks(TRACK, "yaml")
     suite.write("test_it.py", STEP)
-    in_workflow = [line.split() for line in re.findall(r"run: (.*)", workflow)]
-    *by_hand, send = commands(TRACK)
+    suite.write("figures.jq", *blocks(TRACK, "jq"))
+    sessions = re.findall(r"run: (.*)", workflow)
+    by_hand = re.findall(r"^\$ (.*)$", *blocks(TRACK, "console"), re.MULTILINE)
+    send = by_hand.pop().split()
     output = re.search(r"output-file-path: (.*)", workflow)[1]
     assert "tool: customSmallerIsBetter" in workflow
     assert send[-1] == output
     made = []
-    for session, (_, *report, arrow, path) in (in_workflow, by_hand):
-        assert (arrow, path) == (">", output)
-        assert suite.run(*session[1:]).ret == 0
-        capsys.readouterr()  # what the session printed
-        made.append(json.loads(gpumem(*report)[1]))
-    rows, figures = made
-    assert {row["unit"] for row in rows} == {"MiB"}
-    assert all(set(it) == {"peak-allocated", "peak-reserved"} for it in figures.values())
+    for session, command in (sessions, by_hand):
+        assert suite.run(*session.split()[1:]).ret == 0
+        subprocess.run(command, cwd=suite.path, shell=True, check=True)
+        made.append(json.loads((suite.path / output).read_text()))
+    (row,) = made[0]
+    assert row == {"name": "test_it.py::test_step  device 0", "unit": "bytes", "value": 100 << 20}
+    assert made[1] == {row["name"]: {"peak-allocated": {"value": 100 << 20}}}

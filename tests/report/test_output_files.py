@@ -15,7 +15,6 @@ from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.page.html import page
-from pytest_gpumem.report.trackers.formats import FORMATS
 
 OTHERS = {
     "a test": "def test_step():\n    assert True\n",
@@ -30,12 +29,11 @@ OTHERS = {
 
 def outputs(report):
     """Return the text of each kind of output."""
-    texts = {
+    return {
         "json": dumps(report, created="2026-11-22T10:00:00Z"),
         "markdown": markdown(report),
         "html": page(report, when=""),
     }
-    return texts | {name: render(report.results) for name, render in FORMATS.items()}
 
 
 @pytest.mark.parametrize("report", [sample(), Report(())], ids=["results", "empty"])

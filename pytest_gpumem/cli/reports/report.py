@@ -17,7 +17,6 @@ from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
-from pytest_gpumem.report.trackers.formats import FORMATS
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.report.shards.merge import Merged
 
-HELP = "print or write JSON reports in another format, or merge several reports into one"
+HELP = "print or write JSON reports as Markdown, or merge several reports into one"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: the
 reports of all shards and devices of a suite become one page, one comment, one file. Reports of two
 commits or of two projects are refused, and so are two different figures of one test on one device;
@@ -41,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem report``."""
     parser.add_argument(
         "reports", metavar="REPORT.json", nargs="+", help="files of pytest --gpumem-json"
-    )
-    parser.add_argument(
-        "--format", choices=("markdown", *FORMATS), default="markdown", help="format of the output"
     )
     parser.add_argument("--limit", metavar="BYTES", type=int, help="largest size of the Markdown")
     parser.add_argument(
@@ -85,9 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Return the reports in the chosen form, or write them."""
     limit = arguments.limit
-    if arguments.format in FORMATS and limit is not None:
-        problem = "only Markdown can be shortened"
-        raise SpecError(f"--limit={limit}", problem, "leave out --limit or --format")
     if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
         problem = "this is not a number of reports"
         raise SpecError(
@@ -95,10 +88,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
             problem,
             "write a whole number from 1, such as --expect=8",
         )
-    tracked = arguments.format if arguments.format in FORMATS else "json"
-    for option, kind in (("json", tracked), ("markdown", "markdown"), ("html", "html")):
+    for option in ("json", "markdown", "html"):
         if path := getattr(arguments, option):
-            require_replaceable(path, kind, f"--{option}={path}")
+            require_replaceable(path, option, f"--{option}={path}")
     with without_collections():  # hundreds of thousands of objects, and no garbage
         reports = [(name, read_report(name)) for name in arguments.reports]
         accept = ""
@@ -106,17 +98,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
             artifact = arguments.artifact if arguments.json else ""
             accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
             # The merged report, where one is written: it stays when the others are gone.
-            own = arguments.json if arguments.json and arguments.format not in FORMATS else ""
-            names = [own] if own else arguments.reports
+            names = [arguments.json] if arguments.json else arguments.reports
             accept = accept or shlex.join(["gpumem", "accept", *names])
         merged = merge(reports, arguments.expect, accept)
         files = _rendered(merged, arguments)
         printed = ""
         if not files and not arguments.github:
-            if arguments.format in FORMATS:
-                printed = FORMATS[arguments.format](merged.report.results).rstrip("\n")
-            else:
-                printed = _markdown_within(merged, limit).rstrip("\n")
+            printed = _markdown_within(merged, limit).rstrip("\n")
         summary = _summary_lines(merged) if arguments.github else ""
         _write_files(files)
     lines = [f"gpumem: written: {path}" for path in files]
@@ -150,9 +138,7 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
     files: dict[str, Iterable[str]] = {}
-    if arguments.json is not None and arguments.format in FORMATS:
-        files[arguments.json] = [FORMATS[arguments.format](merged.report.results)]
-    elif arguments.json is not None:
+    if arguments.json is not None:
         files[arguments.json] = json_lines(merged.report, created=merged.created)
     if arguments.markdown is not None:
         files[arguments.markdown] = [_markdown_within(merged, arguments.limit)]
@@ -164,7 +150,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(f"--html={arguments.html}", problem, remedy) from error
         name = ""
-        if arguments.json is not None and arguments.format not in FORMATS:
+        if arguments.json is not None:
             name = Path(os.path.relpath(arguments.json, Path(arguments.html).parent)).as_posix()
         files[arguments.html] = [page(merged.report, when=_when(merged), json_name=name)]
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]

@@ -1,1 +1,0 @@
-"""Figures in the forms of services that track benchmarks over time."""
