@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 _FORMAT: Final = "%x00%H%x00%ct%x00%an%x00%s"
 """git's format of a commit: NUL parts its fields, as no name or subject can have one"""
 SHALLOW: Final = "this clone is shallow; git fetch --unshallow gets the earlier commits"
-
-
-RECENT_COMMITS: Final = 50
-"""commits that a page's lines of history go back"""
-RECENT_BYTES: Final = 50_000_000
-"""bytes of baseline files that are read for them: about half a second"""
-
-
-class CommittedPeak(NamedTuple):
-    """A peak that a test's committed baseline has had."""
-
-    allocated: int
-    """bytes"""
-    batch_size: int | None = None
-    """as declared then"""
 
 
 class Commit(NamedTuple):
@@ -266,61 +251,6 @@ def _without_names(version: _Content, names: Container[str]) -> _Content:
     return _Content(version.format, version.device, version.module, version.provenance, tests)
 
 
-class _Figures(msgspec.Struct):
-    """A test of a baseline file, of which only the figures are decoded: quickly."""
-
-    peak_allocated: list[int] = []
-    batch_size: int | None = None
-    parts: dict[str, _Part] = {}
-
-
-class _Part(msgspec.Struct):
-    peak_allocated: list[int] = []
-    batch_size: int | None = None
-
-
-class _CommittedDevice(msgspec.Struct):
-    key: str
-
-
-class _CommittedFile(msgspec.Struct):
-    device: _CommittedDevice
-    module: str
-    tests: dict[str, _Figures]
-
-
-def recent_peaks(
-    directory: Path, *, commits: int = RECENT_COMMITS, max_bytes: int = RECENT_BYTES
-) -> dict[Key, list[CommittedPeak]]:
-    """Return the peaks that each test's baseline has had, the oldest first.
-
-    The newest ``commits`` are read; older ones than ``max_bytes`` of files hold are left out.
-
-    Raises:
-        GitError: git or the repository is missing.
-    """
-    root, log = folder_log(directory, limit=commits)
-    files = [file for commit, changed in log if commit.name for file in changed if file.new]
-    question = "".join(f"{file.new}\n" for file in files).encode()
-    sizes = run_git("-C", str(root), "cat-file", "--batch-check=%(objectsize)", stdin=question)
-    total = accumulate(int(size) for size in sizes.split())
-    files = [file for file, size in zip(files, total, strict=True) if size <= max_bytes]
-    peaks: dict[Key, list[CommittedPeak]] = {}
-    for content in reversed(list(blob_contents(root, [file.new for file in files]))):
-        try:
-            file = msgspec.json.decode(content, type=_CommittedFile)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            continue  # gpumem history names such a file
-        for test, figures in file.tests.items():
-            parts: dict[str, _Figures | _Part] = {"": figures, **figures.parts}
-            for part, entry in parts.items():
-                levels = peaks.setdefault(Key(file.device.key, file.module, test, part), [])
-                peak = CommittedPeak(max(entry.peak_allocated, default=0), entry.batch_size)
-                if peak.allocated and levels[-1:] != [peak]:
-                    levels.append(peak)
-    return peaks
-
-
 def toolchain_moved(change: EntryChange) -> bool:
     """Return whether a test's baseline was made with another toolchain than the one before."""
     return (
@@ -333,19 +263,18 @@ def toolchain_moved(change: EntryChange) -> bool:
 # -- git's log --
 
 
-def folder_log(directory: Path, limit: int | None = None) -> tuple[Path, _Log]:
+def folder_log(directory: Path) -> tuple[Path, _Log]:
     """Return the top of the repository, and the commits that changed the folder: newest first."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     root = repository_root(existing)
     folder = path_in_repository(directory, root) or os.curdir
     log = []
-    uncommitted = list(uncommitted_files(root, folder)) if limit is None else []
-    newest = () if limit is None else (f"--max-count={limit}",)
+    uncommitted = list(uncommitted_files(root, folder))
     if uncommitted:
         log.append((WORKING_TREE, uncommitted))
     if _has_commits(root):
         output = run_git(
-            *("-C", str(root), "-c", "log.showSignature=false", "log", *newest),
+            *("-C", str(root), "-c", "log.showSignature=false", "log"),
             # The folder's name is not a pattern.
             *("--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
             *(f"--format={_FORMAT}", "--encoding=UTF-8", "--", f":(literal){folder}"),

@@ -25,7 +25,6 @@ from pytest_gpumem.plugin.device_choice import (
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
 from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
-from pytest_gpumem.plugin.suites import defaults
 from pytest_gpumem.session.settings import FIRST_OPTIONS, OPTIONS
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             default = None if option.ini in OF_RUN else option.default
             kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
             parser.addini(option.ini, option.help.replace("%%", "%"), type=kind, default=default)
-    parser.addini(defaults.INI, defaults.HELP, type="linelist", default=[])
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

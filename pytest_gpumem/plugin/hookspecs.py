@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def pytest_gpumem_defaults(item: pytest.Item) -> Mapping[str, object] | None:
     """Return arguments of the marker for a marked test that does not give them itself.
 
-    The nearest conftest file wins, argument by argument; all of them win over the ini file's
-    ``gpumem_defaults``.
+    The nearest conftest file wins, argument by argument.
     """
 
 

@@ -22,7 +22,6 @@ from pytest_gpumem.plugin.pytest_item import (
     watch_uses,
 )
 from pytest_gpumem.plugin.report_data import ATTRIBUTE, ReportData
-from pytest_gpumem.plugin.suites.defaults import defaults_of
 from pytest_gpumem.plugin.suites.hidden_skips import (
     hidden_skip,
     skip_decorated,
@@ -209,7 +208,8 @@ class ItemHooks:
             fixture, request = self._failed_fixtures.pop()
             fixture.finish(request)
         try:
-            marks += [((), arguments) for arguments in defaults_of(item)]
+            defaults = item.ihook.pytest_gpumem_defaults(item=item)
+            marks += [((), arguments) for arguments in defaults if arguments]
             spec = spec_from_marks(marks, find_card=lambda name: find_card(name).name)
             self.opened_session().begin(PytestItem(item), spec)
         except TooSmallError as error:  # another machine's GPU may be large enough

@@ -14,7 +14,6 @@ from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
-from pytest_gpumem.plugin.suites import worker_commits
 from pytest_gpumem.plugin.torchrun import open_rank_session
 from pytest_gpumem.session.hidden_skip import HiddenSkip
 from pytest_gpumem.session.results import SessionResults
@@ -51,6 +50,11 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
     "": {},
 }
 """markup of failures and of the summary, where the terminal has colours"""
+REMOTE: Final = (
+    "pytest-xdist's workers on other machines may test other code: no baselines are written from "
+    "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"
+)
+"""sentence on a session with such workers"""
 
 
 class BriefRepr:
@@ -89,14 +93,10 @@ class GpuMemPlugin:
         self._reports_shown = False
         self._cards: tuple[str, ...] = ()
         """the cards that the session's marked tests name; none where one of them names none"""
-        self._selection = ""
-        """the outcome of --gpumem-select-fits, in words"""
         self._updates: UpdateSummary | None = None
         self._worker = hasattr(config, "workerinput")
-        self._commits: dict[str, str] = {}
-        """of pytest-xdist's workers on other machines"""
-        self._other_commits: dict[str, str] = {}
-        """those of them that differ from this checkout's, once the session has ended"""
+        self._remote = False
+        """whether workers of pytest-xdist run in other folders or on other machines"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -112,16 +112,6 @@ class GpuMemPlugin:
             from pytest_gpumem.plugin.termination import end_session_on_sigterm
 
             end_session_on_sigterm(self.config)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Select the tests that fit a card by their baselines."""
-        if self.settings.select_fits:
-            from pytest_gpumem.plugin.suites.card_fit import select
-
-            items[:], left_out, self._selection = select(items, self.settings)
-            if left_out:
-                self.config.hook.pytest_deselected(items=left_out)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -154,20 +144,15 @@ class GpuMemPlugin:
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )
-        sentences = [*(self._device_header() if uses_device else ()), self._selection]
-        return [] if quiet else [f"gpumem: {sentence}" for sentence in filter(None, sentences)]
+        if quiet or not uses_device:
+            return []
+        return [f"gpumem: {sentence}" for sentence in self._device_header()]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Ask a worker for the commit that it has checked out."""
-        worker_commits.ask(node)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Take the commit that a worker on another machine had checked out."""
-        output = getattr(node, "workeroutput", None) or {}  # a worker that crashed has none
-        if worker_commits.COMMIT in output:
-            self._commits[node.gateway.id] = str(output[worker_commits.COMMIT])
+        """Note a worker in another folder, or on another machine."""
+        spec = node.gateway.spec
+        self._remote |= bool(spec.chdir or not spec.popen)
 
     # -- results --
 
@@ -183,10 +168,9 @@ class GpuMemPlugin:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
         data = data_of(report)
-        worker = ""  # that ran the test, if each worker of pytest-xdist runs all of them
-        if self.config.getoption("dist", "no") == "each":
-            gateway = getattr(getattr(report, "node", None), "gateway", None)
-            worker = str(getattr(gateway, "id", ""))
+        gateway = getattr(getattr(report, "node", None), "gateway", None)
+        if self.config.getoption("dist", "no") == "each" and getattr(gateway, "id", "") != "gw0":
+            return  # all workers run all tests: the figures are the first one's
         outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
             data.get("nodeid", report.nodeid),
@@ -195,7 +179,6 @@ class GpuMemPlugin:
             data=data.get("results"),
             expected=expected,
             outcome="xfail" if hasattr(report, "wasxfail") else outcome,
-            worker=worker,
         )
         self._add_hidden_skip(report)
         lists_tests = (self.settings.html or self.settings.json) is not None
@@ -223,13 +206,11 @@ class GpuMemPlugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines and the reports; a file that cannot be written fails the session."""
         if self._worker:
-            if CHOICE in self.config.stash:  # a marked test ran
-                worker_commits.answer_commit(self.config)
             return
-        commits = self._other_commits = worker_commits.differing(self.config, self._commits)
-        if commits:  # the problems of results are known once their texts are read
-            self.results.problems.extend(worker_commits.sentences(commits))
-        complete = not (commits and self.settings.update_baselines)
+        is_remote = self._remote and bool(self.results)
+        if is_remote:  # the problems of results are known once their texts are read
+            self.results.problems.append(REMOTE)
+        complete = not (is_remote and self.settings.update_baselines)
         if self._ranks is not None:
             shrinkage_fails = self.settings.shrinkage == "fail"
             if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
@@ -266,9 +247,7 @@ class GpuMemPlugin:
 
         shard = shard_of(lambda name: self.config.getoption(name, default=None))
         origin = session_origin(Path(self.config.rootpath), self.settings, shard)
-        unfinished = ENDS.get(session.exitstatus, "")
-        commits = tuple(dict.fromkeys(self._other_commits.values()))
-        origin = replace(origin, other_commits=commits)
+        unfinished = ENDS.get(session.exitstatus, REMOTE if self._remote else "")
         collecting = self.config.pluginmanager.get_plugin(stale_hooks.NAME)
         if isinstance(collecting, stale_hooks.StaleHooks):
             origin = replace(origin, **collecting.known())

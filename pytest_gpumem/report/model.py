@@ -11,9 +11,8 @@ from pytest_gpumem.judge.result import Result, count_kinds
 from pytest_gpumem.nodeids import module_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
 
@@ -39,8 +38,6 @@ class Origin:
     """that was checked out; "" outside of a git repository"""
     head: str = ""
     """of a merge that CI made of a pull request: the newest commit of the request itself"""
-    other_commits: tuple[str, ...] = ()
-    """those of pytest-xdist's workers on other machines, where they had another one"""
     modified: bool = False
     """whether files that git knows, baselines aside, differed from the commit"""
     root: str = ""
@@ -109,8 +106,6 @@ class Report:
     origins: tuple[Origin, ...] = ()
     """of the sessions with these results: :attr:`Result.origin` is an index of it"""
 
-    histories: Mapping[Key, Sequence[CommittedPeak]] = field(default_factory=dict)
-    """peaks that the tests' committed baselines have had, the oldest first; not in JSON"""
     own_outcomes: tuple[OwnOutcome, ...] = ()
     """marked tests that failed, or were skipped, by their own code"""
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
-from pytest_gpumem.baselines.commits import recent_peaks
-from pytest_gpumem.baselines.git import GitError
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
@@ -25,8 +22,6 @@ from pytest_gpumem.session.settings import FILES, OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.baselines.commits import CommittedPeak
-    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.report.model import Origin
     from pytest_gpumem.session.results import SessionResults
@@ -74,10 +69,6 @@ def publish(
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
-    histories: dict[Key, list[CommittedPeak]] = {}
-    if settings.html is not None:
-        with suppress(GitError):  # without git, or outside of a repository, none is known
-            histories = recent_peaks(settings.baseline_dir)
     report = Report(
         tuple(results),
         updates,
@@ -86,7 +77,6 @@ def publish(
         tuple(remarks),
         settings.arguments,
         () if origin is None else (origin,),
-        histories,
         tuple(session_results.own_outcomes),
     )
     created = datetime.now(timezone.utc)

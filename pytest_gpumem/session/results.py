@@ -6,7 +6,7 @@ Under torchrun those of all ranks are joined: a test's result is then the worst 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.nodeids import split_nodeid
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Outcome, Result
     from pytest_gpumem.report.model import OwnOutcome
     from pytest_gpumem.session.hidden_skip import HiddenSkip
-
-
-_BY: Final = "\0"
-"""between a test and the worker that ran it, where several run all tests"""
 
 
 class SessionResults:
@@ -74,15 +70,13 @@ class SessionResults:
         data: object,
         expected: bool = False,
         outcome: Outcome = "",
-        worker: str = "",
     ) -> None:
         """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
 
         ``data`` has the results as text, if the report has them; ``expected``: it failed as its
         ``xfail`` says. ``outcome`` is "xfail" of a test with that marker, "failed" of an error
-        beside its verdict. ``worker`` is set if each of pytest-xdist's workers runs all tests.
+        beside its verdict.
         """
-        nodeid = f"{nodeid}{_BY}{worker}" if worker else nodeid
         if when == "setup":
             self._unread.pop(nodeid, None)
             self._read.pop(nodeid, None)
@@ -139,30 +133,17 @@ class SessionResults:
                 ]
 
     def results(self) -> list[Result]:
-        """Return all results, in the order in which their tests ended.
-
-        Of workers that ran the same test on one device, with one figure, it is one result.
-        """
-        return [result for _, result in self._distinct()]
-
-    def _distinct(self) -> list[tuple[str, Result]]:
-        """Return the results by the key of their test; those of several workers once."""
-        pairs = [(key, result) for key, results in self._by_test.items() for result in results]
-        if not any(_BY in key for key in self._by_test):
-            return pairs
-        rows: dict[tuple[object, ...], tuple[str, Result]] = {}
-        for key, result in pairs:
-            peaks = result.measurement.peaks if result.measurement else ()
-            row = result.device_key, result.nodeid, result.part, result.verdict.kind, peaks
-            rows.setdefault(row, (key, result))
-        return list(rows.values())
+        """Return all results, in the order in which their tests ended."""
+        return [result for results in self._by_test.values() for result in results]
 
     def results_with_outcomes(self) -> list[Result]:
         """Return all results, each with the outcome of its test."""
         ends: dict[str, Outcome] = dict.fromkeys(self._complete, "passed")
         ends |= self._outcomes
         return [
-            replace(result, outcome=ends.get(key, "unfinished")) for key, result in self._distinct()
+            replace(result, outcome=ends.get(nodeid, "unfinished"))
+            for nodeid, results in self._by_test.items()
+            for result in results
         ]
 
     def changes(self) -> list[NewBaseline]:
@@ -171,9 +152,8 @@ class SessionResults:
         from pytest_gpumem.judge.result import entry_of
 
         changes = []
-        differing = self._differing()
-        for key, results in self._by_test.items():
-            if key in self._failed or key not in self._complete or key in differing:
+        for nodeid, results in self._by_test.items():
+            if nodeid in self._failed or nodeid not in self._complete:
                 continue
             measured = [result for result in results if result.measurement is not None]
             parts = {
@@ -183,28 +163,8 @@ class SessionResults:
             }
             devices = [result.measurement.device for result in measured if result.measurement]
             if parts:
-                nodeid = key.partition(_BY)[0]
                 changes.append(NewBaseline(devices[0], *split_nodeid(nodeid), parts))
         return changes
-
-    def _differing(self) -> set[str]:
-        """Return the keys of tests with two figures on one device, by two workers; note them."""
-        if not any(_BY in key for key in self._by_test):
-            return set()
-        keys: dict[tuple[str, str, str], list[str]] = {}
-        for key, result in self._distinct():
-            keys.setdefault((result.device_key, result.nodeid, result.part), []).append(key)
-        differing = set()
-        for (device, nodeid, _), members in keys.items():
-            if len(members) > 1:
-                workers = " and ".join(sorted(key.partition(_BY)[2] for key in members))
-                self._problems.append(
-                    f"{nodeid} has two different figures on {device}, from {workers}: its "
-                    "baseline is not written"
-                )
-                beginning = f"{nodeid}{_BY}"
-                differing |= {key for key in self._by_test if key.startswith(beginning)}
-        return differing
 
     # -- ranks --
 

@@ -175,7 +175,6 @@ OPTIONS: Final = (
         "both",
         choices=("both", "allocated"),
     ),
-    Option("select_fits", "run only the tests whose baselines fit this card: T4", "", "NAME"),
     Option(
         "json",
         "write every result to this file as JSON, for programs",
@@ -257,8 +256,6 @@ class Settings(NamedTuple):
     """the folder for them; None: no option asks for any"""
     tolerance: Tolerance | None
     guard: Literal["both", "allocated"]
-    select_fits: str
-    """the canonical name of the card that baselines have to fit; "": all tests run"""
     html: Path | None
     """where the page is to be written"""
     json: Path | None
@@ -558,7 +555,6 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     ),
     "tolerance": _read_tolerance,
     "visible": _read_visible,
-    "select_fits": lambda name: _read_card(name) if name.strip() else "",
     "against": _read_against,
     "against_tolerance": _read_tolerance,
 }

@@ -11,9 +11,7 @@ from helpers.git import commit, git
 from helpers.pages import flat
 from helpers.terminal_results import matches_gold
 
-from pytest_gpumem.baselines.commits import recent_peaks
 from pytest_gpumem.baselines.file_format import decode
-from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site
 from pytest_gpumem.sizes import MIB
 
@@ -133,15 +131,6 @@ def test_the_json_has_exact_bytes(repository, gpumem):
     assert "model.py:29" in move["cause"]
 
 
-def test_the_pages_lines_have_the_peaks_of_committed_baselines(repository):
-    key = Key("virtual-T4", "tests/test_a.py", "test_x[ä]")
-    peaks = recent_peaks(repository / "baselines")
-    assert peaks[key] == [(100 * MIB, None), (110 * MIB, None)]
-    assert peaks[Key("virtual-T4", "tests/b/test_b.py", "test_b")] == [(MIB, None)]
-    assert recent_peaks(repository / "baselines", commits=1)[key] == [(110 * MIB, None)]
-    assert recent_peaks(repository / "baselines", max_bytes=10) == {}
-
-
 def test_a_folder_that_is_gone_still_has_its_history(repository, gpumem):
     git("rm", "-rqf", "baselines")
     git("commit", "-qm", "no baselines")
@@ -190,12 +179,3 @@ def test_bad_input_is_named(repository, gpumem, arguments, message):
     status, out, err = gpumem("history", *arguments)
     assert (status, out) == (2, "")
     assert message in err
-
-
-def test_a_committed_file_of_brackets_in_thousands_has_no_peaks(here):
-    git("init", "-q")
-    folder = here / "baselines/virtual-T4/tests"
-    folder.mkdir(parents=True)
-    (folder / "test_a.json").write_text('{"x": ' + "[" * 100_000)
-    commit("deep")
-    assert recent_peaks(here / "baselines") == {}

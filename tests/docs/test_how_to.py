@@ -6,10 +6,6 @@ import pytest
 from helpers.pages import Place, blocks, files, flat, read, shows
 from helpers.warm import warm_python
 
-from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.plugin.suites.defaults import read_rules
-from pytest_gpumem.spec import spec_from_marks
-
 FITS = "how-to/will-it-fit.md"
 LEAKS = "how-to/find-leaks.md"
 CARDS = "how-to/many-cards.md"
@@ -174,14 +170,6 @@ def test_parts_in_place_of_peaks_by_hand(suite):
     text = files(SUITES)["test_offloading.py"]
     suite.write("test_offloading.py", text.replace("            block.cpu()\n", ""))
     assert "over at_most='0.5 * whole'" in suite.run().flat
-
-
-def test_the_defaults_of_folders_are_understood():
-    text = files(SUITES, "ini")["pytest.ini"]
-    rules = read_rules(line.strip() for line in text.splitlines() if line.startswith("    "))
-    assert [pattern for pattern, _ in rules] == ["*", "tests/kernels/*", "tests/models/*"]
-    arguments = [((), values) for _, values in reversed(rules)]
-    assert spec_from_marks(arguments, find_card=lambda name: find_card(name).name).baseline is False
 
 
 def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):

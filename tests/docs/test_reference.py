@@ -16,7 +16,6 @@ from pytest_gpumem.judge.breakdown_diff import CACHED
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.plugin import hookspecs
-from pytest_gpumem.plugin.suites.defaults import INI
 from pytest_gpumem.report.json_report import schema
 from pytest_gpumem.session.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.spec import MemorySpec
@@ -122,7 +121,7 @@ def test_options_with_choices_name_them_all():
 def test_every_option_that_a_page_names_exists(page):
     flags = {option.flag for option in OPTIONS}
     assert set(re.findall(r"--gpumem-[a-z-]+[a-z]", read(page))) <= flags
-    inis = {INI, *(option.ini for option in OPTIONS)}
+    inis = {option.ini for option in OPTIONS}
     assert set(re.findall(r"^(gpumem_\w+) =", read(page), re.MULTILINE)) <= inis
 
 

@@ -111,15 +111,14 @@ def test_the_markers_expression_selects_them(library):
 
 def test_defaults_of_a_folder_hold_for_them(library):
     library.write(
-        "pytest.ini",
+        "conftest.py",
         """
-        [pytest]
-        gpumem_all = true
-        gpumem_defaults =
-            test_it.py::test_sizes*: card="T4", tolerance="1MiB"
+        def pytest_gpumem_defaults(item):
+            if item.originalname == "test_sizes":
+                return {"card": "T4", "tolerance": "1MiB"}
     """,
     )
-    library.run("--gpumem-update-baselines")
+    library.run("--gpumem-all", "--gpumem-update-baselines")
     (of_t4,) = (text for path, text in library.baselines().items() if "virtual-T4" in path)
     assert set(json.loads(of_t4)["tests"]) == {"test_sizes[1]", "test_sizes[2]"}
 

@@ -8,14 +8,12 @@ from pytest_gpumem.session.settings import OPTIONS
 
 CONFTEST = """
 from pytest_gpumem.plugin.device_choice import SETTINGS
-from pytest_gpumem.plugin.ini_file import read_ini
 
 def pytest_configure(config):
     settings = config.stash.get(SETTINGS, None)
     if settings is None:  # the plugin has refused an option
         return
     print("READ", *(f"{name}={value}" for name, value in settings._asdict().items()), sep="|")
-    print("RULES", read_ini(config, "gpumem_defaults"))
 """
 VALUES = {
     "card": "T4",
@@ -35,7 +33,6 @@ VALUES = {
     "snapshots": "out/snapshots",
     "tolerance": "2%, 64MiB",
     "guard": "allocated",
-    "select_fits": "L4",
     "json": "out/report.json",
     "artifact": "gpumem",
     "markdown": "out/report.md",
@@ -77,13 +74,12 @@ FORM = pytest.mark.parametrize(
 
 
 def read(suite, *arguments):
-    """What a session's settings say, by their names, and its defaults."""
+    """What a session's settings say, by their names."""
     suite.write("conftest.py", CONFTEST)
     suite.write("test_it.py", "def test_it(): pass\n")
     out = suite.run("-s", "-W", "error", *arguments).out
     (line,) = [line for line in out.splitlines() if line.startswith("READ|")]
-    (rules,) = [line for line in out.splitlines() if line.startswith("RULES ")]
-    return dict(pair.split("=", 1) for pair in line.split("|")[1:]), rules
+    return dict(pair.split("=", 1) for pair in line.split("|")[1:])
 
 
 def test_each_setting_is_tried():
@@ -93,12 +89,9 @@ def test_each_setting_is_tried():
 
 @FORM
 def test_each_setting_is_read_from_each_form(suite, form):
-    rule = 'tests/models/*: tolerance="2%"'
     settings = {f"gpumem_{name}": value for name, value in VALUES.items()}
-    is_toml = form not in {"pytest.ini", "tox.ini", "setup.cfg"}
-    write(suite, form, **settings, gpumem_defaults=[rule] if is_toml else rule)
-    found, rules = read(suite)
-    assert rules == f"RULES {[rule]}"
+    write(suite, form, **settings)
+    found = read(suite)
     assert found["all"] == "('tests/gpu/*', 'test_it.py')"
     assert found["cards"] == "('T4', 'L4')"
     assert found.pop("tolerance") != "None"
@@ -114,7 +107,7 @@ def test_all_may_be_true_a_text_or_a_list(suite, form, value):
     if isinstance(value, bool) and form in {"pytest.ini", "tox.ini", "setup.cfg"}:
         value = "true"
     write(suite, form, gpumem_all=value, gpumem_cards="T4,L4")
-    found, _ = read(suite)
+    found = read(suite)
     assert found["all"] == ("('*',)" if value in (True, "true") else "('tests/gpu/*',)")
     assert found["cards"] == "('T4', 'L4')"
 
@@ -122,7 +115,7 @@ def test_all_may_be_true_a_text_or_a_list(suite, form, value):
 @FORM
 def test_the_command_line_comes_before_the_file(suite, form):
     write(suite, form, gpumem_all=True, gpumem_card="T4", gpumem_update_baselines=True)
-    found, _ = read(suite, "-o", "gpumem_all=a,b", "--gpumem-card=L4")
+    found = read(suite, "-o", "gpumem_all=a,b", "--gpumem-card=L4")
     assert (found["all"], found["card"], found["update_baselines"]) == ("('a', 'b')", "L4", "True")
     session = suite.run("-o", "gpumem_update_baselines=maybe")
     assert "maybe" in session.err

@@ -116,7 +116,6 @@ ELSEWHERE = {
         "visible",
         "values",
         "guard",
-        "select_fits",
     ),
 }
 

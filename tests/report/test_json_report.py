@@ -113,7 +113,6 @@ def test_a_row_of_an_environment_inside_of_the_project_is_read_as_the_packages()
 
 ORIGIN = Origin(
     commit="0123456789abcdef0123456789abcdef01234567",
-    other_commits=("fedcba9876543210fedcba9876543210fedcba98",),
     root="packages/core",
     folder="baselines/core",
     shard=Shard(3, 8),

@@ -53,7 +53,7 @@ def test_a_session_says_where_it_ran(suite, monkeypatch):
     (origin,) = read_report("r.json").report.origins
     assert (origin.commit, origin.head) == (git("rev-parse", "HEAD").strip(), own)
     assert (origin.shard, origin.artifact) == (Shard(3, 8), "gpu")
-    assert (origin.modified, origin.unfinished, origin.other_commits) == (False, "", ())
+    assert (origin.modified, origin.unfinished) == (False, "")
 
 
 def test_an_interrupted_session_says_so_and_is_not_accepted(suite, gpumem):

@@ -13,17 +13,14 @@ import json
 import re
 from collections import Counter
 from functools import cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
 from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency, with_alike_ranks
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
-from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.parts.breakdown_rows import DeviceRows, device_rows
@@ -32,17 +29,15 @@ from pytest_gpumem.report.parts.card_matrix import card_matrix
 from pytest_gpumem.report.parts.cause_sentences import cause_lines, row_cause, short_cause
 from pytest_gpumem.report.parts.cells import circumstances, figure_cells, pinned_cell
 from pytest_gpumem.report.parts.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.parts.plot import sparkline
 from pytest_gpumem.report.parts.session_words import moved_together
 from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jinja2 import Environment
 
-    from pytest_gpumem.baselines.commits import CommittedPeak
     from pytest_gpumem.judge.causes import HeldLine
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
@@ -188,13 +183,6 @@ class PageEntry(NamedTuple):
         return row is not None and bool(beyond_tolerance([row]))
 
     @property
-    def limit(self) -> int | None:
-        """The tightest budget of its memory, in bytes; None without one."""
-        rows = self.result.verdict.comparisons
-        budgets = [row.budget for row in rows if row.budget is not None and row.peak in PEAKS]
-        return min(budgets, default=None)
-
-    @property
     def keeper(self) -> str:
         """The keeper of the first cause's memory, or why it grew: "" where that is not known."""
         causes = self.result.verdict.causes
@@ -299,8 +287,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             rows.append(row_html(entry, name_html(entry.outcome)))
             sections.append(str(parts.own_section(entry)))
         else:
-            history = history_of(entry.result, report.histories)
-            rows.append(row_html(entry, name_html(entry.result), history))
+            rows.append(row_html(entry, name_html(entry.result)))
             sections.append(str(parts.section(entry)))
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
@@ -543,26 +530,8 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
     )
 
 
-def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]]) -> list[int]:
-    """Return the peaks of a test's baselines, and at the end the measured one where it differs.
-
-    They begin where the test took the batch size that it has: earlier ones are of another step.
-    """
-    if not histories or result.measurement is None:
-        return []
-    key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
-    peaks = histories.get(key, ())
-    same = list(takewhile(lambda peak: peak.batch_size == result.batch_size, reversed(peaks)))
-    levels = [peak.allocated for peak in reversed(same)]
-    measured = result.measurement.peak_allocated
-    return levels if levels[-1:] == [measured] or not levels else [*levels, measured]
-
-
-def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
-    """Return a result's row of the table, with data that the page's script sorts and filters by.
-
-    ``history`` has the peaks, the oldest first.
-    """
+def row_html(entry: PageEntry | OwnEntry, name: str) -> str:
+    """Return a result's row of the table, with data that the page's script sorts and filters by."""
     figures = []
     for title, cell in entry.cells.items():
         text = escape(printable(cell))
@@ -574,8 +543,7 @@ def row_html(entry: PageEntry | OwnEntry, name: str, history: Sequence[int] = ()
         inner = str(text)
         if title == "change" and isinstance(entry, PageEntry):
             way = {"+": " up", "-": " down"}.get(cell[:1], "") if entry.beyond else ""
-            spark = sparkline(history, entry.limit)
-            inner = f'{spark}<span class="move{way}">{text}</span>'
+            inner = f'<span class="move{way}">{text}</span>'
         elif title == "budget" and isinstance(entry, PageEntry):
             inner = f"{text}{_meter(cell)}"
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')

@@ -22,8 +22,6 @@ from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
-from pytest_gpumem.baselines.commits import CommittedPeak
-from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.result import urgency
@@ -41,7 +39,6 @@ from pytest_gpumem.measurement import (
 from pytest_gpumem.report.model import OwnOutcome, Report
 from pytest_gpumem.report.page import html, timeline_svg
 from pytest_gpumem.report.page.html import MAX_OPEN, anchor, page
-from pytest_gpumem.report.parts.plot import SPARK_HEIGHT, sparkline
 from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")
@@ -264,39 +261,6 @@ def test_tests_may_name_different_cards():
     rows = Page(page(Report(tuple(results)))).texts("tr")
     for name in ("test_x", "test_y"):
         assert any(re.fullmatch(rf"\S+::{name}( \d+\.\d\d){{2}}", row.strip()) for row in rows)
-
-
-def test_a_row_has_the_history_of_its_baselines():
-    moved, still = result("test_a", measured(attribution(layers=1))), grown("test_b")
-    peaks = [CommittedPeak(100 * MIB, 8), CommittedPeak(120 * MIB, 8)]
-    histories = {Key("virtual-T4", MODULE, "test_a"): peaks}
-    parsed = Page(page(Report((moved, still), histories=histories)))
-    (line,) = parsed.all("svg", class_="spark")
-    assert line.attributes["aria-label"].startswith("history: 3 figures, from 100.00 to ")
-
-
-def test_a_history_begins_where_its_batch_size_does():
-    one = result("test_a", measured(attribution(layers=1)))
-    peaks = [CommittedPeak(50 * MIB, 8), CommittedPeak(900 * MIB, 4), CommittedPeak(120 * MIB, 8)]
-    levels = html.history_of(one, {Key("virtual-T4", MODULE, "test_a"): peaks})
-    assert levels == [120 * MIB, one.measurement.peak_allocated]
-
-
-def heights(markup):
-    """The heights above its floor of the points of a small line."""
-    points = re.search(r'points="([^"]+)"', markup)[1].split()
-    return [SPARK_HEIGHT - 2 - float(point.split(",")[1]) for point in points]
-
-
-def test_a_small_line_is_as_high_as_its_part_of_the_budget():
-    full = SPARK_HEIGHT - 4
-    low, high = heights(sparkline([1000 * MIB, 1004 * MIB], limit=4016 * MIB))
-    assert (low, high) == (pytest.approx(full / 4, abs=0.1), pytest.approx(full / 4, abs=0.1))
-    # Without a budget zero is its floor: four thousandths are no mountain.
-    low, high = heights(sparkline([1000 * MIB, 1004 * MIB]))
-    assert (low, high) == (pytest.approx(full, abs=0.1), pytest.approx(full, abs=0.1))
-    low, high = heights(sparkline([1000 * MIB, 2000 * MIB]))
-    assert (low, high) == (pytest.approx(full / 2, abs=0.1), pytest.approx(full, abs=0.1))
 
 
 def test_ids_are_unique_and_every_link_has_its_target(parsed):
