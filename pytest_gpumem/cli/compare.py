@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pytest", metavar="PYTEST", nargs="*", help="with --git: pytest's arguments"
     )
     parser.add_argument(
-        "--format", choices=tuple(rendering.RENDERERS), default="table", help="format of the output"
+        "--format", choices=("table", "markdown"), default="table", help="format of the output"
     )
     add_growth_limit(parser, "peak allocated or peak reserved grew")
     parser.add_argument(
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.format == "table":
         rendered = rendering.table(changes, shutil.get_terminal_size().columns)
     else:
-        rendered = rendering.RENDERERS[arguments.format](changes)
+        rendered = rendering.changes_markdown(changes)
     status = OK
     if trouble:
         status = BAD_INPUT

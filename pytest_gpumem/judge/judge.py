@@ -141,7 +141,7 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     if case.policy.against and case.entry is not None:
         advice = (
             "find the lines that differ; if the two devices themselves differ, raise "
-            "--gpumem-against-tolerance"
+            "--gpumem-tolerance"
         )
         return replace(verdict, advice=advice)
     if case.policy.against:

@@ -186,8 +186,6 @@ class Policy:
     """baselines are about to be rewritten, so that being far from one is no failure"""
     against: str = ""
     """another device's key: measurements are compared with its baselines; "" for their own"""
-    against_tolerance: Tolerance | None = None
-    """how far they may be from another device's baselines; None: AGAINST_TOLERANCES"""
     provenance: Literal["compare", "note", "fail"] = "compare"
     """for a baseline of another toolchain: compare as with any; or pass with a note where the
     measurement is beyond tolerance; or fail as incomparable"""
@@ -209,7 +207,7 @@ class Policy:
         The marker's (``declared``) holds for runs on one and the same device only.
         """
         if self.against:
-            return self.against_tolerance or AGAINST_TOLERANCES[peak]
+            return self.tolerance or AGAINST_TOLERANCES[peak]
         return declared or self.tolerance or DEFAULT_TOLERANCES[peak]
 
 

@@ -1,10 +1,8 @@
-"""Changes of figures as text for a terminal, as Markdown and as JSON."""
+"""Changes of figures as text for a terminal, and as Markdown."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.changes import ChangeKind, count_changes
 from pytest_gpumem.judge.breakdown_diff import provenance_text
@@ -14,13 +12,10 @@ from pytest_gpumem.report.text import mib, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pytest_gpumem.baselines.changes import Changes, EntryChange
-    from pytest_gpumem.measurement import BaselineEntry
 
-FORMAT: Final = 1
-"""The JSON's format. 1: the first (pytest-gpumem 0.1.0)."""
 MAX_CAUSES: Final = 10
 """sentences on why something grew, below a table"""
 LISTED: Final = (
@@ -142,73 +137,3 @@ def changes_markdown(changes: Changes) -> str:
             blocks.append(f"#### {str(kind).capitalize()}\n\n{pipe_table(titles, rows)}")
     notes = [f"- {prose(note)}" for note in (*_causes(changes), *_notes(changes))]
     return "\n\n".join([*blocks, "\n".join(notes)] if notes else blocks)
-
-
-# -- JSON --
-
-
-def to_json(changes: Changes) -> str:
-    """Return the comparison as JSON: exact bytes, all moves but those that stayed the same."""
-    group_numbers = {
-        (shift.nodeid, shift.part, shift.device): number
-        for number, group in enumerate(changes.common_changes)
-        for shift in group.changes
-    }
-    document = {
-        "format": FORMAT,
-        "before": changes.old_name,
-        "after": changes.new_name,
-        "counts": {str(kind): number for kind, number in count_changes(changes.entries).items()},
-        "moves": [
-            {
-                "kind": str(move.kind),
-                "nodeid": move.key.nodeid,
-                "part": move.key.part,
-                "device": move.key.device,
-                "before": _entry_json(move.old),
-                "after": _entry_json(move.new),
-                "cause": move.cause,
-                "reason": move.mismatch,
-                "together": group_numbers.get((move.key.nodeid, move.key.part, move.key.device)),
-            }
-            for move in changes.entries
-            if move.kind is not ChangeKind.SAME
-        ],
-        "together": [
-            {
-                "sentence": group.sentence,
-                "before": asdict(group.old),
-                "after": asdict(group.new),
-                "peak": group.changes[0].peak,
-                "least": group.amounts[0],
-                "most": group.amounts[-1],
-                "tests": group.tests,
-                "others": group.remaining,
-            }
-            for group in changes.common_changes
-        ],
-        "remarks": list(changes.remarks),
-    }
-    return json.dumps(document, indent=1)
-
-
-def _entry_json(entry: BaselineEntry | None) -> dict[str, Any] | None:
-    if entry is None:
-        return None
-    return {
-        "peak_allocated": [peak.allocated for peak in entry.peaks],
-        "peak_reserved": [peak.reserved for peak in entry.peaks],
-        "peak_pinned": entry.peak_pinned,
-        "batch_size": entry.batch_size,
-        "world_size": entry.world_size,
-        "rank": entry.rank,
-        "slope": None if entry.slope is None else asdict(entry.slope),
-        "provenance": asdict(entry.provenance),
-    }
-
-
-RENDERERS: Final[dict[str, Callable[[Changes], str]]] = {
-    "table": table,
-    "markdown": changes_markdown,
-    "json": to_json,
-}

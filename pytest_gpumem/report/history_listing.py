@@ -1,10 +1,8 @@
-"""The history of baselines for a terminal, and as JSON."""
+"""The history of baselines for a terminal."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.changes import ChangeKind, count_changes
 from pytest_gpumem.judge.breakdown_diff import provenance_text
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
-FORMAT: Final = 1
-"""The JSON's format. 1: the first (pytest-gpumem 0.2.0)."""
 MAX_MOVES: Final = 5
 """tests that a commit lists, where several are asked for"""
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
@@ -79,43 +75,6 @@ def move_words(change: EntryChange) -> str:
         old, new = change.old.provenance, change.new.provenance
         words.append(f"{provenance_text(old, new)} -> {provenance_text(new, old)}")
     return "; ".join(words)
-
-
-def history_json(history: BaselineHistory) -> str:
-    """Return the history as JSON: exact bytes, the newest commit first."""
-    document = {
-        "format": FORMAT,
-        "commits": [
-            {
-                "commit": step.commit.name,
-                "date": step.commit.date,
-                "author": step.commit.author,
-                "subject": step.commit.subject,
-                "moves": [move_json(change) for change in step.changes],
-                "errors": [str(error) for error in step.errors],
-            }
-            for step in history.steps
-        ],
-        "remarks": list(history.remarks),
-    }
-    return json.dumps(document, indent=1)
-
-
-def move_json(change: EntryChange) -> dict[str, Any]:
-    """Return a test's move as plain data, in bytes."""
-    peaks = {
-        name: None
-        if entry is None
-        else {
-            "peak_allocated": [peak.allocated for peak in entry.peaks],
-            "peak_reserved": [peak.reserved for peak in entry.peaks],
-            "batch_size": entry.batch_size,
-            "provenance": asdict(entry.provenance),
-        }
-        for name, entry in (("before", change.old), ("after", change.new))
-    }
-    names = {name: getattr(change.key, name) for name in ("nodeid", "part", "device")}
-    return {"kind": str(change.kind), **names, **peaks, "cause": change.cause}
 
 
 def cells_of(change: EntryChange) -> tuple[str, ...]:

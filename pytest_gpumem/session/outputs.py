@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
-    *("tolerance", "guard", "update_baselines", "against", "against_tolerance"),
+    *("tolerance", "guard", "update_baselines", "against"),
 )
 """options that reports show, where they were given"""
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"

@@ -164,7 +164,8 @@ OPTIONS: Final = (
     Option(
         "tolerance",
         'how far a peak may be from its baseline: "2%%", "64MiB" or "2%%, 64MiB" (the larger); '
-        "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
+        "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved; with "
+        "--gpumem-against 3%% instead of 0.1%%",
         "",
         "SIZE",
     ),
@@ -209,13 +210,6 @@ OPTIONS: Final = (
         'prediction: "virtual:L4", "cuda:NVIDIA L4"',
         "",
         "KIND:NAME",
-    ),
-    Option(
-        "against_tolerance",
-        "how far a peak may be from the baselines of --gpumem-against; by default 3%% or 1 "
-        "MiB allocated, 3%% or 20 MiB reserved",
-        "",
-        "SIZE",
     ),
 )
 FIRST_OPTIONS: Final = 5
@@ -267,7 +261,6 @@ class Settings(NamedTuple):
     github: Literal["auto", "off"]
     against: str
     """the key of the device with the baselines to compare with; "": the tests' own"""
-    against_tolerance: Tolerance | None
     repeated: tuple[str, ...] = ()
     """the options of the command line that decide the figures and the comparison"""
     arguments: tuple[str, ...] = ()
@@ -328,7 +321,6 @@ class Settings(NamedTuple):
             guard=self.guard,
             updating=self.update_baselines,
             against=self.against,
-            against_tolerance=self.against_tolerance,
             repeated=self.repeated,
             base_commit=os.environ.get(BASE_COMMIT, ""),
         )
@@ -386,12 +378,6 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
             "--gpumem-against with --gpumem-update-baselines",
             "a comparison with another device's baselines records no baseline",
             "write only one of the two options",
-        )
-    if values["against_tolerance"] is not None and not values["against"]:
-        raise SpecError(
-            f"--gpumem-against-tolerance={values['against_tolerance']}",
-            "this option needs --gpumem-against",
-            "add --gpumem-against=virtual:L4, or use --gpumem-tolerance",
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
@@ -556,5 +542,4 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tolerance": _read_tolerance,
     "visible": _read_visible,
     "against": _read_against,
-    "against_tolerance": _read_tolerance,
 }

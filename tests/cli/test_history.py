@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -82,10 +81,10 @@ def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
     commit("grown")
     write(here / "baselines", {"test_4": entry(7, BEFORE)})
     commit("another toolchain, in a provenance of its own")
-    status, out, err = gpumem("history", "--format=json")
+    status, out, err = gpumem("history")
     assert (status, err) == (0, "")
-    *_, grown, first = json.loads(out)["commits"]
-    assert [len(step["moves"]) for step in (grown, first)] == [1, 9]
+    assert ": 1 grew" in flat(out)
+    assert ": 9 appeared" in flat(out)
     assert decoded.count("test_4") == 5  # twice a commit, and once where all is new
     assert decoded.count("test_3") == 3  # where all is new, and where another toolchain came
 
@@ -119,16 +118,6 @@ def test_a_step_with_another_batch_size_is_not_compared(repository, gpumem):
     out = gpumem("history", "test_x")[1]
     assert "not committed\n  cannot be compared: batch size 4 -> 8" in out
     assert "300.00" in out
-
-
-def test_the_json_has_exact_bytes(repository, gpumem):
-    document = json.loads(gpumem("history", "test_x", "--format=json")[1])
-    assert [step["subject"] for step in document["commits"]] == ["merge wider head", "one"]
-    (move,) = document["commits"][0]["moves"]
-    assert (move["kind"], move["device"], move["part"]) == ("grew", "virtual-T4", "")
-    assert move["before"]["peak_allocated"] == [100 * MIB]
-    assert move["after"]["peak_allocated"] == [110 * MIB]
-    assert "model.py:29" in move["cause"]
 
 
 def test_a_folder_that_is_gone_still_has_its_history(repository, gpumem):

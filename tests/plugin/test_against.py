@@ -62,11 +62,11 @@ def test_a_real_run_is_held_to_the_prediction_with_a_tolerance_of_its_own(
 def test_the_tolerance_can_be_given(predicted, by):
     is_real(predicted, 31)
     if by == "ini":
-        ini = "[pytest]\ngpumem_against = virtual:T4\ngpumem_against_tolerance = 4%"
+        ini = "[pytest]\ngpumem_against = virtual:T4\ngpumem_tolerance = 4%"
         predicted.write("pytest.ini", ini)
         session = predicted.run()
     else:
-        session = predicted.run(AGAINST, "--gpumem-against-tolerance=4%")
+        session = predicted.run(AGAINST, "--gpumem-tolerance=4%")
     assert session.verdicts() == {"test_step": "ok"}
 
 

@@ -107,7 +107,7 @@ def prepared(suite):
 # _cards.py, _visible.py, _values.py, _all.py, _html.py, suites/, ../cli/test_accept.py,
 # ../meter/test_host_memory.py
 ELSEWHERE = {
-    *("all", "attribution", "snapshots", "github", "against_tolerance"),
+    *("all", "attribution", "snapshots", "github"),
     "artifact",
     *(
         "provenance",
@@ -163,8 +163,6 @@ def test_options_are_named_alike():
         ("--gpumem-against=L4", "is not a device; write virtual:L4, or cuda:NVIDIA L4"),
         ("--gpumem-against=virtual:T5", "--gpumem-against=virtual:T5: "),
         ("--gpumem-against=cuda:", "is not a device; write virtual:L4"),
-        ("--gpumem-against-tolerance=lots", "--gpumem-against-tolerance=lots: "),
-        ("--gpumem-against-tolerance=5%", "add --gpumem-against=virtual:L4"),
     ],
 )
 def test_a_bad_value_is_a_usage_error_of_one_line(suite, argument, words):

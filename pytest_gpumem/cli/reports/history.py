@@ -39,9 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"read the newest N commits that changed baselines ({DEFAULT_COMMITS}; of a named "
         "test all)",
     )
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="format of the output"
-    )
     add_folder(parser)
 
 
@@ -56,11 +53,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         limit = DEFAULT_COMMITS
     history = matching_history(arguments, name, limit)
     trouble = tuple(f"gpumem: {error}" for step in history.steps for error in step.errors)
-    if arguments.format == "json":
-        rendered = listing.history_json(history)
-    else:
-        render = listing.of_tests if name else listing.overview
-        rendered = render(history, shutil.get_terminal_size().columns)
+    render = listing.of_tests if name else listing.overview
+    rendered = render(history, shutil.get_terminal_size().columns)
     return Outcome(rendered, BAD_INPUT if trouble else OK, trouble)
 
 
