@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.meter.block import Measuring, measure, use_virtual_gpu
     from pytest_gpumem.notes import Note, NoteKind, Severity
     from pytest_gpumem.report.json_report import SavedReport, read_report
+    from pytest_gpumem.report.model import Report
     from pytest_gpumem.testrun.fixture import GpuMemory
     from pytest_gpumem.testrun.run import PartFigures
     from pytest_gpumem.typed_marker import gpu_memory
@@ -61,6 +62,7 @@ __all__ = [
     "PartFigures",
     "Peak",
     "Provenance",
+    "Report",
     "ReportError",
     "Result",
     "SavedReport",
@@ -97,6 +99,7 @@ _MODULES: Final = {
     "meter.block": ("Measuring", "measure", "use_virtual_gpu"),
     "notes": ("Note", "NoteKind", "Severity"),
     "report.json_report": ("SavedReport", "read_report"),
+    "report.model": ("Report",),
     "testrun.fixture": ("GpuMemory",),
     "testrun.run": ("PartFigures",),
     "typed_marker": ("gpu_memory",),

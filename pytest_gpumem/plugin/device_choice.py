@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import pytest
 from pytest_gpumem.devices.torch_import import TorchGuard
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.plugin.ini_file import as_text, read_ini
-from pytest_gpumem.session.settings import REPEATED, Option, Settings, read_settings
+from pytest_gpumem.session.settings import OPTIONS, Option, Settings, read_settings
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -65,13 +66,14 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
     except SpecError as error:
         raise pytest.UsageError(str(error)) from error
     # "-o gpumem_card=T4" decides as much as "--gpumem-card=T4".
+    repeated = {option.ini for option in OPTIONS if option.repeated}
     own = tuple(
         f"-o{setting}"
         for setting in getattr(namespace, "override_ini", None) or ()
-        if setting.partition("=")[0].removeprefix("gpumem_") in REPEATED
+        if setting.partition("=")[0] in repeated
     )
     if own:
-        settings = config.stash[SETTINGS] = settings._replace(repeated=settings.repeated + own)
+        settings = config.stash[SETTINGS] = replace(settings, repeated=settings.repeated + own)
     return settings
 
 

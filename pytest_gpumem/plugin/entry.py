@@ -7,6 +7,7 @@ marked test.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
@@ -48,7 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     further = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")
     for number, option in enumerate(OPTIONS):
         group = first if number < FIRST_OPTIONS else further
-        extra: dict[str, Any] = {"help": option.help, "default": None, "dest": option.ini}
+        extra: dict[str, Any] = {
+            "help": option.help.replace("%", "%%"),
+            "default": None,
+            "dest": option.ini,
+        }
         if isinstance(option.default, bool):
             group.addoption(option.flag, action="store_true", **extra)
             parser.addini(option.ini, option.help, type="bool", default=option.default)
@@ -62,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             # None: of these two it matters whether a file or "-o" has them.
             default = None if option.ini in OF_RUN else option.default
             kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
-            parser.addini(option.ini, option.help.replace("%%", "%"), type=kind, default=default)
+            parser.addini(option.ini, option.help, type=kind, default=default)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -84,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER_HELP)
     settings = settings_of(config, config.option)
     if config.args_source is pytest.Config.ArgsSource.ARGS:
-        settings = config.stash[SETTINGS] = settings._replace(arguments=tuple(config.args))
+        settings = config.stash[SETTINGS] = replace(settings, arguments=tuple(config.args))
     GUARD.install(lambda: choice_of(config))
     choose_where_torch_is_imported(config)
     hooks = ItemHooks(config)

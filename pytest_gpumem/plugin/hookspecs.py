@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.report.model import Report
 
 
 @pytest.hookspec
@@ -35,3 +36,8 @@ def pytest_gpumem_measured(
 @pytest.hookspec
 def pytest_gpumem_judged(item: pytest.Item, result: Result) -> None:
     """See the verdict on a measurement, before the test's report is made."""
+
+
+@pytest.hookspec
+def pytest_gpumem_report(config: pytest.Config, report: Report) -> None:
+    """See the record of a session at its end, for example to write a report of another form."""

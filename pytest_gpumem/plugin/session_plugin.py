@@ -222,19 +222,20 @@ class GpuMemPlugin:
             changes = self.results.changes() if complete else []
             self._updates = self._items.opened_session().store.update(changes)
             failed |= bool(self._updates.errors)
-        if self.settings.writes or (self.results and self.settings.on_github):
+        hook = self.config.hook.pytest_gpumem_report
+        writes = self.settings.writes or hook.get_hookimpls()
+        if (writes or (self.results and self.settings.on_github)) and not self._listing:
             from pytest_gpumem.session.outputs import publish
 
-            header = self._device_header() if self.results else []
-            if not self._listing:
-                self._published = publish(
-                    self.results,
-                    self.settings,
-                    header,
-                    updates=self._updates,
-                    origin=self._origin(session),
-                )
-                failed |= any(report.failed for report in self._published)
+            self._published = publish(
+                self.results,
+                self.settings,
+                self._device_header() if self.results else [],
+                updates=self._updates,
+                origin=self._origin(session),
+                tell=lambda report: hook(config=self.config, report=report),
+            )
+            failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

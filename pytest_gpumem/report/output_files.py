@@ -1,37 +1,138 @@
-"""Which existing files an output may replace: earlier outputs of its kind, and empty files."""
+"""The files of a session's report: each form is a class with its option and its text.
+
+The plugin's options are made of these classes in every session of pytest: a renderer is imported
+when a file is written.
+"""
 
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
-_BEGINNINGS: Final = {
-    "json": rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
-    "markdown": rb"## GPU memory: ",
-    "html": (
-        rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
-        rb"<title>GPU memory[,<]"
-    ),
-    "bisect": rb'\{\s*"package": ".*",\s*"good": ',
-    "verify": rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": ',
-}
-"""by the kind of output: how its files begin"""
+    from pytest_gpumem.report.model import Report
+
 _READ: Final = 1 << 16
 """bytes of a file that are read; the longest beginning has a test's name"""
 
 
-def require_replaceable(path: str | os.PathLike[str], kind: str, given: str) -> None:
-    """Refuse a file that exists and was not written as this kind of output.
+class Output:
+    """A form of report: subclasses declare the option, and return the text."""
+
+    name: ClassVar[str]
+    """of the option: "json" of ``--gpumem-json``, and of ``gpumem report --json``"""
+    help: ClassVar[str]
+    title: ClassVar[str]
+    """as messages name the file"""
+    example: ClassVar[str]
+    """a name that the file may have"""
+    beginning: ClassVar[bytes]
+    """a pattern of the first bytes: only such a file is replaced"""
+
+    def require(self, given: str) -> None:
+        """Refuse the option where the renderer needs a package that is not installed."""
+
+    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
+        """Return the text, in pieces.
+
+        Args:
+            report: the record of a session.
+            created: when it was made: "2026-11-21T15:06:07Z".
+            when: the same for a reader.
+            json_name: the JSON report that is written as well, as seen from this file's folder.
+        """
+        raise NotImplementedError
+
+
+class HtmlPage(Output):
+    """One page without a network."""
+
+    name = "html"
+    help = (
+        "write an HTML page with every test's figures, timeline and breakdown to this file; the "
+        "page needs no network"
+    )
+    title = "page"
+    example = "gpumem.html"
+    beginning = (
+        rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
+        rb"<title>GPU memory[,<]"
+    )
+
+    def require(self, given: str) -> None:
+        """Refuse the option without jinja2."""
+        if find_spec("jinja2") is None:
+            raise SpecError(
+                given,
+                "the page needs jinja2, which is not installed",
+                "run pip install 'pytest-gpumem[html]'",
+            )
+
+    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
+        """Return the page."""
+        from pytest_gpumem.report.page.html import page
+
+        del created
+        return [page(report, when=when, json_name=json_name)]
+
+
+class JsonReport(Output):
+    """Every result for programs."""
+
+    name = "json"
+    help = "write every result to this file as JSON, for programs"
+    title = "JSON report"
+    example = "gpumem.json"
+    beginning = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": '
+
+    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
+        """Return the lines, one a result."""
+        from pytest_gpumem.report.json_report import json_lines
+
+        del when, json_name
+        return json_lines(report, created=created)
+
+
+class MarkdownReport(Output):
+    """The failures and every result, as on GitHub."""
+
+    name = "markdown"
+    help = "write the failures and every result to this file as Markdown"
+    title = "Markdown report"
+    example = "gpumem.md"
+    beginning = rb"## GPU memory: "
+
+    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
+        """Return the text."""
+        from pytest_gpumem.report.markdown import markdown
+
+        del created, json_name
+        return [markdown(report, when=when)]
+
+
+HTML: Final = HtmlPage()
+JSON: Final = JsonReport()
+MARKDOWN: Final = MarkdownReport()
+OUTPUTS: Final = (HTML, JSON, MARKDOWN)
+"""in the order in which they are written"""
+
+
+def require_replaceable(path: str | os.PathLike[str], beginning: bytes, given: str) -> None:
+    """Refuse a file that exists and is no earlier output of this kind; an empty file is replaced.
 
     A path that cannot be looked at is left to the error of its writing.
 
-    ``kind`` is of ``_BEGINNINGS``; ``given`` is the option that names the file, for the error.
+    Args:
+        path: the file.
+        beginning: a pattern of the first bytes of such an output.
+        given: the option that names the file, for the error.
 
     Raises:
         SpecError: it is another file, cannot be read, or is no regular file.
@@ -44,7 +145,7 @@ def require_replaceable(path: str | os.PathLike[str], kind: str, given: str) -> 
         if path.is_file():  # reading a named pipe would wait for ever
             with path.open("rb") as stream:
                 start = stream.read(_READ)
-            if not start or re.match(_BEGINNINGS[kind], start):
+            if not start or re.match(beginning, start):
                 return
         else:
             problem = "this is not a regular file"

@@ -1,11 +1,10 @@
-"""The files of a session's reports: JSON, Markdown, the page, and GitHub's summary."""
+"""The record of a session, and its files: JSON, Markdown, the page, and GitHub's summary."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,24 +13,20 @@ from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.output_files import require_replaceable
+from pytest_gpumem.report.output_files import OUTPUTS, require_replaceable
 from pytest_gpumem.report.parts.session_words import moved_together
 from pytest_gpumem.session.hidden_skip import hidden_skip_lines
-from pytest_gpumem.session.settings import FILES, OPTIONS
+from pytest_gpumem.session.settings import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.report.model import Origin
+    from pytest_gpumem.report.output_files import Output
     from pytest_gpumem.session.results import SessionResults
     from pytest_gpumem.session.settings import Settings
 
-SHOWN = (
-    *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
-    *("tolerance", "guard", "update_baselines", "against"),
-)
-"""options that reports show, where they were given"""
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
@@ -44,20 +39,20 @@ class Published(NamedTuple):
     """whether it fails the session"""
 
 
-def publish(
+def session_report(
     session_results: SessionResults,
     settings: Settings,
     header: Sequence[str],
     *,
     updates: UpdateSummary | None,
     origin: Origin | None,
-) -> list[Published]:
-    """Write the reports that are asked for; an error with one of them changes no other."""
+) -> Report:
+    """Return the record of a session, which all renderers start from."""
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:
         value = getattr(settings, option.name)
-        if option.name in SHOWN and value not in {option.default, None, ()}:
+        if option.shown and value not in {option.default, None, ()}:
             # As on the command line.
             options[option.flag] = ",".join(value) if isinstance(value, tuple) else str(value)
     remarks = [change.sentence for change in moved_together(results)]
@@ -69,7 +64,7 @@ def publish(
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
-    report = Report(
+    return Report(
         tuple(results),
         updates,
         "; ".join(header),
@@ -79,15 +74,33 @@ def publish(
         () if origin is None else (origin,),
         tuple(session_results.own_outcomes),
     )
+
+
+def publish(  # noqa: PLR0913 - a session, and all that its record has
+    session_results: SessionResults,
+    settings: Settings,
+    header: Sequence[str],
+    *,
+    updates: UpdateSummary | None,
+    origin: Origin | None,
+    tell: Callable[[Report], object] | None = None,
+) -> list[Published]:
+    """Write the files that are asked for; an error with one of them changes no other.
+
+    ``tell`` is called with the record, for reports of other forms.
+    """
+    report = session_report(session_results, settings, header, updates=updates, origin=origin)
     created = datetime.now(timezone.utc)
     published = [
-        _write_report(option, path, partial(write, report, created, settings))
-        for option, write in _WRITERS.items()
-        if (path := getattr(settings, option)) is not None
+        _write_report(output, path, report, created, settings)
+        for output in OUTPUTS
+        if (path := getattr(settings, output.name)) is not None
     ]
     summary = os.environ.get(SUMMARY, "")
     if session_results and summary and settings.github == "auto":
         published += _add_to_summary(Path(summary), report, created)
+    if tell is not None:
+        tell(report)
     return published
 
 
@@ -100,45 +113,32 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         yield from cause_warnings(results, root=root, workspace=workspace)
 
 
-def _page(report: Report, created: datetime, settings: Settings) -> str:
-    from pytest_gpumem.report.page.html import page  # it needs jinja2
-
-    name = ""
-    if settings.html is not None and settings.json is not None:
-        name = Path(os.path.relpath(settings.json, settings.html.parent)).as_posix()
-    return page(report, when=_minute(created), json_name=name)
-
-
-def _json(report: Report, created: datetime, _settings: Settings) -> str:
-    from pytest_gpumem.report.json_report import dumps
-
-    return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-
-_WRITERS: Final = {
-    "html": _page,
-    "json": _json,
-    "markdown": lambda report, created, _: markdown(report, when=_minute(created)),
-}
-"""by the option of the file: its text; each imports its format when it is asked for"""
-
-
 def _minute(created: datetime) -> str:
     return created.strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _write_report(option: str, path: Path, render: Callable[[], str]) -> Published:
-    title = FILES[option].title
-
+def _write_report(
+    output: Output, path: Path, report: Report, created: datetime, settings: Settings
+) -> Published:
     def write() -> None:
-        require_replaceable(path, option, str(path))  # a test may have written it since the start
-        encoded = render().encode("utf-8", "backslashreplace")
+        # A test may have written it since the start.
+        require_replaceable(path, output.beginning, str(path))
+        json_name = ""
+        if settings.json is not None:
+            json_name = Path(os.path.relpath(settings.json, path.parent)).as_posix()
+        pieces = output.pieces(
+            report,
+            created=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            when=_minute(created),
+            json_name=json_name,
+        )
+        encoded = "".join(pieces).encode("utf-8", "backslashreplace")
         write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")
 
     problem = _problem(write)
     if problem:
-        return Published(f"gpumem: no {title} written to {path}: {problem}", failed=True)
-    return Published(f"gpumem: {title} written to {path}")
+        return Published(f"gpumem: no {output.title} written to {path}: {problem}", failed=True)
+    return Published(f"gpumem: {output.title} written to {path}")
 
 
 def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[Published]:

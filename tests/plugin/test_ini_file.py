@@ -13,7 +13,7 @@ def pytest_configure(config):
     settings = config.stash.get(SETTINGS, None)
     if settings is None:  # the plugin has refused an option
         return
-    print("READ", *(f"{name}={value}" for name, value in settings._asdict().items()), sep="|")
+    print("READ", *(f"{name}={value}" for name, value in vars(settings).items()), sep="|")
 """
 VALUES = {
     "card": "T4",

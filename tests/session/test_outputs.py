@@ -6,10 +6,13 @@ import errno
 import os
 
 import pytest
+from helpers.pages import blocks
 from helpers.sources import TWO_TESTS as TWO
 
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.report.output_files import OUTPUTS
+from pytest_gpumem.session.settings import OPTIONS
 
 FILES = {"json": "JSON report", "markdown": "Markdown report", "html": "page"}
 NODEIDS = ["test_it.py::test_fits", "test_it.py::test_too_much[1]", "test_it.py::test_too_much[1]"]
@@ -203,12 +206,25 @@ def test_what_was_measured_before_a_stop_is_written(suite, monkeypatch, argument
         assert has_results(path)
 
 
-def test_each_file_that_an_option_names_has_a_writer():
-    from pytest_gpumem.session.outputs import _WRITERS
-    from pytest_gpumem.session.settings import FILES, Settings
+def test_a_report_of_another_form_is_written_by_a_hook(suite):
+    """As CONTRIBUTING shows it: no change of this package."""
+    (program,) = (text for text in blocks("CONTRIBUTING.md", "python") if "csv" in text)
+    suite.write("conftest.py", program)
+    session = suite.run("--csv=out.csv", "--gpumem-card=T4", source=TWO)
+    assert session.outcomes == {"passed": 2, "failed": 1}
+    lines = (suite.path / "out.csv").read_text().splitlines()
+    assert lines[0] == "test_it.py::test_fits,no baseline,104857600"
+    assert [line.split(",")[0] for line in lines] == NODEIDS
+    (suite.path / "out.csv").unlink()
+    suite.run("--gpumem-card=T4")
+    assert not (suite.path / "out.csv").exists()
 
-    assert set(_WRITERS) == set(FILES)
-    assert set(FILES) <= set(Settings._fields)
+
+def test_each_output_is_an_option_of_its_class():
+    options = {option.name: option for option in OPTIONS}
+    for output in OUTPUTS:
+        assert options[output.name].text == output.help
+        assert FILES[output.name] == output.title
 
 
 # -- files of others --

@@ -48,6 +48,8 @@ DESCRIPTION: Final = (
 FOLDER: Final = ".gpumem-bisect"
 TIMEOUT: Final = 3600
 OUT_OF_MEMORY: Final = math.inf
+BEGINNING: Final = rb'\{\s*"package": ".*",\s*"good": '
+"""a pattern of the first bytes of the file of ``--json``"""
 
 
 class Followed(NamedTuple):
@@ -152,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Search; return the release or commit, its figures and its cause."""
     if arguments.json is not None:
-        require_replaceable(arguments.json, "bisect", f"--json={arguments.json}")
+        require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
     if arguments.as_of and arguments.git is not None:
         raise SpecError(

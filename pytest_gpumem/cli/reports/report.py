@@ -11,10 +11,10 @@ from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
-from pytest_gpumem.report.json_report import json_lines, read_report
+from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import MAX_SHARDS
-from pytest_gpumem.report.output_files import require_replaceable
+from pytest_gpumem.report.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.tracebacks import without_collections
@@ -42,17 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reports", metavar="REPORT.json", nargs="+", help="files of pytest --gpumem-json"
     )
     parser.add_argument("--limit", metavar="BYTES", type=int, help="largest size of the Markdown")
-    parser.add_argument(
-        "--html", metavar="PATH", help="write an HTML page to this file, and print no report"
-    )
-    parser.add_argument(
-        "--json",
-        metavar="PATH",
-        help="write the merged JSON report to this file, and print no report",
-    )
-    parser.add_argument(
-        "--markdown", metavar="PATH", help="write Markdown to this file, and print no report"
-    )
+    for output in OUTPUTS:
+        words = f"write a {output.title} of all reports to this file, and print no report"
+        parser.add_argument(f"--{output.name}", metavar="PATH", help=words)
     parser.add_argument(
         "--github",
         action="store_true",
@@ -88,9 +80,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
             problem,
             "write a whole number from 1, such as --expect=8",
         )
-    for option in ("json", "markdown", "html"):
-        if path := getattr(arguments, option):
-            require_replaceable(path, option, f"--{option}={path}")
+    for output in (JSON, MARKDOWN, HTML):
+        if path := getattr(arguments, output.name):
+            output.require(f"--{output.name}={path}")
+            require_replaceable(path, output.beginning, f"--{output.name}={path}")
     with without_collections():  # hundreds of thousands of objects, and no garbage
         reports = [(name, read_report(name)) for name in arguments.reports]
         accept = ""
@@ -138,21 +131,19 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
     files: dict[str, Iterable[str]] = {}
-    if arguments.json is not None:
-        files[arguments.json] = json_lines(merged.report, created=merged.created)
-    if arguments.markdown is not None:
-        files[arguments.markdown] = [_markdown_within(merged, arguments.limit)]
-    if arguments.html is not None:
-        try:
-            from pytest_gpumem.report.page.html import page
-        except ImportError as error:
-            problem = "the page needs jinja2, which is not installed"
-            remedy = "run pip install 'pytest-gpumem[html]'"
-            raise SpecError(f"--html={arguments.html}", problem, remedy) from error
+    for output in (JSON, MARKDOWN, HTML):
+        path = getattr(arguments, output.name)
+        if path is None:
+            continue
+        if output is MARKDOWN:
+            files[path] = [_markdown_within(merged, arguments.limit)]
+            continue
         name = ""
         if arguments.json is not None:
-            name = Path(os.path.relpath(arguments.json, Path(arguments.html).parent)).as_posix()
-        files[arguments.html] = [page(merged.report, when=_when(merged), json_name=name)]
+            name = Path(os.path.relpath(arguments.json, Path(path).parent)).as_posix()
+        files[path] = output.pieces(
+            merged.report, created=merged.created, when=_when(merged), json_name=name
+        )
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
         if named.count(name) > 1:

@@ -35,6 +35,8 @@ DESCRIPTION: Final = (
     "GPUs."
 )
 FORMAT: Final = 1
+BEGINNING: Final = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": '
+"""a pattern of the first bytes of the file of ``--json``"""
 LIMIT: Final = 0.01
 """of peak allocated memory: more is a failure"""
 CHILD: Final = ("-m", "pytest_gpumem.cli.verify.measuring")
@@ -77,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Measure, predict, compare."""
     if arguments.json is not None:
-        require_replaceable(arguments.json, "verify", f"--json={arguments.json}")
+        require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
         folder = Path(name)
         _tell("on the GPU:")
