@@ -18,9 +18,6 @@ from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
     MAX_BATCH,
     MAX_RANKS,
-    TEXT_LIMITS,
-    SizeLimit,
-    declared_as,
     read_batch_sizes,
     read_budget,
     read_card,
@@ -28,7 +25,6 @@ from pytest_gpumem.spec_fields import (
     read_leak,
     read_limit_per_sample,
     read_ranks,
-    read_size_limit,
     read_tolerance,
     read_values,
     read_variants,
@@ -59,15 +55,15 @@ class MemorySpec:
     itself does not.
     """
 
-    max_gib: int | float | SizeLimit | None = None
+    max_gib: int | float | None = None
     """the step has to fit in this much memory, in GiB: enforced while it runs"""
-    max_allocated_gib: int | float | SizeLimit | None = None
+    max_allocated_gib: int | float | None = None
     """limit of the peak allocated memory, in GiB"""
-    max_reserved_gib: int | float | SizeLimit | None = None
+    max_reserved_gib: int | float | None = None
     """limit of the peak reserved memory, in GiB"""
-    max_pinned_gib: int | float | SizeLimit | None = None
+    max_pinned_gib: int | float | None = None
     """limit of the peak of pinned host memory, in GiB"""
-    max_host_gib: int | float | SizeLimit | None = None
+    max_host_gib: int | float | None = None
     """limit of the growth of the process's resident memory, in GiB"""
     card: str | None = None
     """canonical name of the card that the step has to fit on"""
@@ -87,15 +83,15 @@ class MemorySpec:
     """its rank among them; None exactly if world_size is"""
     batch_sizes: tuple[int, ...] | None = None
     """batch sizes that the test runs with, ascending; ``batch_size`` is the last of them"""
-    max_mib_per_sample: int | float | SizeLimit | None = None
+    max_mib_per_sample: int | float | None = None
     """limit of one more sample's memory, in MiB of peak allocated; with ``batch_sizes``"""
-    max_fixed_gib: int | float | SizeLimit | None = None
+    max_fixed_gib: int | float | None = None
     """limit of the step's memory without any sample, in GiB; with ``batch_sizes``"""
     ranks: str | tuple[int, ...] | None = None
     """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     """values of ``gpu_memory.variant`` that are tried where the test does not fit, by name"""
-    max_leak_mib: int | float | SizeLimit | None = None
+    max_leak_mib: int | float | None = None
     """limit of the memory that the torn-down test leaves behind, in MiB"""
     steady: bool = False
     """whether the memory allocated after each step has to stop growing"""
@@ -104,9 +100,9 @@ class MemorySpec:
 
     def bytes_of(self, name: str) -> int | None:
         """Return a limit in bytes, by the name of its field; None if it is not declared."""
-        limit: int | float | SizeLimit | None = getattr(self, name)
-        if limit is None or isinstance(limit, SizeLimit):
-            return None if limit is None else limit.nbytes
+        limit: int | float | None = getattr(self, name)
+        if limit is None:
+            return None
         unit = GIB if name.endswith("_gib") else MIB
         return math.floor(Fraction(repr(limit)) * unit)
 
@@ -179,8 +175,7 @@ def _sized(spec: MemorySpec) -> MemorySpec:
         if getattr(spec, name) is not None
     }
     if spec.batch_sizes is None:
-        for field_name, value in limits.items():
-            name = declared_as(field_name, value)
+        for name, value in limits.items():
             raise SpecError(
                 f"@pytest.mark.gpu_memory({name}={value!r})",
                 f"{name} needs several batch sizes",
@@ -260,37 +255,23 @@ def _read_all(
     kwargs: Mapping[str, object], readers: Mapping[str, Reader], call: str
 ) -> dict[str, Any]:
     """Return the checked values of one call. Errors show it; ``call`` is how its text begins."""
-    ellipsis = ", ..." if len(kwargs) > 1 else ""
-
-    def read(name: str, value: object) -> object:
-        try:
-            _check_name(name, readers)
-            return (
-                _DEFAULTS[TEXT_LIMITS.get(name, name)]
-                if value is None
-                else readers[name](name, value)
-            )
-        except SpecError as error:
-            call_text = f"{call}{_brief(name)}={shown(value)}{ellipsis})"
-            raise SpecError(call_text, error.problem, error.remedy) from None
-
     values: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        field_name = TEXT_LIMITS.get(name, name)
-        if field_name in values:
-            raise SpecError(
-                f"{call}{field_name}=..., {name}={shown(value)})",
-                "this limit is declared twice, as a number and as text",
-                "leave out one of the two",
-            )
-        values[field_name] = read(name, value)
+    name, value = "", object()
+    try:
+        for name, value in kwargs.items():
+            _check_name(name, readers)
+            values[name] = _DEFAULTS[name] if value is None else readers[name](name, value)
+    except SpecError as error:
+        ellipsis = ", ..." if len(kwargs) > 1 else ""
+        call_text = f"{call}{_brief(name)}={shown(value)}{ellipsis})"
+        raise SpecError(call_text, error.problem, error.remedy) from None
     return values
 
 
 def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
     if name in readers:
         return
-    if TEXT_LIMITS.get(name, name) in _DEFAULTS:
+    if name in _DEFAULTS:
         raise SpecError(
             name,
             f"{name} is for the whole test, not for a part",
@@ -298,7 +279,7 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
         )
     close = difflib.get_close_matches(name[:MAX_NAME_LENGTH].lower(), readers, n=1)
     if not close:
-        remedy = f"write one of {', '.join(name for name in readers if name not in TEXT_LIMITS)}"
+        remedy = f"write one of {', '.join(readers)}"
     elif close[0].endswith("_gib"):
         remedy = f"write {close[0]}, which is in GiB (2**30 bytes)"
     else:
@@ -316,10 +297,6 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_allocated_gib": read_budget,
     "max_reserved_gib": read_budget,
     "max_pinned_gib": read_budget,
-    "max_memory": read_size_limit,
-    "max_allocated": read_size_limit,
-    "max_reserved": read_size_limit,
-    "max_pinned": read_size_limit,
     "batch_size": partial(read_whole_number, least=1, largest=MAX_BATCH),
     "tolerance": read_tolerance,
     "baseline": partial(read_flag, meaning="False for a test without a baseline"),
@@ -337,10 +314,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     "variants": read_variants,
     "ranks": read_ranks,
     "max_leak_mib": read_leak,
-    "max_per_sample": read_size_limit,
-    "max_fixed": read_size_limit,
-    "max_leak": read_size_limit,
-    "max_host": read_size_limit,
     "steady": partial(
         read_flag,
         meaning="True if the memory allocated after each step must stop growing",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from numbers import Real
@@ -53,51 +52,6 @@ def read_budget(name: str, value: object) -> float:
     if gib(number) == 0:
         raise SpecError(name, f"{name} is less than one byte", f"write GiB: {name}=0.5")
     return number
-
-
-TEXT_LIMITS: Final = {
-    "max_memory": "max_gib",
-    "max_allocated": "max_allocated_gib",
-    "max_reserved": "max_reserved_gib",
-    "max_per_sample": "max_mib_per_sample",
-    "max_fixed": "max_fixed_gib",
-    "max_pinned": "max_pinned_gib",
-    "max_host": "max_host_gib",
-    "max_leak": "max_leak_mib",
-}
-"""arguments that declare a limit as text with a unit, and the fields that they fill"""
-
-
-@dataclass(frozen=True)
-class SizeLimit:
-    """A limit that is declared as text."""
-
-    text: str
-    nbytes: int
-
-    def __repr__(self) -> str:
-        return repr(self.text)
-
-
-def read_size_limit(name: str, value: object) -> SizeLimit:
-    """Return a limit that is text with a unit: "5GB", "512 MiB"."""
-    number = TEXT_LIMITS[name]
-    if not isinstance(value, str):
-        plain = value if _number(value) is not None else 8
-        raise SpecError(
-            name, f"{name} must be text with a unit", f'write {name}="5GB", or {number}={plain}'
-        )
-    nbytes = parse_size(value)
-    if not (nbytes > 0 or (nbytes == 0 and name == "max_leak")) or nbytes > MAX_GIB * GIB:
-        raise SpecError(name, f"{name} must be above 0 B", f'write for example {name}="512MiB"')
-    return SizeLimit(value.strip(), nbytes)
-
-
-def declared_as(field: str, value: object) -> str:
-    """Return the argument that a limit was declared by: "max_gib", or "max_memory" for text."""
-    if isinstance(value, SizeLimit):
-        return next(name for name, filled in TEXT_LIMITS.items() if filled == field)
-    return field
 
 
 def _plain_gib(value: object) -> str:

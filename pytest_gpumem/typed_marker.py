@@ -29,14 +29,6 @@ class Declaration(TypedDict, total=False):
     max_fixed_gib: float | None
     max_mib_per_sample: float | None
     max_leak_mib: float | None
-    max_memory: str | None
-    max_allocated: str | None
-    max_reserved: str | None
-    max_pinned: str | None
-    max_host: str | None
-    max_fixed: str | None
-    max_per_sample: str | None
-    max_leak: str | None
     card: str | Sequence[str] | None
     batch_size: int | None
     batch_sizes: Sequence[int] | None
@@ -67,8 +59,7 @@ def gpu_memory(*test: Any, **declared: Any) -> Any:
 
     Args:
         test: the function or class, which Python hands over where there are no arguments.
-        declared: the marker's arguments: limits in GiB and MiB as their names say, or as text with
-            a unit.
+        declared: the marker's arguments: limits in GiB and MiB as their names say.
 
     Returns:
         the marker, or the marked test.

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.spec_marks import Hostile, refusal, spec
 
-from pytest_gpumem.judge.result import describe_budget
 from pytest_gpumem.sizes import GIB, MIB
-from pytest_gpumem.spec import MemorySpec, spec_from_call
-from pytest_gpumem.spec_fields import TEXT_LIMITS
 
 
 def test_batch_sizes_are_ascending_and_the_last_is_the_batch_size() -> None:
@@ -81,61 +78,3 @@ def test_several_cards_and_ranks_are_several_tests_and_else_refused() -> None:
 def test_ranks_that_are_none_are_refused(value: object) -> None:
     error = refusal(ranks=value, world_size=4)
     assert error.problem == 'ranks must be "all", or a list of different ranks from 0'
-
-
-def test_limits_as_text_are_the_same_limits_as_numbers() -> None:
-    declared = spec(
-        {
-            "max_memory": "8 GiB",
-            "max_allocated": "5GB",
-            "max_reserved": "512 MiB",
-            "batch_sizes": [8, 16],
-            "max_per_sample": "1.5 MiB",
-            "max_fixed": "1GB",
-            "max_leak": "0 B",
-        }
-    )
-    assert (declared.bytes_of("max_gib"), declared.bytes_of("max_allocated_gib")) == (
-        8 * GIB,
-        5 * 10**9,
-    )
-    assert (declared.bytes_of("max_reserved_gib"), declared.bytes_of("max_mib_per_sample")) == (
-        512 * MIB,
-        3 * MIB // 2,
-    )
-    assert (declared.bytes_of("max_fixed_gib"), declared.bytes_of("max_leak_mib")) == (10**9, 0)
-    assert describe_budget(declared) == (
-        "max_memory='8 GiB', max_allocated='5GB', max_reserved='512 MiB', "
-        "max_per_sample='1.5 MiB', max_fixed='1GB', max_leak='0 B'"
-    )
-    part = spec_from_call("forward", {"max_allocated": "5GB"}, declared)
-    assert part.bytes_of("max_allocated_gib") == 5 * 10**9
-
-
-def test_the_nearest_marker_wins_in_either_spelling() -> None:
-    assert (
-        spec({"max_allocated": "5GB"}, {"max_allocated_gib": 1}).bytes_of("max_allocated_gib")
-        == 5 * 10**9
-    )
-    assert (
-        spec({"max_allocated_gib": 1}, {"max_allocated": "5GB"}).bytes_of("max_allocated_gib")
-        == GIB
-    )
-    assert spec({"max_allocated": None}, {"max_allocated_gib": 1}) == MemorySpec()
-    twice = refusal(max_gib=8, max_memory="8GiB")
-    assert "declared twice, as a number and as text; leave out one of the two" in str(twice)
-
-
-@pytest.mark.parametrize("name", TEXT_LIMITS)
-def test_a_limit_as_text_needs_a_unit(name: str) -> None:
-    number = refusal(**{name: 5})
-    assert number.problem == f"{name} must be text with a unit"
-    assert number.remedy == f'write {name}="5GB", or {TEXT_LIMITS[name]}=5'
-    assert "has no unit" in refusal(**{name: "5"}).problem
-    assert "must be above 0 B" in refusal(**{name: "-5GB"}).problem
-    assert refusal(**{name: Hostile()}).remedy.endswith(f"or {TEXT_LIMITS[name]}=8")
-
-
-def test_growth_limits_as_text_take_several_batch_sizes() -> None:
-    error = refusal(max_per_sample="3MiB")
-    assert str(error).startswith("@pytest.mark.gpu_memory(max_per_sample='3MiB'): max_per_sample ")

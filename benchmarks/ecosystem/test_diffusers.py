@@ -73,7 +73,7 @@ def test_layerwise_casting_takes_less(gpu_memory):
         model.to("cuda")(batch)
 
 
-@pytest.mark.gpu_memory(card="T4", max_allocated="5GB")
+@pytest.mark.gpu_memory(card="T4", max_allocated_gib=5e9 / 2**30)
 @pytest.mark.parametrize("slices", ["auto", "max", 2])
 @torch.no_grad()
 def test_slices_of_a_unet_s_attention_take_less(gpu_memory, slices):

@@ -31,7 +31,7 @@ from pytest_gpumem.baselines.paths import baseline_path, read_file
 from pytest_gpumem.errors import BaselineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -230,7 +230,13 @@ class _Versions:
                 for name, content in old.tests.items()
                 if name in new.tests and bytes(content) == bytes(new.tests[name])
             }
-            old, new = (_without_names(version, same) for version in (old, new))
+            old, new = (
+                msgspec.structs.replace(
+                    version,
+                    tests={name: text for name, text in version.tests.items() if name not in same},
+                )
+                for version in (old, new)
+            )
         return self._entries(path, old), self._entries(path, new)
 
     def _entries(self, path: str, version: _Version) -> dict[Key, BaselineEntry]:
@@ -244,11 +250,6 @@ class _Versions:
             for part, entry in parts.items()
         )
         return {key: entry for key, entry in keyed if self._accept is None or self._accept(key)}
-
-
-def _without_names(version: _Content, names: Container[str]) -> _Content:
-    tests = {name: content for name, content in version.tests.items() if name not in names}
-    return _Content(version.format, version.device, version.module, version.provenance, tests)
 
 
 def toolchain_moved(change: EntryChange) -> bool:

@@ -13,7 +13,6 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.spec_fields import declared_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,7 @@ class Limit(NamedTuple):
     def __str__(self) -> str:
         if self.relation is not None:
             return f"{self.relation} ({format_size(self.nbytes)})"
-        return f"{declared_as(self.name, self.value)}={self.value!r} ({format_size(self.nbytes)})"
+        return f"{self.name}={self.value!r} ({format_size(self.nbytes)})"
 
 
 class StepShape(NamedTuple):

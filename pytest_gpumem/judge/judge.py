@@ -32,7 +32,6 @@ from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.relations import BEFORE
 from pytest_gpumem.relations import FIGURES as RELATED
 from pytest_gpumem.sizes import GIB, MIB, format_size
-from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.step_growth import growth
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
     )
     finding = f"{format_size(left)}{case.on_device(device)} still allocated after the test"
     if limit:
-        name = declared_as("max_leak_mib", spec.max_leak_mib)
-        finding += f", {name}={spec.max_leak_mib!r}"
+        finding += f", max_leak_mib={spec.max_leak_mib!r}"
     advice = (
         "delete the references to it; for a cache that is filled once, write warmup=1 or "
         f"max_leak_mib={-(-left // MIB)}"
@@ -258,9 +256,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
         return None
     broken.sort(key=lambda bound: -bound.excess)
     texts = [
-        f"{bound.relation.chain!r} does not hold: {bound.sizes}"
-        if bound.relation.chain
-        else f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is {bound}"
+        f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is {bound}"
         for bound in broken
     ]
     worst = broken[0].relation
@@ -268,9 +264,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     verdict = _verdict(case, kind, texts[0], notes, failed=True)
     advice = "delete references to memory that the part no longer needs"
-    if worst.chain:
-        advice = f"find the lines that differ from {worst.part}'s"
-    elif worst.is_lower:
+    if worst.is_lower:
         advice = (
             f"find the tensors that were expected: {format_size(broken[0].excess)} or more are "
             "on no device, or were freed before"

@@ -13,7 +13,6 @@ from pytest_gpumem.judge.verdict import HOST_FIGURES, Comparison, Kind, Verdict,
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import NoteKind
-from pytest_gpumem.spec_fields import declared_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -215,10 +214,8 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
         *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib", "max_host_gib"),
     )
     values = ((name, getattr(spec, name)) for name in names)
-    limits = [
-        f"{declared_as(name, value)}={value!r}" for name, value in values if value is not None
-    ]
-    limits += [str(bound.relation) for bound in relations if not bound.relation.chain]
+    limits = [f"{name}={value!r}" for name, value in values if value is not None]
+    limits += [str(bound.relation) for bound in relations]
     return ", ".join([*limits, *["steady=True"] * spec.steady])
 
 

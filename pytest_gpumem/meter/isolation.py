@@ -57,15 +57,11 @@ class Isolation:
         pinned = pinned_stats()
         if pinned.owned:
             all_stats[0][PINNED] = pinned.owned
-            self._look_at_pinned(pinned.active["current"])
+            active, first = pinned.active["current"], self.kept_foreign[0]
+            if active < first.pinned:  # foreign pinned memory was freed
+                self._pinned_lost += first.pinned - active
+                self.kept_foreign[0] = replace(first, pinned=active)
         return all_stats
-
-    def _look_at_pinned(self, active: int) -> None:
-        """Note that foreign pinned memory was freed, where less is active than there was of it."""
-        first = self.kept_foreign[0]
-        if active < first.pinned:
-            self._pinned_lost += first.pinned - active
-            self.kept_foreign[0] = replace(first, pinned=active)
 
     @property
     def foreign(self) -> list[Peak]:

@@ -568,11 +568,6 @@ class Meter:
 
     # -- the result --
 
-    def _pinned_count(self) -> PinnedCount:
-        if not pinned_stats().owned:
-            return "uncounted"
-        return "by time" if LOOPS.begun > self._loops_before else "counted"
-
     def result(
         self,
         *,
@@ -611,6 +606,7 @@ class Meter:
         own_peaks = without_few_pinned((tally or self._whole).peaks)
         if any(peak.pinned for peak in own_peaks) and self.device.alternatives().pinned_early:
             own.append(PINNED_EARLY)
+        pinned_count: PinnedCount = "by time" if LOOPS.begun > self._loops_before else "counted"
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),
@@ -625,7 +621,7 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
-            pinned_count=self._pinned_count(),
+            pinned_count=pinned_count if pinned_stats().owned else "uncounted",
         )
 
 

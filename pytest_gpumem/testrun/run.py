@@ -17,10 +17,9 @@ from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.meter.pinned import require_pinned_stats
 from pytest_gpumem.meter.provenance import provenance
-from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
-from pytest_gpumem.sizes import format_size, shown
+from pytest_gpumem.relations import BEFORE, Bound, Relation, read_relations
+from pytest_gpumem.sizes import shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
-from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
 if TYPE_CHECKING:
@@ -146,11 +145,9 @@ class Run:
         """Settle, cap the device, begin to count."""
         self.meter.start()
         if self.spec.max_pinned_gib is not None:
-            name = declared_as("max_pinned_gib", self.spec.max_pinned_gib)
-            require_pinned_stats(f"{name}={self.spec.max_pinned_gib!r}")
+            require_pinned_stats(f"max_pinned_gib={self.spec.max_pinned_gib!r}")
         if self.spec.max_host_gib is not None:
-            name = declared_as("max_host_gib", self.spec.max_host_gib)
-            self.meter.host.require(f"{name}={self.spec.max_host_gib!r}")
+            self.meter.host.require(f"max_host_gib={self.spec.max_host_gib!r}")
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())
@@ -252,11 +249,6 @@ class Run:
             for name, part in self.parts.items()
         }
 
-    def order(self, chain: object, figure: object) -> None:
-        """Hold parts to an order of their figures."""
-        for name, relation in read_order(chain, figure, self.parts):
-            self.parts[name].relations += (relation,)
-
     def bounds(self, name: str) -> list[Bound]:
         """Return a part's limits that other parts, or the part's beginning, tell."""
         bounds = []
@@ -271,12 +263,7 @@ class Run:
                 continue
             else:
                 reference = 0
-            sizes = (
-                f"{member} {format_size(self.parts[member].figure(figure))}"
-                for member in relation.members
-            )
-            limit = relation.limit(reference)
-            bounds.append(Bound(relation, limit, part.figure(figure), ", ".join(sizes)))
+            bounds.append(Bound(relation, relation.limit(reference), part.figure(figure)))
         return bounds
 
     def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:

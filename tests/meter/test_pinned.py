@@ -111,7 +111,7 @@ def test_a_doubled_load_fails_with_the_line_that_pins(suite):
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize("limit", ["max_pinned_gib=0.1", "max_pinned='102.4MiB'"])
+@pytest.mark.parametrize("limit", ["max_pinned_gib=0.1"])
 def test_limits_hold_of_a_test_and_of_a_part(suite, limit):
     session = suite.run(
         source=f"{LOAD}@pytest.mark.gpu_memory({limit})\ndef test_it(): weights = load(4)"
@@ -159,10 +159,10 @@ def test_it():
     session = suite.run_warm("--gpumem-missing-baseline=fail")
     assert session.outcomes == {"passed": 1}
     assert "peak pinned is not compared: DataLoader's thread pins batches ahead" in session.flat
-    suite.write("test_it.py", source.replace("MARK", "max_pinned='3MiB'"))
+    suite.write("test_it.py", source.replace("MARK", "max_pinned_gib=3/1024"))
     session = suite.run_warm()
     assert session.outcomes == {"failed": 1}
-    assert "MiB over max_pinned='3MiB'" in session.flat
+    assert "MiB over max_pinned_gib=0.0029296875" in session.flat
 
 
 @pytest.mark.usefixtures("counted")
@@ -193,9 +193,9 @@ def test_an_older_torch_has_no_figure_and_refuses_limits(suite, monkeypatch):
     session = suite.run("--gpumem-json=r.json", source=source)
     assert session.outcomes == {"passed": 1}
     assert pinned(session) == {"test_it": 0.0}
-    session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_pinned='1GiB')"))
+    session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_pinned_gib=1)"))
     assert session.outcomes == {"errors": 1}
-    assert f"max_pinned='1GiB': torch {torch.__version__} does not tell how much" in session.flat
+    assert f"max_pinned_gib=1: torch {torch.__version__} does not tell how much" in session.flat
     assert "install torch 2.10 or newer, or leave out this limit" in session.flat
 
 

@@ -14,7 +14,6 @@ from helpers.paths import ROOT
 
 import pytest_gpumem
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.spec_fields import TEXT_LIMITS
 from pytest_gpumem.typed_marker import Declaration
 
 API = "reference/api.md"
@@ -96,7 +95,7 @@ def test_mypy_reads_the_programs_of_the_page_without_an_error(tmp_path):
 
 
 def test_the_typed_marker_has_the_markers_arguments():
-    arguments = {each.name for each in fields(MemorySpec)} | set(TEXT_LIMITS)
+    arguments = {each.name for each in fields(MemorySpec)}
     assert set(Declaration.__annotations__) == arguments
     mark = pytest_gpumem.gpu_memory(card="T4", batch_size=32)
     assert mark == pytest.mark.gpu_memory(card="T4", batch_size=32)

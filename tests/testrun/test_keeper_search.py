@@ -207,19 +207,19 @@ def work(number):
         del out
 
 
-@pytest.mark.gpu_memory(max_memory="40 MiB")
+@pytest.mark.gpu_memory(max_gib=40/1024)
 def test_refused():
     work(12)
 
 
-@pytest.mark.gpu_memory(max_allocated="30 MiB")
+@pytest.mark.gpu_memory(max_allocated_gib=30/1024)
 def test_over():
     work(8)
 
 
 @pytest.mark.gpu_memory
 def test_part(gpu_memory):
-    with gpu_memory.measure("train", max_allocated="30 MiB"):
+    with gpu_memory.measure("train", max_allocated_gib=30/1024):
         work(8)
 """
 

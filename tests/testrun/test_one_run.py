@@ -52,7 +52,7 @@ def test_short():
         out = torch.nn.Linear(64, 16384, device="cuda")(torch.zeros(64, 64, device="cuda"))
         LOG.append(out.detach() + 1)
 
-@pytest.mark.gpu_memory(max_allocated="20 MiB")
+@pytest.mark.gpu_memory(max_allocated_gib=20/1024)
 def test_over():
     count("over")
     for _ in range(10):

@@ -102,7 +102,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
         _write_files(files)
     lines = [f"gpumem: written: {path}" for path in files]
     if arguments.github:
-        _add_summary(summary)
+        path = os.environ["GITHUB_STEP_SUMMARY"]
+        try:
+            with Path(path).open("ab") as stream:
+                stream.write(f"\n{summary}".encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise ReportError(path, problem, "look at GITHUB_STEP_SUMMARY") from error
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
         origins = merged.report.origins
         root = workspace / origins[0].root if origins else workspace
@@ -179,13 +185,3 @@ def _summary_lines(merged: Merged) -> str:
     except OSError:
         used = 0
     return markdown(merged.report, when=_when(merged), limit=max(1, SUMMARY_LIMIT - used - 1))
-
-
-def _add_summary(summary: str) -> None:
-    path = os.environ["GITHUB_STEP_SUMMARY"]
-    try:
-        with Path(path).open("ab") as stream:
-            stream.write(f"\n{summary}".encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ReportError(path, problem, "look at GITHUB_STEP_SUMMARY") from error

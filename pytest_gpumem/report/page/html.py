@@ -293,6 +293,13 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
+    compared = {}
+    if tells_more_than_table(report.results):
+        compared = comparison_sentences(report.results)
+    remarks = [*report.remarks, *(f"baselines on {key}: {compared[key]}" for key in compared)]
+    if report.updates is not None:
+        numbers, *errors = update_summary(report.updates, brief=True, width=10_000).splitlines()
+        remarks += [f"baselines: {numbers}", *errors]
     modules = [result.module for result in report.results]
     modules += [outcome.module for outcome in report.own_outcomes]
     return (
@@ -303,7 +310,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             causes=causes,
             entries=entries,
             failures=[entry for entry in entries if entry.failed],
-            remarks=[remark for remark in _remarks(report) if remark not in causes],
+            remarks=[remark for remark in remarks if remark not in causes],
             when=when,
             counts=[
                 {"word": word, "number": number, "tone": tone}
@@ -325,20 +332,6 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             style_hash=_hash(_source("page.css")),
         )
     )
-
-
-def _remarks(report: Report) -> list[str]:
-    """Return the sentences about the session, its baselines among them."""
-    results = report.results
-    sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
-    remarks = [
-        *report.remarks,
-        *(f"baselines on {key}: {sentence}" for key, sentence in sentences.items()),
-    ]
-    if report.updates is None:
-        return remarks
-    numbers, *errors = update_summary(report.updates, brief=True, width=10_000).splitlines()
-    return [*remarks, f"baselines: {numbers}", *errors]
 
 
 def anchor(result: Result) -> str:
