@@ -97,7 +97,7 @@ for part in "$@"; do
                 printf 'import sys\nif sys.orig_argv[-1].endswith("measured.json"):\n    import fake_gpu\n' >"$work/stand-in/sitecustomize.py"
             fi
             PYTHONPATH=${fake:+$work/stand-in:$PWD/tests/gpu:}$PYTHONPATH step verify 110 \
-                "$python" -m pytest_gpumem.cli verify --json "$log/verify.json"
+                "$python" -m pytest_gpumem verify --json "$log/verify.json"
             ;;
         tests)
             step tests 180 "$python" -m pytest tests/gpu -o addopts= -p pytester -p no:asyncio -p no:randomly \

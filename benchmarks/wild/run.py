@@ -36,7 +36,7 @@ def bisect(facts: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         options = ["--device=virtual", f"--json={answer}"]
-        command = [sys.executable, "-m", "pytest_gpumem.cli", "bisect", *options, *words]
+        command = [sys.executable, "-m", "pytest_gpumem", "bisect", *options, *words]
         done = subprocess.run(
             command,
             cwd=folder,

@@ -1,4 +1,4 @@
-"""``gpumem version``: versions of all that matters; the GPUs, cuDNN and compiler of this machine.
+"""``gpumem version``: versions of all that matters; the GPUs and cuDNN of this machine.
 
 It is for bug reports, so that it never fails: a row that cannot be told says why.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-HELP = "print versions, and the GPUs, cuDNN and C compiler of this machine"
+HELP = "print versions, and the GPUs and cuDNN of this machine"
 DESCRIPTION = f"{HELP[0].upper()}{HELP[1:]}. Paste it into bug reports."
 PACKAGES: Final = (
     *("pytest", "pluggy", "tabulate", "msgspec", "filelock", "jinja2"),
@@ -91,7 +89,6 @@ def rows() -> Iterator[tuple[str, str]]:
         yield "GPU", _described(lambda: describe_gpus(torch_facts.result()))
         yield "NVIDIA driver", _described(CudaDevice().driver)
         yield "virtual GPU", _described(lambda: describe_virtual(virtual_facts.result()))
-    yield "C compiler", _described(describe_compiler)
     for package in PACKAGES:
         yield package, _described(partial(installed_version, package))
     for variable in VARIABLES:
@@ -193,20 +190,6 @@ def format_cudnn(number: int) -> str:
     if number < 90000:  # noqa: PLR2004 - 8.9.7 was 8907
         return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def describe_compiler() -> str:
-    """Return the first line of the C compiler's version, of $CC or of PATH."""
-    named = shlex.split(os.environ.get("CC", ""))
-    candidates = [named] if named else [["cc"], ["gcc"], ["clang"]]
-    command = next((words for words in candidates if shutil.which(words[0])), None)
-    if command is None:
-        return f"none found (looked for {', '.join(words[0] for words in candidates)})"
-    process = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, timeout=SLOW, check=False
-    )
-    lines = (process.stdout or process.stderr).splitlines()
-    return lines[0] if lines else f"{command[0]}, which prints no version"
 
 
 def installed_version(package: str) -> str:

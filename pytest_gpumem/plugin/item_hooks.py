@@ -11,6 +11,11 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import CHOICE, SETTINGS, choice_of
+from pytest_gpumem.plugin.hidden_skips import (
+    hidden_skip,
+    skip_decorated,
+    skip_reason,
+)
 from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
@@ -22,11 +27,6 @@ from pytest_gpumem.plugin.pytest_item import (
     watch_uses,
 )
 from pytest_gpumem.plugin.report_data import ATTRIBUTE, ReportData
-from pytest_gpumem.plugin.suites.hidden_skips import (
-    hidden_skip,
-    skip_decorated,
-    skip_reason,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence

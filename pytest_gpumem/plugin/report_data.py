@@ -34,7 +34,7 @@ class ReportData(TypedDict, total=False):
     own_error: bool
     """True if the report has results, but failed by an error of the test's own"""
     hidden_skip: list[object]
-    """the fields of a :class:`~pytest_gpumem.plugin.suites.hidden_skips.HiddenSkip`"""
+    """the fields of a :class:`~pytest_gpumem.plugin.hidden_skips.HiddenSkip`"""
 
 
 def data_of(report: pytest.TestReport | pytest.CollectReport) -> ReportData:
@@ -51,7 +51,7 @@ def has_verdict(report: pytest.TestReport) -> bool:
 
 def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     """Return the outcome of a phase that the test's own code decided; None of a rerun."""
-    from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
+    from pytest_gpumem.plugin.hidden_skips import skip_reason
     from pytest_gpumem.report.model import OwnOutcome
 
     nodeid = data_of(report).get("nodeid", report.nodeid)

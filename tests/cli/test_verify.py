@@ -104,7 +104,7 @@ def test_a_gpu_that_the_table_lacks_is_described_to_the_virtual_one(gpumem, monk
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(tmp_path):
-    words = [warm_python(), "-m", "pytest_gpumem.cli", "verify"]
+    words = [warm_python(), "-m", "pytest_gpumem", "verify"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

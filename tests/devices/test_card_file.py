@@ -73,7 +73,7 @@ def test_the_command_describes_the_gpu_that_torch_sees(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import fake_gpu", encoding="utf-8")
     paths = [str(tmp_path), str(ROOT / "tests/gpu"), str(ROOT)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_gpumem.cli", "cards", "--here"],
+        [sys.executable, "-m", "pytest_gpumem", "cards", "--here"],
         env={**os.environ, "GPUMEM_FAKE_GPU": "L4", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

@@ -42,7 +42,7 @@ def verify(folder, *arguments, card="L4"):
         "GPUMEM_FAKE_GPU": card,
         "PYTHONPATH": os.pathsep.join([str(folder), str(TESTS / "gpu")]),
     }
-    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify", *arguments]
+    words = [sys.executable, "-m", "pytest_gpumem", "verify", *arguments]
     return subprocess.run(
         words, env=environment, capture_output=True, text=True, check=False, timeout=HANGS
     )

@@ -104,7 +104,7 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py, _all.py, _html.py, suites/, ../cli/test_accept.py,
+# _cards.py, _visible.py, _values.py, _all.py, _html.py, test_policies.py, ../cli/test_accept.py,
 # ../meter/test_host_memory.py
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "github"),

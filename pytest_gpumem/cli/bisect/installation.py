@@ -23,7 +23,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][-_.A-Za-z0-9]*")
 UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
 """variables that would lead a Python of another environment to the modules of this one"""
 
-LIGHT: Final = (sys.executable, "-m", "pytest_gpumem.cli", "light", "--cudnn")
+LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
 """prints requirements without NVIDIA's packages"""
 
 

@@ -15,10 +15,10 @@ from pytest_gpumem.report.parts.cause_sentences import row_cause
 from pytest_gpumem.report.parts.cells import figure_cells
 from pytest_gpumem.report.parts.styles import Line, StyledText, lines_of, tone
 from pytest_gpumem.report.parts.tables import TableRow, drawn_rows
-from pytest_gpumem.report.text import mib, printable, wrapped
+from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.result import Result
 
@@ -33,17 +33,11 @@ _SIZES = re.compile(r"\d[\d,.]* (?:[KMGT]i)?B\b")
 _TITLES = ("test", "allocated", "reserved", "pinned", "change", "budget", "verdict")
 
 
-_DETAIL_TITLES = (
-    *("test", "held before", "retained", "segments", "retries"),
-    *("device", "outside", "host"),
-)
-
-
 def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80) -> list[Line]:
     """Return the table for the end of the session; none without rows.
 
     ``verbosity`` below 0 has no rows, 0 every test or, of more than ``FEW_ROWS``, those that are
-    not within, 1 every test and hints, 2 also memory held before and after, and provenance.
+    not within, 1 every test and hints, 2 also provenance and every note.
     """
     results = listed = with_alike_ranks(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:
@@ -62,16 +56,25 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
         ]
     )
     table = [*lines_of(wrapped("", title, width)), ()]
-    table += _table(
-        _TITLES,
-        _rows(listed, lambda result: (*figure_cells(result), result.word), of_verdicts=True),
-        width,
-    )
+    rows = _rows(listed)
+    head, *drawn = drawn_rows(_TITLES, rows, width)
+    table += lines_of(head)
+    for row, drawn_row in zip(rows, drawn, strict=True):
+        if row.result is None:
+            table += lines_of(drawn_row)
+        else:
+            start = len(drawn_row) - len(row.cells[-1])
+            table.append(
+                (StyledText(drawn_row[:start]), StyledText(drawn_row[start:], tone(row.result)))
+            )
     if verbosity > 1:
-        table += [(), *lines_of("Allocated before the test and retained after it, in MiB"), ()]
-        table += _table(_DETAIL_TITLES, _rows(listed, _detail_row), width)
-        for paragraph in filter(None, _source_notes(listed, width)):
-            table += [(), *lines_of(paragraph)]
+        counter = Counter(result.measurement.provenance for result in listed if result.measurement)
+        table += [()] if counter else []
+        for provenance, number in counter.items():
+            tests = f" ({tests_text(number)})" if len(counter) > 1 else ""
+            table += lines_of(
+                wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
+            )
     # A failure has a section of its own, with its notes.
     passed = [result for result in listed if not result.verdict.failed]
     notes = [
@@ -91,16 +94,11 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
     return table
 
 
-def _rows(
-    results: Sequence[Result],
-    cells: Callable[[Result], tuple[str, ...]],
-    *,
-    of_verdicts: bool = False,
-) -> list[TableRow]:
+def _rows(results: Sequence[Result]) -> list[TableRow]:
     """Return a row for each result, by file and device in the order of their first results.
 
     Above each such group stand its file and device, where they differ; below a failed test its
-    cause, where the last cell is the verdict.
+    cause.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -120,66 +118,11 @@ def _rows(
             whole_test = whole_test if result.part else result.nodeid
             name = f"({result.part})" if below else result.name.removeprefix(f"{module}::")
             indent = "  " * (bool(head) + below)
-            row = (f"{indent}{printable(name)}", *cells(result))
-            rows.append(TableRow(row, result if of_verdicts else None))
-            cause = row_cause(result) if of_verdicts else ""
-            if cause:
+            row = (f"{indent}{printable(name)}", *figure_cells(result), result.word)
+            rows.append(TableRow(row, result))
+            if cause := row_cause(result):
                 rows.append(TableRow((cause,), is_cause=True))
     return rows
-
-
-def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[Line]:
-    head, *drawn = drawn_rows(titles, rows, width)
-    lines = lines_of(head)
-    for row, drawn_row in zip(rows, drawn, strict=True):
-        if row.result is None:
-            lines += lines_of(drawn_row)
-        else:
-            start = len(drawn_row) - len(row.cells[-1])
-            lines.append(
-                (StyledText(drawn_row[:start]), StyledText(drawn_row[start:], tone(row.result)))
-            )
-    return lines
-
-
-def _detail_row(result: Result) -> tuple[str, ...]:
-    measurement = result.measurement
-    if measurement is None:
-        return ("",) * (len(_DETAIL_TITLES) - 1)
-    held, retained = (
-        " + ".join(mib(peak.allocated) for peak in peaks)
-        for peaks in (measurement.held, measurement.retained)
-    )
-    device, outside = (
-        " + ".join(mib(getattr(use, name)) for use in measurement.device_use)
-        for name in ("peak", "outside")
-    )
-    counts = (str(measurement.segments), str(measurement.alloc_retries))
-    host = "" if measurement.host is None else mib(measurement.host)
-    return (held, retained, *counts, device, outside, host)
-
-
-def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield the meaning of the columns about the device, and the provenances."""
-    sources = {
-        f"{use.source}, every {use.every_ms} ms" if use.every_ms else use.source
-        for result in results
-        if result.measurement
-        for use in result.measurement.device_use
-    }
-    meaning = (
-        "the peak that nvidia-smi shows, and the part allocated during the step outside "
-        "PyTorch's allocator"
-    )
-    yield "\n".join(
-        wrapped("device, outside: ", f"{meaning} ({source})", width) for source in sorted(sources)
-    )
-    counter = Counter(result.measurement.provenance for result in results if result.measurement)
-    lines = []
-    for provenance, number in counter.items():
-        tests = f" ({tests_text(number)})" if len(counter) > 1 else ""
-        lines.append(wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width))
-    yield "\n".join(lines)
 
 
 def _counted_lines(

@@ -869,7 +869,7 @@ def jobs():
     def run_program():
         (SCRATCH / "run").mkdir(exist_ok=True)
         alone = script("run-bare", PROGRAM)
-        words = [sys.executable, "-m", "pytest_gpumem.cli", "run", "prog.py"]
+        words = [sys.executable, "-m", "pytest_gpumem", "run", "prog.py"]
         prog = (
             "import os\nif os.environ.get('GPUMEM_FAKE_GPU'): import fake_gpu\n" if FAKE else ""
         ) + PROGRAM

@@ -1,1 +1,0 @@
-"""Services for existing suites: defaults by folder, hidden skips told, an order by memory."""
