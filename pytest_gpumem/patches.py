@@ -2,7 +2,7 @@
 
 A patch is declared as its module is imported, which imports nothing of the other package. It lasts
 as long as a block does, or as the process. Where a guard of compiled code compares a function,
-:mod:`pytest_gpumem.wrapped_functions` changes its code instead.
+:mod:`pytest_gpumem.recording.wrapped_functions` changes its code instead.
 """
 
 from __future__ import annotations

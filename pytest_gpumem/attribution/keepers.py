@@ -14,12 +14,12 @@ from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.attributor import origin_of
 from pytest_gpumem.attribution.keeper_choice import KeptBlock, choices
 from pytest_gpumem.attribution.referrers import kept_memory
 from pytest_gpumem.attribution.sites import place_of_origin, users_frame
 from pytest_gpumem.measurement import Keeper
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -47,6 +47,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from pytest_gpumem.baselines.record_forms import Bytes, Forms
+from pytest_gpumem.baselines.strict_json import JsonProblem, parse_json
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import (
     BaselineEntry,
@@ -58,9 +60,7 @@ from pytest_gpumem.measurement import (
     Site,
     Slope,
 )
-from pytest_gpumem.record_forms import Bytes, Forms
 from pytest_gpumem.source_lines import package_path
-from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
@@ -20,6 +19,7 @@ from pytest_gpumem.devices.memory_cap import set_memory
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

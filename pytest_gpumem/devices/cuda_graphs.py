@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable

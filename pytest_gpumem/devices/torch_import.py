@@ -122,7 +122,12 @@ def hide_from_compiler() -> None:
 
     Or from the import of PyTorch's compiler on; nothing if that is done.
     """
-    from pytest_gpumem.wrapped_functions import RULES, TRACER, hide_while_tracing, skip_own_frames
+    from pytest_gpumem.recording.wrapped_functions import (
+        RULES,
+        TRACER,
+        hide_while_tracing,
+        skip_own_frames,
+    )
 
     for name, hide in ((RULES, skip_own_frames), (TRACER.module, hide_while_tracing)):
         if name in _hidden:

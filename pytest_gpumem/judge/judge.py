@@ -12,6 +12,7 @@ from pytest_gpumem.judge.breakdown_diff import blocks_text, provenance_text, sit
 from pytest_gpumem.judge.causes import growth_causes
 from pytest_gpumem.judge.comparison import Case, both_sizes
 from pytest_gpumem.judge.lead import lead_of
+from pytest_gpumem.judge.step_growth import growth
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     KEEP_LESS,
@@ -32,7 +33,6 @@ from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.relations import BEFORE
 from pytest_gpumem.relations import FIGURES as RELATED
 from pytest_gpumem.sizes import GIB, MIB, format_size
-from pytest_gpumem.step_growth import growth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

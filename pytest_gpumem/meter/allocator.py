@@ -12,13 +12,13 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.collector import begin_count, begin_count_again
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.pinned import empty_pinned_cache
 from pytest_gpumem.meter.plugs import WORKSPACES
+from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.recording.collector import begin_count, begin_count_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ import gc
 from operator import add, sub
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.collector import Uncounted, keep_for_reuse
+from pytest_gpumem.recording.collector import Uncounted, keep_for_reuse
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:

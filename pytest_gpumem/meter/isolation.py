@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
     PINNED,
@@ -18,6 +17,7 @@ from pytest_gpumem.meter.pinned import pinned_stats
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.notes import NoteKind, notes_of
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
@@ -40,6 +38,8 @@ from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.graphs import HOOKS
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 from pytest_gpumem.recording.recorder import Recorder, history

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.allocator_view import VIEW, Plug
 from pytest_gpumem.devices.cuda_start import SETTINGS
 from pytest_gpumem.recording.allocator_log import SEGMENT
+from pytest_gpumem.recording.allocator_view import VIEW, Plug
 from pytest_gpumem.recording.graphs import graph_tensors
 from pytest_gpumem.recording.plain_tensors import live_tensors, place_of
 from pytest_gpumem.sizes import MIB, format_size

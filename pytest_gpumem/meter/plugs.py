@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.allocator_view import VIEW, Plug
-from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.recording.allocator_log import SMALL
+from pytest_gpumem.recording.allocator_view import VIEW, Plug
+from pytest_gpumem.recording.collector import Uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.meter.allocator import collect_garbage
+from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.recording import now
 
 if TYPE_CHECKING:

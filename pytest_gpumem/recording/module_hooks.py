@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch
-from pytest_gpumem.wrapped_functions import WRAPPED
+from pytest_gpumem.recording.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

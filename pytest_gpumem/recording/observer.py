@@ -20,8 +20,8 @@ from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.recording.optimizer_watch import steps_around
 from pytest_gpumem.recording.plain_tensors import gradient_of, place_of, plain_tensors
 from pytest_gpumem.recording.recording import beginning, now
+from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.source_lines import users_line
-from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.collector import uncounted
+from pytest_gpumem.recording.collector import uncounted
 from pytest_gpumem.recording.plain_tensors import gradient_of, plain_tensors
+from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
 from pytest_gpumem.recording.allocator_log import AllocatorLog
+from pytest_gpumem.recording.allocator_view import MAX_EVENTS, VIEW
 from pytest_gpumem.recording.observer import Observer
 from pytest_gpumem.recording.recording import Recording, Span, beginning, now
 

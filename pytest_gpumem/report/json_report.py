@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
+from pytest_gpumem.baselines.strict_json import JsonProblem, parse_json
 from pytest_gpumem.errors import BaselineError, ReportError
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_schema import FORMAT, Document
 from pytest_gpumem.report.model import Origin, OwnOutcome, Report
-from pytest_gpumem.strict_json import JsonProblem, parse_json
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:

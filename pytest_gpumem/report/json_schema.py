@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from pytest_gpumem import measurement
+from pytest_gpumem.baselines.record_forms import Bytes, Forms, Signed
 from pytest_gpumem.judge import verdict
 from pytest_gpumem.judge.result import Outcome  # noqa: TC001
 from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
@@ -20,7 +21,6 @@ from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import PinnedCount  # noqa: TC001
 from pytest_gpumem.notes import Note, NoteKind, with_kinds
-from pytest_gpumem.record_forms import Bytes, Forms, Signed
 from pytest_gpumem.report import model
 from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.source_lines import package_path

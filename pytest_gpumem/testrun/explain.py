@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gpumem.allocator_view import MAX_EVENTS
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_view import MAX_EVENTS
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.rerun import may_run_again
 

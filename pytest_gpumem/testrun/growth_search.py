@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.judge.step_growth import MIN_STEPS, growth, last_half
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_log import AllocatorLog
-from pytest_gpumem.step_growth import MIN_STEPS, growth, last_half
 from pytest_gpumem.testrun.rerun import ran_again
 
 if TYPE_CHECKING:

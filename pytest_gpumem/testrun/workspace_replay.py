@@ -29,13 +29,13 @@ import ctypes
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import current, peak_in
 from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.meter.request_script import SHARED, RequestScript, ServedRequests
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.testrun.alternatives import NoRangeError, add_alternatives
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, child, highest, tensor, virtual_card
 from helpers.warm import HANGS
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import CAPS, GET_FRACTION, cap_fraction, set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
@@ -19,6 +18,7 @@ from pytest_gpumem.meter.allocator import (
     settle,
 )
 from pytest_gpumem.meter.plugs import Plugs
+from pytest_gpumem.recording.allocator_view import VIEW
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import torch
 from helpers.torch_features import require_release
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.baselines.file_format import BaselineFile, decode, encode
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
 

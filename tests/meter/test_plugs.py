@@ -10,9 +10,9 @@ import gc
 import pytest
 from helpers.virtual_gpu import MIB, virtual_card
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.meter.allocator import settle
 from pytest_gpumem.meter.plugs import WORKSPACES
+from pytest_gpumem.recording.allocator_view import VIEW
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.autograd_threads import (
     await_autograd,
     await_idle_threads,
@@ -45,6 +44,7 @@ from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces, cub
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 

@@ -23,7 +23,6 @@ import torch
 import torch._subclasses.functional_tensor
 import torch.fx.experimental.proxy_tensor  # with these two, the modes of TRACERS are imported
 
-from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.virtual.values.before_torch_2_13 import (
     LATE,
     around,
@@ -42,6 +41,7 @@ from pytest_gpumem.devices.virtual.values.dispatch_keys import (
 from pytest_gpumem.devices.virtual.values.host_tensors import NATIVE
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.collector import Uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

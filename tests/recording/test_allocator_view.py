@@ -13,9 +13,9 @@ from helpers.sources import program
 from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, run_python, virtual_device
 
-from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.environment import INHERITED, LIBRARIES, PRELOAD
+from pytest_gpumem.recording.allocator_view import VIEW
 
 PROGRAM = program("allocator_figures.py")
 
@@ -317,7 +317,7 @@ from pytest_gpumem import use_virtual_gpu
 
 use_virtual_gpu("T4")
 import torch
-from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.recording.allocator_view import VIEW
 
 torch.cuda.memory._record_memory_history()
 kept = torch.ones(4 << 20, device="cuda")

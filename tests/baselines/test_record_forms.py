@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from pytest_gpumem.baselines.record_forms import MAX_INT, Forms
 from pytest_gpumem.measurement import Signed  # noqa: TC001 - the form reads annotations
-from pytest_gpumem.record_forms import MAX_INT, Forms
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ import pytest
 from helpers.sources import WITHOUT
 from helpers.virtual_gpu import run_python
 
-from pytest_gpumem.collector import Uncounted
+from pytest_gpumem.recording.collector import Uncounted
 
 STEPS = """
 import gc, json, torch
@@ -205,7 +205,7 @@ def intervals(passes):
 
 UNCOUNTED = """
 import gc, json
-from pytest_gpumem.collector import Uncounted, begin_count, uncounted
+from pytest_gpumem.recording.collector import Uncounted, begin_count, uncounted
 
 class Thing:
     "An object that the collector counts."

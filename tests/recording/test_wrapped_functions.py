@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpumem.wrapped_functions import WrappedFunctions
+from pytest_gpumem.recording.wrapped_functions import WrappedFunctions
 
 
 def plain(first, /, second, third=3, *rest, named, other=5, **more):
