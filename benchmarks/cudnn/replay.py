@@ -4,7 +4,7 @@
 
 Each step of fidelity/ runs on a virtual H100 where no cuDNN is asked, so that every convolution has
 a range. Its requests are served once more with the least and the largest workspaces
-(pytest_gpumem/testrun/workspace_replay.py); then the step itself runs with these. It fails if a
+(testrun/ranges/workspace_replay.py); then the step itself runs with these. It fails if a
 peak differs by a byte. Benchmark mode, with cuDNN asked, is tried on networks of torchvision.
 """
 
@@ -71,9 +71,9 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
     """Return a row of the table."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.alternatives import NoRangeError
+    from pytest_gpumem.testrun.ranges.alternatives import NoRangeError
+    from pytest_gpumem.testrun.ranges.workspace_replay import WorkspaceReplay
     from pytest_gpumem.testrun.run import Run
-    from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay
 
     device = VirtualDevice.loaded()
     assert device is not None

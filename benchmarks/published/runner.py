@@ -138,8 +138,8 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
         the upper one, and the reason; without a range no bytes, and a reason if there is one.
     """
     from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.ranges.size_range import with_ranges
     from pytest_gpumem.testrun.run import Run
-    from pytest_gpumem.testrun.size_range import with_ranges
 
     spec = MemorySpec()
     with Run.open(spec, device, Path.cwd(), record=True) as run:

@@ -20,7 +20,7 @@ from benchmarks.published.runner import looked, unseen
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.testrun.size_range import widened
+from pytest_gpumem.testrun.ranges.size_range import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,7 +210,7 @@ def decode(vae: torch.nn.Module, case: Case, *, tiled: bool) -> Pair:
 
 
 def ends(answers: Answers, name: str) -> tuple[Pair, Pair]:
-    """Return the ranges of what a row allocates and reserves, as testrun/size_range.py does."""
+    """Return the ranges of what a row allocates and reserves, as size_range.py does."""
     peaks = [figures[name] for figures in answers.figures.values()]
     allocated, reserved = zip(*peaks, strict=True)
     most = Peak(round(max(allocated) * MIB), round(max(reserved) * MIB))

@@ -25,7 +25,7 @@ from benchmarks.harness import OFFLINE, RESULTS, line
 from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
-from pytest_gpumem.cli.sources import measured_entries
+from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.text import signed_size
 from pytest_gpumem.sizes import format_size

@@ -20,14 +20,14 @@ from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.snapshots import write_snapshot
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun import batch_sizes, growth_search, leaks
-from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
 from pytest_gpumem.testrun.explain import Explanations, Recorded, too_much
-from pytest_gpumem.testrun.keeper_search import KeeperFinder
-from pytest_gpumem.testrun.pinned_lines import PinWatch
+from pytest_gpumem.testrun.ranges.size_range import is_replayed, with_ranges
 from pytest_gpumem.testrun.rerun import may_run_again, ran_again, shown_error
-from pytest_gpumem.testrun.size_range import is_replayed, with_ranges
+from pytest_gpumem.testrun.second_runs import batch_sizes, growth_search, leaks
+from pytest_gpumem.testrun.second_runs.advice import advice
+from pytest_gpumem.testrun.second_runs.keeper_search import KeeperFinder
+from pytest_gpumem.testrun.second_runs.pinned_lines import PinWatch
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from helpers.printed_commands import texts_with_commands
 from helpers.sources import HELPER
 from helpers.warm import warm_python
 
-from pytest_gpumem.cli.collect_plugin import VARIABLE
+from pytest_gpumem.cli.recorded.collect_plugin import VARIABLE
 
 GIT = "git -c user.name=a -c user.email=b@c.org"
 NAME = "pytest-gpumem"

@@ -32,8 +32,8 @@ WRITTEN = {
         'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
         "gpumem cards --here",
     ],
-    "cli/base_commit.py": ["git fetch brings it)"],
-    "cli/compare.py": ["gpumem compare"],
+    "cli/recorded/base_commit.py": ["git fetch brings it)"],
+    "cli/recorded/compare.py": ["gpumem compare"],
     "cli/light.py": [
         "pip install --no-deps --no-compile -r light.txt",
         "pip install --no-deps --no-compile -r FILE",
@@ -41,18 +41,17 @@ WRITTEN = {
         "pip install --excludes excludes.txt ...",
         "pip install --no-deps ",
     ],
-    "cli/prune.py": [
+    "cli/recorded/prune.py": [
         "gpumem prune [--delete] [argument for pytest ...]",
         "gpumem prune where pytest collects all tests, and name no tests",
         "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
     ],
-    "cli/reports/report.py": [
+    "cli/recorded/report.py": [
         "pytest --gpumem-json",
         "gpumem prune lists them",
-        "pip install 'pytest-gpumem[html]'",
     ],
     "cli/run_program.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
-    "cli/show.py": [
+    "cli/recorded/show.py": [
         (
             "pytest --gpumem-update-baselines, run gpumem from pytest's root folder, or name the "
             "folder with --baseline-dir"
@@ -86,7 +85,7 @@ WRITTEN = {
             "--no-cache-dir pytest-gpumem"
         ),
     ],
-    "session/settings.py": ["pip install 'pytest-gpumem[html]'"],
+    "report/output_files.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
     "report/shards/merge.py": ["gpumem prune --delete removes them): "],
     "setup.py": [
@@ -103,10 +102,10 @@ of synopses"""
 JOINED = {
     "baselines/stale.py": 1,
     "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
-    "cli/prune.py": 2,
-    "cli/reports/report.py": 1,  # of these three cli/test_shards.py and cli/test_accept.py run any
+    "cli/recorded/prune.py": 2,
+    "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
-    "cli/show.py": 1,
+    "cli/recorded/show.py": 1,
     "judge/verdict.py": 1,
     "session/origin.py": 1,
     "report/json_report.py": 1,

@@ -20,7 +20,7 @@ from pytest_gpumem.cli.bisect.candidates import (
 from pytest_gpumem.cli.bisect.halving import Halving
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
-from pytest_gpumem.cli.sources import measured_entries
+from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
 from pytest_gpumem.report.change_list import table

@@ -9,7 +9,7 @@ from helpers.random_growth import mistake, random_program
 
 from pytest_gpumem.meter.step_watch import StepEnd
 from pytest_gpumem.recording.allocator_log import Block
-from pytest_gpumem.testrun.growth_search import grown_blocks
+from pytest_gpumem.testrun.second_runs.growth_search import grown_blocks
 
 ENDS = [StepEnd(step * 10.0, (0,), (0,)) for step in range(1, 9)]
 """of eight steps: the last half begins at 40"""

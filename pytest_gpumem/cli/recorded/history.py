@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.commits import read_history
 from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
-from pytest_gpumem.cli.compare import add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
-from pytest_gpumem.cli.show import add_choice, command_for_all, similar_names
+from pytest_gpumem.cli.recorded.compare import add_folder
+from pytest_gpumem.cli.recorded.show import add_choice, command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.report import history_listing as listing
 

@@ -15,8 +15,8 @@ import msgspec
 
 from pytest_gpumem.baselines.key import Key  # noqa: TC001 - msgspec reads the annotation
 from pytest_gpumem.baselines.store import BaselineStore
-from pytest_gpumem.cli import collect_plugin
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed
+from pytest_gpumem.cli.recorded import collect_plugin
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.report.text import printable
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Collected(msgspec.Struct, forbid_unknown_fields=True):
-    """The list that :mod:`pytest_gpumem.cli.collect_plugin` writes."""
+    """The list that :mod:`pytest_gpumem.cli.recorded.collect_plugin` writes."""
 
     directory: str
     partial: str

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.folder import read_folder
-from pytest_gpumem.cli.compare import FOLDER, add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
+from pytest_gpumem.cli.recorded.compare import FOLDER, add_folder
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.report.baseline_listing import details, listing

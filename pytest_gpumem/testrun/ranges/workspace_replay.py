@@ -36,7 +36,7 @@ from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.meter.request_script import SHARED, RequestScript, ServedRequests
 from pytest_gpumem.recording.allocator_view import VIEW
-from pytest_gpumem.testrun.alternatives import NoRangeError, add_alternatives
+from pytest_gpumem.testrun.ranges.alternatives import NoRangeError, add_alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -7,7 +7,7 @@ import re
 
 from helpers.random_growth import edited_program, wrong_cause
 
-from pytest_gpumem.testrun.keeper_search import KeeperFinder
+from pytest_gpumem.testrun.second_runs.keeper_search import KeeperFinder
 
 HEAD = """\
 import pytest, torch

@@ -9,7 +9,7 @@ from pytest_gpumem.judge.judge import judge_left
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.growth_search import block_sites
+from pytest_gpumem.testrun.second_runs.growth_search import block_sites
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """The ends of a range of peaks."""
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.testrun.size_range import widened
+from pytest_gpumem.testrun.ranges.size_range import widened
 
 
 def test_more_may_be_reserved_up_to_the_cap():

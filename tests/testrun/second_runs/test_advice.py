@@ -166,7 +166,7 @@ def test_the_advice_is_the_same_whatever_the_clock_says(suite, monkeypatch):
 
 
 def test_where_the_search_is_cut_short_no_size_is_called_the_largest(suite, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.testrun.advice.MAX_TRIALS", 2)
+    monkeypatch.setattr("pytest_gpumem.testrun.second_runs.advice.MAX_TRIALS", 2)
     session = run(suite, TEST)
     assert "hint: batch size 64 fits" in session.flat
     assert "the largest batch size that fits" not in session.flat

@@ -3,7 +3,7 @@
 That is a library's choice of a workspace, how long another stream uses a tensor, or a choice by
 time. The requests of the test's own run are served once more by PyTorch's allocator, with the least
 and with the largest sizes and times that are possible
-(:mod:`pytest_gpumem.testrun.workspace_replay`).
+(:mod:`pytest_gpumem.testrun.ranges.workspace_replay`).
 
 Served on streams of their own they also tell what the test reserves alone, where memory of earlier
 tests lies in the segments that serve it.
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.alternatives import NoRangeError
-from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay, unpinned
+from pytest_gpumem.testrun.ranges.alternatives import NoRangeError
+from pytest_gpumem.testrun.ranges.workspace_replay import WorkspaceReplay, unpinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

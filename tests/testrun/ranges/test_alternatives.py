@@ -7,7 +7,7 @@ import pytest
 from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 from pytest_gpumem.meter.request_script import RequestScript
 from pytest_gpumem.recording.recording import Recording
-from pytest_gpumem.testrun.alternatives import add_alternatives
+from pytest_gpumem.testrun.ranges.alternatives import add_alternatives
 
 MIB = 2**20
 ACTIONS = {"A": "alloc", "F": "free_requested", "C": "free_completed"}

@@ -1,0 +1,1 @@
+"""The subcommands that read recorded figures: baselines, reports, their history in git."""
