@@ -99,7 +99,7 @@ def parse_size(text: str) -> int:
 def format_size(nbytes: int, *, signed: bool = False) -> str:
     """Return a size for people: "2978.05 MiB", "512 B", "12.00 GiB".
 
-    Bytes below 1 KiB, KiB below 1 MiB, MiB below 10 GiB and GiB from there on, with two decimals
+    Bytes below 1 KiB, KiB below 1 MiB, MiB below 10 GiB and GiB above, with two decimals
     rounded half to even. :func:`parse_size` reads all of them, to within that rounding.
 
     Args:
@@ -180,7 +180,7 @@ def parse_tolerance(value: object) -> Tolerance:
             of a tuple or list, or a Tolerance.
 
     Raises:
-        SpecError: ``value`` is anything else: a number (of what?), negative, or one part twice.
+        SpecError: ``value`` is anything else: a number without a unit, negative, or one part twice.
     """
     if isinstance(value, Tolerance):
         return value

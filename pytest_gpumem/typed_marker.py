@@ -58,7 +58,7 @@ def gpu_memory(*test: Any, **declared: Any) -> Any:
     Without arguments, ``@gpu_memory``, the test is measured and compared with its baseline.
 
     Args:
-        test: the function or class, which Python hands over where there are no arguments.
+        test: the function or class, which Python hands over without arguments.
         declared: the marker's arguments: limits in GiB and MiB as their names say.
 
     Returns:

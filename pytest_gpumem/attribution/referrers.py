@@ -201,7 +201,7 @@ class _Climb:
         self._climbed: dict[int, _Node] = {}
         """of each object from which the search has climbed on, by its id: the first way to it"""
         self._crossings: list[tuple[Kept, _Node, tuple[str, ...]]] = []
-        """memory whose way has reached such an object, that, and the way down from it"""
+        """memory with a way that has reached such an object, that, and the way down from it"""
         # Some libraries put objects into sys.modules that are no modules.
         entries: list[Any] = list(sys.modules.values())
         self._globals = {

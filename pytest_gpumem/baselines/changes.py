@@ -132,7 +132,7 @@ def pair_entries(
 ) -> list[EntryChange]:
     """Return the change of each test or part: by kind, the largest first, then by name.
 
-    Tests in ``old_oom`` and ``new_oom`` ran out of memory, and so have no figure there.
+    Tests in ``old_oom`` and ``new_oom`` ran out of memory, and so have no figure.
     """
     changes = []
     for key in old.keys() | new.keys() | set(new_oom):

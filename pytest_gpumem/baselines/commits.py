@@ -223,7 +223,7 @@ class _Versions:
     def _moved_entries(
         self, path: str, old: _Version, new: _Version
     ) -> tuple[dict[Key, BaselineEntry], dict[Key, BaselineEntry]]:
-        """Return the entries before and after of those tests whose text differs."""
+        """Return the entries before and after of the tests with another text."""
         if isinstance(old, _Content) and isinstance(new, _Content) and old.head == new.head:
             same = {
                 name

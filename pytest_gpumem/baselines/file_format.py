@@ -31,7 +31,7 @@
      }
     }
 
-"largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
+"largest" is in the entry of a search (``gpu_memory.largest``), with that value's peaks. A test
 with measured parts only has "parts" alone; "peak_pinned" is in an entry of a test that pins memory;
 "batch_size", "slope" (of "batch_sizes"), and "rank" and "world_size" together, are in an entry if
 the marker declares them.

@@ -99,7 +99,7 @@ def read_names(
 
     A file that cannot be read has none here; reading its figures raises the error.
 
-    Files whose names tell a module that ``is_wanted`` refuses are not read.
+    Files named after a module that ``is_wanted`` refuses are not read.
     """
     keys = []
     for path in baseline_files(directory):

@@ -46,7 +46,7 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
 
 
 def module_at(directory: Path, path: Path) -> str | None:
-    """Return the module whose baselines a file keeps, by its path; None where only it can say."""
+    """Return the module that a file keeps baselines of, by its path; None where only it can say."""
     try:
         device, *folders, name = map(unquote, path.relative_to(directory).parts)
     except ValueError:  # it lies in no device's folder

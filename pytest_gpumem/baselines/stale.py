@@ -1,4 +1,4 @@
-"""Baselines whose tests are gone, found after pytest has collected all tests. Pure."""
+"""Baselines of tests that are gone, found after pytest has collected all tests. Pure."""
 
 from __future__ import annotations
 

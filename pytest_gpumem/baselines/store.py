@@ -150,7 +150,7 @@ class BaselineStore:
         all its parts: any other part that the file has is removed. Of two of the same test the
         later adds to the earlier, and wins over it.
 
-        An entry whose figures, batch size and rank are the same is unchanged, unless it gets its
+        An entry with the same figures, batch size and rank is unchanged, unless it gets its
         first breakdown: it is not written, not even with its newer provenance or breakdown, and a
         file without any other is not touched. So a diff shows only figures that changed; with
         ``follow_provenance``, also toolchains.

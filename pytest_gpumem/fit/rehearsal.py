@@ -34,7 +34,7 @@ def rehearsable(events: Sequence[dict[str, Any]]) -> RequestScript | None:
 
 
 def shape(script: RequestScript) -> Hashable:
-    """Return what scripts have in common that differ in sizes alone."""
+    """Return the common part of scripts that differ in sizes alone."""
     order = tuple(number if action == "give" else -1 for _, action, number in script.steps)
     return order, tuple(request.stream for request in script.requests)
 
@@ -98,7 +98,7 @@ class Rehearsal:
         return low
 
     def _points(self) -> list[tuple[int, list[RequestScript]]] | None:
-        """Return the largest values whose scripts are alike; two at least."""
+        """Return the largest values with scripts that are alike; two at least."""
         groups: defaultdict[Hashable, list[tuple[int, list[RequestScript]]]] = defaultdict(list)
         for value, scripts in sorted(self._scripts.items()):
             groups[self._shapes[value]].append((value, scripts))

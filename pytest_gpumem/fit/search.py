@@ -45,7 +45,7 @@ MIN_DOWN: Final = 64
 NEAR: Final = 20
 """the next value is larger by at least this part"""
 CLOSE: Final = 4
-"""A bracket is close whose width is no more than this part of its lower end."""
+"""A bracket is close if its width is no more than this part of its lower end."""
 FARTHEST: Final = 8
 """a value larger by at most this part may still need less memory"""
 USUAL_MULTIPLE: Final = 8
@@ -156,7 +156,7 @@ class Search:
     line through the peaks of forward and backward passes, for at small values an optimizer's step
     takes more, which hardly grows. The answer is a value that fitted in a probe, beside one that
     did not. Where the first value does not fit, two that are near are tried, and then one that is
-    far below: from there the search goes up as from a small first value.
+    far below: from that value the search goes up as from a small first value.
 
     Where an oracle can predict (:class:`~pytest_gpumem.fit.rehearsal.Rehearsal`), its prediction is
     tried first.

@@ -33,7 +33,7 @@ def growth(levels: Sequence[int]) -> Growth | None:
 
     Memory still grows if it rose in both quarters of that half, each time by more than it fell
     again anywhere in the half. So a cache may fill in the first half, and may fill once later; and
-    steps of different sizes are no growth. A leak in each k-th step is one if there are 4 k steps.
+    steps of different sizes are no growth. A leak in each k-th step is one from 4 k steps on.
 
     ``levels`` has the bytes after each step.
     """

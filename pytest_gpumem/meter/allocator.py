@@ -29,7 +29,7 @@ NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 PINNED: Final = "pinned"
 """the key of the statistics of pinned host memory, beside those of a test's first device"""
 MAX_COLLECTIONS: Final = 50
-"""collections, each of which may find what the last one has let go of"""
+"""collections, each of which may find objects that the last one has let go of"""
 Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
 
@@ -156,7 +156,7 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
 
 
 def collect_garbage() -> None:
-    """Collect garbage until there is none.
+    """Collect garbage until none is left.
 
     One collection is not always enough. Objects that C++ refers to (an autograd node's hooks) are
     garbage only once the last collection has freed the node. And while another thread collects,

@@ -41,7 +41,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
 
     Raises:
         SpecError: the card or the choice of values is unknown.
-        DeviceError: torch was imported already, or there can be no virtual GPU here.
+        DeviceError: torch was imported already, or no virtual GPU can run here.
     """
     values = read_values("values", values)
     device = virtual.load(card)
@@ -165,7 +165,7 @@ def measure(*, devices: int = 1) -> Measuring:
 
     Raises:
         SpecError: ``devices`` is not a number of devices.
-        DeviceError: there are fewer GPUs (when the block begins).
+        DeviceError: the machine has fewer GPUs (when the block begins).
     """
     number: object = devices  # a caller without types may pass anything
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:

@@ -1,4 +1,4 @@
-"""What PyTorch's compiler allocates for itself, while it compiles and times kernels.
+"""The memory that PyTorch's compiler allocates for itself, while it compiles and times kernels.
 
 It does so in a first run only: a later one finds the graphs, and the fastest configuration of each
 kernel, in the caches of Inductor or of the process. Memory that it has freed by its end counts for
@@ -39,7 +39,7 @@ WATCHED: Final = (
 )
 """the functions that compile a graph or time a kernel"""
 MIN_SHARE: Final = 1000
-"""what the compiler leaves below this part of the peak is within the default tolerance"""
+"""memory that the compiler leaves, below this part of the peak is within the default tolerance"""
 
 
 class CompileWatch:
@@ -90,7 +90,7 @@ class CompileWatch:
 
 
 class CompilerMemory:
-    """What the compiler has taken in a step, one Peak a device."""
+    """The memory that the compiler has taken in a step, one Peak a device."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

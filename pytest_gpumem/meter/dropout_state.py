@@ -42,11 +42,11 @@ class DropoutStates:
 
     def __init__(self) -> None:
         self._is_foreign: IsForeign | None = None
-        """whether the block of a device at an address was there before the test; None: no test"""
+        """whether the block of a device at an address is older than the test; None: no test"""
         self._earlier: list[Tensor] = []
         """earlier tests' memory: it stays where it is until the test has ended"""
         self.notes: tuple[Note, ...] = ()
-        """what to know of the last test"""
+        """notes on the last test"""
         self._wrappers: dict[str, Function] = {}
         """those of RECURRENT by name; torch.jit knows them by their identities, so they stay"""
 

@@ -13,7 +13,7 @@ from pytest_gpumem.errors import DeviceError
 
 STATUS: Final = Path("/proc/self/status")
 RESET: Final = Path("/proc/self/clear_refs")
-"""writing 5 there resets the highest resident set to that of now"""
+"""writing 5 to this file resets the highest resident set to that of now"""
 
 
 class HostWatch:

@@ -39,7 +39,7 @@ class Isolation:
         self.initial_foreign = [NOTHING] * len(devices)
         """memory held by earlier tests and the like when the step began, without plugs"""
         self.kept_foreign = list(self.initial_foreign)
-        """such memory that the allocators still hold, what the step has freed of it included"""
+        """such memory that the allocators still hold, the part that the step has freed included"""
         self.returned: set[tuple[int, int]] = set()
         """device and address of foreign blocks that went back to the allocator"""
         self._pins = Pins(devices, ())
@@ -121,7 +121,7 @@ class Isolation:
         return self._pins.holds(place)
 
     def is_empty(self) -> bool:
-        """Return whether the devices hold no memory: there is nothing to settle."""
+        """Return whether the devices hold no memory, and need not settle."""
         return all(current_in(stats) == NOTHING for stats in self.stats())
 
     def has_new_blocks(self) -> bool:
@@ -150,7 +150,7 @@ class Isolation:
         return changed
 
     def empty_cache(self, empty: Callable[[], object]) -> tuple[object, bool]:
-        """Call ``torch.cuda.empty_cache()`` for the test's code, with what it has freed.
+        """Call ``torch.cuda.empty_cache()`` for the test's code, with memory that it has freed.
 
         Args:
             empty: calls it.
@@ -167,7 +167,7 @@ class Isolation:
         return result, changed
 
     def _let_go(self) -> bool:
-        """Free the foreign memory that the step has freed; return whether there was any."""
+        """Free the foreign memory that the step has freed; return whether it had freed any."""
         self._pins.look()
         dropped = self._pins.drop()
         self.returned |= dropped
@@ -183,7 +183,7 @@ class Isolation:
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:
-        """Note foreign memory that was freed and not kept in place; return whether there was any.
+        """Note foreign memory that was freed and not kept in place; return whether any was.
 
         From then on it is not subtracted.
         """
@@ -236,7 +236,7 @@ class Isolation:
         ]
 
     def own_of(self, held: Peak, device: int) -> Peak:
-        """Return the step's own part of what a device holds now; of others all of it."""
+        """Return the step's own part of a device's memory now; all of it on another device."""
         if device not in self.devices:
             return held
         index = self.devices.index(device)

@@ -225,16 +225,16 @@ class Meter:
 
     @property
     def returned(self) -> set[tuple[int, int]]:
-        """Device and address of foreign blocks that went back: others may lie there now."""
+        """Device and address of foreign blocks that went back; newer blocks may lie at these."""
         return self._isolation.returned
 
     @property
     def kept_foreign(self) -> tuple[Peak, ...]:
-        """The same with what the step has freed of it: the allocator has that as yet."""
+        """The same with the part that the step has freed: the allocator has that part as yet."""
         return tuple(self._isolation.kept_foreign)
 
     def make_room(self, extra: int | None = None) -> None:
-        """Let foreign memory take nothing of what the step can have.
+        """Let foreign memory take nothing of the memory that the step can have.
 
         Args:
             extra: bytes beyond that, from now on; None: as many as before.
@@ -248,7 +248,7 @@ class Meter:
         self.make_room()
 
     def _empty_cache(self, empty: Callable[[], object]) -> object:
-        """Call ``torch.cuda.empty_cache()`` for the test's code: what it has freed goes back."""
+        """Call ``torch.cuda.empty_cache()`` for the test's code: its freed memory goes back."""
         self.note()
         with self._recorder.ours(settles=False) if self._recorder else nullcontext():
             result, changed = self._isolation.empty_cache(empty)
@@ -451,7 +451,7 @@ class Meter:
             self.resettle()
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:
-        """Return what is known of live blocks of the step; of each its device and address."""
+        """Return all that is known of the step's live blocks, by device and address."""
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
@@ -507,7 +507,7 @@ class Meter:
 
     @property
     def ran_apart(self) -> bool:
-        """Whether code ran apart (a search's probes), whose memory is not the step's."""
+        """Whether code ran apart (a search's probes), with memory that is not the step's."""
         return bool(self._apart)
 
     @property

@@ -47,7 +47,7 @@ class OutOfMemoryWatch:
         self._refusals = []
 
     def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
-        """Forget earlier errors; ``own`` returns the step's part of what a device holds now."""
+        """Forget earlier errors; ``own`` returns the step's part of a device's memory now."""
         import torch
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:

@@ -1,4 +1,4 @@
-"""Pinned host memory: what PyTorch's allocator of it holds, and the threads that pin as they like.
+"""Pinned host memory: the blocks of its allocator, and the threads that pin as they like.
 
 The figure is ``allocated_bytes`` of ``torch.cuda.host_memory_stats``: all blocks that the allocator
 has pinned, those included that no tensor has at the moment. It counts for the whole process.
@@ -60,7 +60,7 @@ def require_pinned_stats(declared: str) -> None:
 
 
 def empty_pinned_cache() -> None:
-    """Have the allocator give back what no tensor has."""
+    """Have the allocator give back memory that no tensor has."""
     import torch
 
     owned = pinned_stats().owned
@@ -83,7 +83,7 @@ class PinningLoops:
         return self.begun - self._ended
 
     def watch(self) -> None:
-        """Count them from now on; nothing where that is done, or no DataLoader can be there."""
+        """Count them from now on; nothing where that is done, or no DataLoader can exist."""
         if not self._watches and LOOP.module in sys.modules:
             self._watches = True
             LOOP.wrap(sys.modules[LOOP.module], self._counted)

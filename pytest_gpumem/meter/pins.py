@@ -50,7 +50,7 @@ class Pins:
     """The pins in the foreign memory of some devices, until ``stop``."""
 
     def __init__(self, devices: range, foreign: Collection[Place]) -> None:
-        """Pin foreign blocks; where there are none, this costs nothing.
+        """Pin foreign blocks; without any, this costs nothing.
 
         Args:
             devices: their numbers.
@@ -59,7 +59,7 @@ class Pins:
         self._devices = devices
         self._pins: dict[Place, _Pin] = {}
         self._deaths: list[weakref.ref[Tensor]] = []
-        """what tells the moment at which a tensor dies: its memory may be free from then on"""
+        """finalizers that tell when a tensor dies: its memory may be free from then on"""
         self.released: dict[Place, _Pin] = {}
         """pins in blocks that the step has freed"""
         self._loose: dict[Place, int] = {}
@@ -250,8 +250,8 @@ def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
     """Return whether expandable segments may have gaps without memory beside memory.
 
     PyTorch maps memory at a gap that a request fits. The request takes whole pages, and the rest of
-    the last page serves a later request if the gap goes on behind the page. What is free in a gap
-    does not join what is free elsewhere. Alone a step has no such gaps: it maps one page after the
+    the last page serves a later request if the gap goes on behind the page. Free memory in a gap
+    does not join free memory elsewhere. Alone a step has no such gaps: it maps one page after the
     other. Nothing tells where a segment begins: before its first memory there may be a gap as well.
     """
     return any(page_size(segment) for segment in segments)

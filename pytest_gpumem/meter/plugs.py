@@ -104,7 +104,7 @@ class Plugs:
         ranges: Collection[tuple[int, int, int]] | None,
         others: list[int],
     ) -> int | None:
-        """Return the address of a new block in a room to fill; None where there is none.
+        """Return the address of a new block in a room to fill; None without such a room.
 
         Blocks that get rooms of the step's own, which fit as well, are added to ``others``.
         """
@@ -139,7 +139,7 @@ class Plugs:
                 self.sizes[self._devices.index(device)] -= size
 
     def take(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each plug, whose block the caller then owns."""
+        """Return device, address and bytes of each plug; the caller then owns the blocks."""
         taken = {place: VIEW.remove_plug(*place).size for place in self.blocks}
         self.blocks.clear()
         self.sizes = [0] * len(self.sizes)
@@ -158,7 +158,7 @@ class GraphWorkspaces:
         """device, address and bytes of each"""
 
     def clear(self, devices: range) -> None:
-        """Free all workspaces; keep the blocks of those that were there as a graph was captured."""
+        """Free all workspaces; keep the blocks of those that existed as a graph was captured."""
         import torch
 
         graph_blocks = GRAPHS.blocks

@@ -1,6 +1,6 @@
 """The requests of a run to PyTorch's allocator: read from its log, to be made again.
 
-The allocator itself then tells what a run with other sizes would take: it rounds, splits, and gives
+The allocator itself then tells the memory of a run with other sizes: it rounds, splits, and gives
 segments back as it does in a run.
 """
 
@@ -27,7 +27,7 @@ SHARED: Final[Pool] = (0, 0)
 """that of all other memory"""
 Step = tuple[float, str, int]
 MAX_REQUESTS: Final = 200_000
-"""events of a device whose requests are still made again: each takes some microseconds"""
+"""events of a device with requests that are still made again: each takes some microseconds"""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Request:
     """of one that a GPU may make with another size"""
 
     def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
-        """Return the bytes at an end, without what a GPU does for some reasons."""
+        """Return the bytes at an end, without requests that a GPU makes for some reasons."""
         if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
         return self.block.least if end == "least" else self.block.most
@@ -58,7 +58,7 @@ class RequestScript:
     one that another stream used; "release" the cache, "settle" as the measurement does it;
     "end pool", by its number in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
-    """those of their own whose memory was given back"""
+    """those of their own that gave their memory back"""
     late: dict[int, float] = field(default_factory=dict)
     """requests that a GPU may give back late, as another stream uses them: when at the latest"""
     numbers: dict[Block, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class RequestScript:
         return script
 
     def _end_pool(self, time: float, pool: Pool) -> None:
-        """End a pool of its own, whose memory was given back."""
+        """End a pool of its own that gave its memory back."""
         if pool != SHARED and pool not in self.pools[-1:]:
             self.steps.append((time, "end pool", len(self.pools)))
             self.pools.append(pool)
@@ -120,7 +120,7 @@ class RequestScript:
         self.steps.append((span.end, action, 0))
 
     def steps_with_waits(self, share: float) -> list[Step]:
-        """Return the steps, where a GPU gives back late what other streams use.
+        """Return the steps, where a GPU gives blocks back late that other streams use.
 
         Args:
             share: of the steps that it may take at most, from 0 to 1.
@@ -177,7 +177,7 @@ class ServedRequests:
         """the address of each"""
 
     def take(self, number: int, size: int, stream: int) -> bool:
-        """Return whether there was room for a request, in bytes."""
+        """Return whether a request of so many bytes found room."""
         try:
             address = self._allocator.caching_allocator_alloc(size, self._device, stream)
         except RuntimeError as error:

@@ -31,7 +31,7 @@ class Steps:
     """The ends of a test's steps.
 
     A step ends with a step of the optimizer that stepped first; in a test that marks the ends
-    itself, only there. Noting an end frees nothing. The end that a test marks is noted with
+    itself, only at its marks. Noting an end frees nothing. The end that a test marks is noted with
     ``steady`` or not: lists that were freed serve later ones, which Python's garbage collector does
     not count. So the collector runs at the same places, and the peak is that of the program.
     """

@@ -1,4 +1,4 @@
-"""What a step did, recorded while it runs: the allocator's history, calls of modules, tensors.
+"""The record of a step while it runs: the allocator's history, calls of modules, tensors.
 
 It may import base modules only.
 """

@@ -70,7 +70,7 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
 def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN401 - one of autograd's many types
     """Yield the tensors that a node of a graph has saved, and nodes that hooks keep in their place.
 
-    Hooks whose ids are in ``visited`` are left out; those of this node are added to it.
+    Hooks with ids in ``visited`` are left out; those of this node are added to it.
     """
     import torch
 

@@ -32,7 +32,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and how a session ran: by it another machine knows whose figures these are."""
+    """Where and how a session ran: by it another machine knows the source of these figures."""
 
     commit: str = ""
     """that was checked out; "" outside of a git repository"""

@@ -32,7 +32,7 @@ class Option(NamedTuple):
     """as in the ini file, without "gpumem_" """
     default: str | bool
     text: str
-    """what it does, in Markdown"""
+    """its effect, in Markdown"""
     metavar: str = ""
     """the help's word for the value; "": the choices"""
     choices: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What it does, for a terminal."""
+        """Its effect, for a terminal."""
         return self.text.replace("`", "")
 
 

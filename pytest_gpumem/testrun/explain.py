@@ -55,10 +55,10 @@ class ExplainPolicy:
         """Whether a test is recorded from the start, so that its own run tells why it failed.
 
         Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
-        range of the peaks comes of it. What a recording takes where kernels run has not been
-        measured: a test that failed there runs once more for it. With a JSON report it is recorded
-        there too: what passes may be a new baseline, and the report has what an update would have
-        written.
+        range of the peaks comes of it. The time of a recording where kernels run has not been
+        measured: a test that failed so runs once more for it. With a JSON report it is recorded
+        too: a figure that passes may be a new baseline, and the report has all that an update would
+        have written.
         """
         reported = self.reporting and self.attribution == "auto"
         return predicted or reported or self.explains(spec)

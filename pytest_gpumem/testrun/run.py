@@ -123,7 +123,7 @@ class Run:
         ``values`` are those that the processes compute which the test starts.
 
         Raises:
-            DeviceError: the device cannot be what the test asks for.
+            DeviceError: the device cannot be the one that the test asks for.
         """
         card = CARDS[spec.card] if spec.card else None
         with ExitStack() as stack:

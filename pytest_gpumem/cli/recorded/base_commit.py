@@ -40,7 +40,7 @@ LAST_LINES: Final = 15
 def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
     """Measure a commit's tests in a worktree, then those of the working tree beside them.
 
-    The second session prints what grew and its cause, and its exit status is the command's.
+    The second session prints the growth and its cause, and its exit status is the command's.
     """
     with TemporaryDirectory(prefix="gpumem-compare-") as folder:
         own = ["-o", f"gpumem_baseline_dir={folder}/baselines", "--gpumem-missing-baseline=note"]

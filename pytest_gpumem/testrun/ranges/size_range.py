@@ -5,8 +5,8 @@ time. The requests of the test's own run are served once more by PyTorch's alloc
 and with the largest sizes and times that are possible
 (:mod:`pytest_gpumem.testrun.ranges.workspace_replay`).
 
-Served on streams of their own they also tell what the test reserves alone, where memory of earlier
-tests lies in the segments that serve it.
+Served on streams of their own they also tell the memory that the test reserves alone, where memory
+of earlier tests lies in the segments that serve it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def with_ranges(
 
 
 def _alone(measurement: Measurement, peaks: tuple[Peak, ...]) -> Measurement:
-    """Return a measurement with what the test reserves alone, and without the note of doubt."""
+    """Return a measurement with the peak reserved alone, and without the note of doubt."""
     if not peaks:  # a part that did not run
         return measurement
     alone = tuple(

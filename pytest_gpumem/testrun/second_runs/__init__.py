@@ -1,1 +1,1 @@
-"""What a marked test is run again for: its need, smaller sizes, the keepers of its memory."""
+"""Second runs of a marked test, for its need, smaller sizes, the keepers of its memory."""

@@ -108,7 +108,7 @@ def _levels(
 ) -> list[tuple[int, ...]]:
     """Return the bytes after each step that the program has not freed itself, for each device.
 
-    What a collection after each step freed (``collected``) was garbage, which is left out.
+    Memory that a collection after each step freed (``collected``) was garbage, which is left out.
     """
     levels = [
         [held + freed for held, freed in zip(end.allocated, end.freed, strict=True)] for end in ends
