@@ -21,6 +21,7 @@ from pytest_gpumem.meter.allocator import (
     own_garbage_only,
     peak_active,
     peak_in,
+    provenance,
     require_native_allocator,
     reset_peaks,
     segments_held,
@@ -29,14 +30,12 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
 from pytest_gpumem.meter.dropout_state import DROPOUT
-from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import NOTHING, Apart, Tally, outside, without_few_pinned
 from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
-from pytest_gpumem.meter.provenance import provenance
-from pytest_gpumem.meter.step_watch import Steps
+from pytest_gpumem.meter.step_watch import GarbageWatch, Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import Uncounted
