@@ -10,12 +10,11 @@ import os
 import time
 import warnings
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measurement import Peak, Provenance
+from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.pinned import empty_pinned_cache
 from pytest_gpumem.meter.plugs import WORKSPACES
 from pytest_gpumem.recording.allocator_view import VIEW
@@ -23,8 +22,6 @@ from pytest_gpumem.recording.collector import begin_count, begin_count_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from pytest_gpumem.devices.base import Device
 
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
@@ -238,29 +235,3 @@ def _set_allocator(settings: str) -> None:
     if not hasattr(torch._C, binding):  # older than torch 2.9
         binding = "_cuda_cudaCachingAllocator_set_allocator_settings"
     getattr(torch._C, binding)(settings)
-
-
-# -- provenance --
-
-
-def provenance(device: Device) -> Provenance:
-    """Return the versions and the allocator settings of this process."""
-    import torch
-
-    return Provenance(
-        torch=str(torch.__version__),
-        cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda),
-        cudnn=cudnn_version(),
-        driver=device.driver(),
-        allocator=os.environ.get(
-            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        ),
-    )
-
-
-@cache
-def cudnn_version() -> str:
-    """Return cuDNN's version, "none" without it; a slow question, asked once."""
-    from torch.backends import cudnn
-
-    return str((cudnn.version() if cudnn.is_available() else None) or "none")

@@ -21,7 +21,6 @@ from pytest_gpumem.meter.allocator import (
     own_garbage_only,
     peak_active,
     peak_in,
-    provenance,
     require_native_allocator,
     reset_peaks,
     segments_held,
@@ -35,6 +34,7 @@ from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import NOTHING, Apart, Tally, outside, without_few_pinned
 from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
+from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import GarbageWatch, Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW

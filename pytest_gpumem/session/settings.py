@@ -50,6 +50,8 @@ class Option(NamedTuple):
     """whether reports show it, where it was given"""
     of_run: str = ""
     """the name that ``gpumem run`` has for it; "": none"""
+    text_of_run: str = ""
+    """its effect there, where that is another; in Markdown"""
 
     @property
     def flag(self) -> str:
@@ -74,7 +76,9 @@ def _option(default: str | bool, text: str, **more: Any) -> Any:  # noqa: ANN401
 
 def _output(output: Output) -> Any:  # noqa: ANN401 - likewise
     """Return the field of an option that names the file of a report."""
-    return _option("", output.help, metavar="PATH", of_run=output.name)
+    of_run = f"write the report --gpumem-{output.name}"
+    help_ = output.help
+    return _option("", help_, metavar="PATH", of_run=output.name, text_of_run=of_run)
 
 
 DEVICES: Final = ("auto", "cuda", "virtual", "none")
@@ -166,6 +170,7 @@ class Settings:
         text="write the baselines of the tests that run and pass",
         shown=True,
         of_run="update",
+        text_of_run="write the baseline, if the program ends well",
     )
     html: Path | None = _output(HTML)
     device: str = _option(
@@ -224,6 +229,8 @@ class Settings:
         page="[Update torch](../how-to/toolchain-bumps.md)",
         repeated=True,
         of_run="baseline",
+        text_of_run="compare the peaks with the baseline in this folder, one a device, a program "
+        "and its arguments",
     )
     missing_baseline: Literal["auto", "note", "fail"] = _option(
         "auto",
@@ -273,6 +280,7 @@ class Settings:
         page="[tolerance](marker.md#tolerance)",
         shown=True,
         of_run="tolerance",
+        text_of_run='as --gpumem-tolerance: "2%", "64MiB"',
     )
     guard: Literal["both", "allocated"] = _option(
         "both",
@@ -377,7 +385,8 @@ OPTIONS: Final[tuple[Option, ...]] = tuple(
 def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
     """Add the options that ``gpumem run`` has of the plugin, with its own names for them."""
     for option in OPTIONS:
-        flag, text = f"--{option.of_run}", option.help.replace("%", "%%")
+        text = (option.text_of_run or option.text).replace("`", "").replace("%", "%%")
+        flag = f"--{option.of_run}"
         if isinstance(option.default, bool) and option.of_run:
             parser.add_argument(flag, action="store_true", help=text)
         elif option.of_run:
