@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.run import Run
 
@@ -305,15 +306,20 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         results, lines, failed = [], [f"gpumem: {worthless}"], True
     if error is not None:  # with a note that it may come of values that were not computed
         show_error(error)
-    # Judging replays requests on the device: a measurement after it would count these.
-    measurement = (results[0].measurement if results else None) or run.measurement()
-    if any(result.verdict.failed for result in results):  # the verdict's text has them
-        measurement = replace(measurement, notes=())
     limit = run.spec.bytes_of("max_gib")
-    print(summary(measurement, limit, watch.children()), *lines, sep="\n", file=sys.stderr)
+    text = summary(_measured(run, results), limit, watch.children())
+    print(text, *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a session of pytest in the program has closed it
     run.meter.stop()
     return status or int(failed)
+
+
+def _measured(run: Run, results: Sequence[Result]) -> Measurement:
+    """Return the program's measurement; without notes where the text of its verdict has them."""
+    # Judging replays requests on the device: a measurement after it would count these.
+    measurement = (results[0].measurement if results else None) or run.measurement()
+    failed = any(result.verdict.failed for result in results)
+    return replace(measurement, notes=()) if failed else measurement
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:

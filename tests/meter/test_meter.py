@@ -10,7 +10,7 @@ from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor, vi
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, provenance
+from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import SWITCHED_OFF, Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus
