@@ -16,7 +16,7 @@ from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.sizes import format_size, parse_size, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 __tracebackhide__ = is_own_error
 
@@ -33,6 +33,7 @@ BEFORE: Final = "before"
 """stands for the memory that was held when the part began"""
 _NUMBER: Final = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
 _SIZE: Final = r"(?:\s*(?P<sign>[+-])\s*(?P<size>[0-9][^+*%-]*))?"
+_SIGN: Final = r"\s*(<=|<)\s*"
 _EXAMPLES: Final = 'write for example {0}="eager + 64MiB", {0}="1.1 * eager", or {0}=1.1, of=eager'
 
 
@@ -48,6 +49,13 @@ class Relation(NamedTuple):
     """bytes; negative: fewer than the other part"""
     figure: str = "allocated"
     """of FIGURES"""
+    chain: str = ""
+    """the order that has the relation: "leaf < block < whole"; "" of another relation"""
+
+    @property
+    def members(self) -> list[str]:
+        """The parts of its order."""
+        return re.split(_SIGN, self.chain)[::2] if self.chain else []
 
     @property
     def is_lower(self) -> bool:
@@ -85,6 +93,8 @@ class Bound(NamedTuple):
     """the limit; at it is within"""
     measured: int
     """the part's figure, of the fullest device"""
+    sizes: str = ""
+    """the figures of all parts of an order"""
 
     @property
     def excess(self) -> int:
@@ -135,6 +145,24 @@ def _figure(figure: object, call: str) -> str:
     problem = "there is no such figure"
     remedy = f"write one of {', '.join(map(repr, FIGURES))}"
     raise SpecError(f"{call}figure={shown(figure)})", problem, remedy)
+
+
+def read_order(
+    chain: object, figure: object, parts: Collection[str]
+) -> Iterator[tuple[str, Relation]]:
+    """Yield the relations of an order such as "leaf < block <= whole", each with its part."""
+    call = f"gpu_memory.ordered({shown(chain)}"
+    figure = _figure(figure, f"{call}, ")
+    names = re.split(_SIGN, chain.strip()) if isinstance(chain, str) else []
+    unknown = [name for name in names[::2] if name not in parts]
+    if unknown or len(names) < 3:  # noqa: PLR2004 - two parts and a sign
+        problem = "this is no order of parts"
+        if len(names) > 1:
+            problem = f"these are no parts that were measured: {', '.join(map(shown, unknown))}"
+        raise SpecError(f"{call})", problem, 'write for example "checkpointed < plain"')
+    for less, sign, more in zip(names[::2], names[1::2], names[2::2], strict=False):
+        name = "more_than" if sign == "<" else "at_least"
+        yield more, Relation(name, less, Fraction(1), 0, figure, " ".join(names))
 
 
 def _read(

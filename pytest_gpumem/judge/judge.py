@@ -256,7 +256,9 @@ def _beyond_bound(case: Case) -> Verdict | None:
         return None
     broken.sort(key=lambda bound: -bound.excess)
     texts = [
-        f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is {bound}"
+        f"{bound.relation.chain!r} does not hold: {bound.sizes}"
+        if bound.relation.chain
+        else f"{RELATED[bound.relation.figure]} of {format_size(bound.measured)} is {bound}"
         for bound in broken
     ]
     worst = broken[0].relation
@@ -264,7 +266,9 @@ def _beyond_bound(case: Case) -> Verdict | None:
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     verdict = _verdict(case, kind, texts[0], notes, failed=True)
     advice = "delete references to memory that the part no longer needs"
-    if worst.is_lower:
+    if worst.chain:
+        advice = f"find the lines that differ from {worst.part}'s"
+    elif worst.is_lower:
         advice = (
             f"find the tensors that were expected: {format_size(broken[0].excess)} or more are "
             "on no device, or were freed before"

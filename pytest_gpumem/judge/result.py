@@ -215,7 +215,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
     )
     values = ((name, getattr(spec, name)) for name in names)
     limits = [f"{name}={value!r}" for name, value in values if value is not None]
-    limits += [str(bound.relation) for bound in relations]
+    limits += [str(bound.relation) for bound in relations if not bound.relation.chain]
     return ", ".join([*limits, *["steady=True"] * spec.steady])
 
 

@@ -166,6 +166,18 @@ class GpuMemory:
         """
         return self._run.part(name, declared)
 
+    def ordered(self, chain: str, *, figure: str = "allocated") -> None:
+        """Hold measured parts to an order: ``gpu_memory.ordered("leaf < block <= whole")``.
+
+        Args:
+            chain: names of parts with "<" and "<=" between them.
+            figure: as for :meth:`measure`.
+
+        Raises:
+            SpecError: a mistake in the order.
+        """
+        self._run.order(chain, figure)
+
     def largest(  # noqa: PLR0913 - all but the step by name, as users write them
         self,
         step: Callable[[int], object],

@@ -17,8 +17,8 @@ from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.meter.pinned import require_pinned_stats
 from pytest_gpumem.meter.provenance import provenance
-from pytest_gpumem.relations import BEFORE, Bound, Relation, read_relations
-from pytest_gpumem.sizes import shown
+from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
+from pytest_gpumem.sizes import format_size, shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
@@ -249,6 +249,11 @@ class Run:
             for name, part in self.parts.items()
         }
 
+    def order(self, chain: object, figure: object) -> None:
+        """Hold parts to an order of their figures."""
+        for name, relation in read_order(chain, figure, self.parts):
+            self.parts[name].relations += (relation,)
+
     def bounds(self, name: str) -> list[Bound]:
         """Return a part's limits that other parts, or the part's beginning, tell."""
         bounds = []
@@ -263,7 +268,12 @@ class Run:
                 continue
             else:
                 reference = 0
-            bounds.append(Bound(relation, relation.limit(reference), part.figure(figure)))
+            sizes = (
+                f"{member} {format_size(self.parts[member].figure(figure))}"
+                for member in relation.members
+            )
+            limit = relation.limit(reference)
+            bounds.append(Bound(relation, limit, part.figure(figure), ", ".join(sizes)))
         return bounds
 
     def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:

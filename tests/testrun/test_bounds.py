@@ -1,5 +1,7 @@
 """Limits of parts on other figures than peak allocated, below, and in order."""
 
+import json
+
 import pytest
 
 PARTS = """
@@ -118,6 +120,30 @@ def test_lines_of_the_peak_are_no_cause_of_held_memory(suite, relation):
     assert "the allocator had reserved" not in session
 
 
+CHAIN = """
+@pytest.mark.gpu_memory(baseline=False)
+def test_chain(gpu_memory):
+    for name, size in (("leaf level", 10), ("block", 40), ("whole", {whole})):
+        with gpu_memory.measure(name):
+            mib(size)
+    gpu_memory.ordered("leaf level < block<=whole")
+"""
+
+
+def test_an_order_of_parts_is_read_in_one_sentence(suite):
+    assert suite.run(source=CHAIN.format(whole=40)).outcomes == {"passed": 1}
+    session = suite.run("--gpumem-json=r.json", source=CHAIN.format(whole=30))
+    assert session.outcomes == {"failed": 1}
+    sentence = (
+        "under limit: 'leaf level < block <= whole' does not hold: leaf level 10.00 MiB, "
+        "block 40.00 MiB, whole 30.00 MiB"
+    )
+    assert f"part whole: {sentence}" in session.flat
+    assert "next: find the lines that differ from block's" in session.flat
+    results = json.loads((suite.path / "r.json").read_text())["results"]
+    assert [it["verdict"]["kind"] for it in results if it["verdict"]["failed"]] == ["under limit"]
+
+
 @pytest.mark.parametrize(
     ("offload", "after", "words"),
     [
@@ -145,6 +171,10 @@ def test_lines_of_the_peak_are_no_cause_of_held_memory(suite, relation):
             "",
             "of='load'): of= needs a limit; write at_most=1.1 as well",
         ),
+        ("", "gpu_memory.ordered('load < unload')", "no parts that were measured: 'unload'"),
+        ("", "gpu_memory.ordered('load')", "this is no order of parts; write for example"),
+        ("", "gpu_memory.ordered(3)", "gpu_memory.ordered(3): this is no order of parts"),
+        ("", "gpu_memory.ordered('load < offload', figure='x')", "there is no such figure"),
     ],
 )
 def test_a_mistake_is_one_tests_error(suite, offload, after, words):

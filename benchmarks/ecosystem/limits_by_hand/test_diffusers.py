@@ -88,16 +88,16 @@ def test_sequential_offloading():
 
 @pytest.mark.gpu_memory(card="T4")
 def test_model_offloading(gpu_memory):
-    with gpu_memory.measure("whole") as whole:
+    with gpu_memory.measure("whole"):
         draw(stable_diffusion())
     pipeline = stable_diffusion("cpu")
     pipeline.enable_model_cpu_offload(device="cuda")
-    with gpu_memory.measure("offloaded", less_than="3.5GB") as offloaded:
+    with gpu_memory.measure("offloaded", less_than="3.5GB"):
         draw(pipeline)
     pipeline.enable_attention_slicing()
-    with gpu_memory.measure("sliced", less_than="3GB") as sliced:
+    with gpu_memory.measure("sliced", less_than="3GB"):
         draw(pipeline)
-    assert sliced.peak_allocated < offloaded.peak_allocated < whole.peak_allocated
+    gpu_memory.ordered("sliced < offloaded < whole")
 
 
 class Block(torch.nn.Module):
@@ -129,9 +129,8 @@ class Stack(diffusers.ModelMixin, ConfigMixin):
 @torch.no_grad()
 def test_group_offloading(gpu_memory):
     batch = torch.randn(4, 64, device="cuda")
-    with gpu_memory.measure("whole") as whole:
+    with gpu_memory.measure("whole"):
         Stack().to("cuda")(batch)
-    peaks = {}
     kinds = {
         "3 blocks": {"offload_type": "block_level", "num_blocks_per_group": 3},
         "block": {"offload_type": "block_level", "num_blocks_per_group": 1},
@@ -142,11 +141,9 @@ def test_group_offloading(gpu_memory):
     for kind, options in kinds.items():
         model = Stack()
         model.enable_group_offload(torch.device("cuda"), **options)
-        with gpu_memory.measure(kind) as part:
+        with gpu_memory.measure(kind):
             model(batch)
-        peaks[kind] = part.peak_allocated
-    assert peaks["leaf"] <= peaks["streamed leaf"] < peaks["block"] <= peaks["streamed block"]
-    assert peaks["streamed block"] < peaks["3 blocks"] < whole.peak_allocated
+    gpu_memory.ordered("leaf <= streamed leaf < block <= streamed block < 3 blocks < whole")
 
 
 @pytest.mark.gpu_memory(card="L4")
@@ -154,16 +151,14 @@ def test_group_offloading(gpu_memory):
 def test_layerwise_casting(gpu_memory):
     float8, bfloat16, float32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
     kinds = {"32": (float32, float32), "8 in 32": (float8, float32), "8 in 16": (float8, bfloat16)}
-    peaks = {}
     for kind, (storage, compute) in kinds.items():
         model = Stack().to("cuda", compute)
         model.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)
-        with gpu_memory.measure(kind) as part:
+        with gpu_memory.measure(kind):
             model(torch.randn(4, 64, device="cuda", dtype=compute))
-        peaks[kind] = part.peak_allocated
         del model
         gc.collect()  # the hooks of diffusers are in cycles
-    assert peaks["8 in 16"] < peaks["8 in 32"] < peaks["32"]
+    gpu_memory.ordered("8 in 16 < 8 in 32 < 32")
 
 
 @pytest.mark.gpu_memory(card="T4", max_allocated_gib=5e9 / 2**30)
