@@ -245,9 +245,9 @@ def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
     return shown
 
 
-def _alike(one: Result, other: Result) -> bool:
-    peaks = [result.measurement and result.measurement.peaks for result in (one, other)]
-    return (one.nodeid, one.verdict, peaks[0]) == (other.nodeid, other.verdict, peaks[1])
+def _alike(first: Result, second: Result) -> bool:
+    peaks = [result.measurement and result.measurement.peaks for result in (first, second)]
+    return (first.nodeid, first.verdict, peaks[0]) == (second.nodeid, second.verdict, peaks[1])
 
 
 def hints_of(result: Result) -> list[Note]:
