@@ -41,12 +41,8 @@ class Graphs:
 
     def watch(self) -> None:
         """Watch captures from now on, or from the import of torch."""
-        if self._watches:
-            return
-        self._watches = True
-        if "torch" in sys.modules:
-            self._wrap(sys.modules["torch"])
-        else:
+        if not self._watches:
+            self._watches = True
             IMPORTS.call_after("torch", self._wrap)
 
     def _wrap(self, torch: ModuleType) -> None:
@@ -56,7 +52,8 @@ class Graphs:
                 if method.__name__ == "capture_begin":
                     self._capturing.append((graph, torch.cuda.current_stream()))
                 else:
-                    self._forget(graph)
+                    self._blocks.pop(graph, None)
+                    self._capturing = [pair for pair in self._capturing if pair[0] is not graph]
                     if method.__name__ == "capture_end":
                         self._blocks[graph] = {*VIEW.live_blocks()}
                 return result
@@ -66,10 +63,6 @@ class Graphs:
         graphs = sys.modules.get(CAPTURES.module)  # missing where torch could not be imported
         if graphs is not None:
             CAPTURES.wrap(graphs, make)
-
-    def _forget(self, graph: object) -> None:
-        self._blocks.pop(graph, None)
-        self._capturing = [pair for pair in self._capturing if pair[0] is not graph]
 
     @property
     def blocks(self) -> set[Place]:

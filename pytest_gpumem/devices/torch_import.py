@@ -57,7 +57,10 @@ class ImportHooks(MetaPathFinder):
         self._calls: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def call_after(self, module: str, call: Callable[[ModuleType], object]) -> None:
-        """Call with the module once it has been imported; a module that is there already is not."""
+        """Call with the module once it has been imported: now, if that is done."""
+        if module in sys.modules:
+            call(sys.modules[module])
+            return
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self._calls.setdefault(module, []).append(call)
@@ -130,10 +133,6 @@ def hide_from_compiler() -> None:
     )
 
     for name, hide in ((RULES, skip_own_frames), (TRACER.module, hide_while_tracing)):
-        if name in _hidden:
-            continue
-        _hidden.add(name)
-        if name in sys.modules:
-            hide(sys.modules[name])
-        else:
+        if name not in _hidden:
+            _hidden.add(name)
             IMPORTS.call_after(name, hide)

@@ -177,5 +177,5 @@ def status() -> Status:
 
     images = torch.empty(1, 3, 8, 8, device="cuda")
     torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
-    cudnn = device.cudnn_version()  # looked up by the first convolution
+    cudnn = device.library.cudnn_found()  # looked up by the first convolution
     return Status("", cudnn, cudnn >= MIN_CUDNN, device.stubs, device.linked_functions())

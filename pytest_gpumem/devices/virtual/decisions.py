@@ -214,12 +214,19 @@ class Decisions:
         Raises:
             DeviceError: the loop that decides would not end.
         """
-        frame = sys._getframe(1)
-        if is_check_of_an_optimizer(frame):
-            return
-        if asks_for_infinities(frame):
-            self._any_overflow = True
-            return
+        asking = frame = sys._getframe(1)
+        while asking.f_back is not None and asking.f_code.co_filename.startswith(OWN_FOLDER):
+            asking = asking.f_back
+        code = asking.f_code
+        if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
+            return  # an optimizer that is made checks its arguments: nothing depends on that
+        while asking.f_back is not None and asking.f_code.co_filename.endswith(SCALER):
+            # Zero says that no gradient overflowed, as in a step that trains, and the optimizer
+            # steps. No shape depends on it.
+            if asking.f_code.co_name == "_maybe_opt_step":
+                self._any_overflow = True
+                return
+            asking = asking.f_back
         site = site_of_read(frame)
         guesses.lines[site] += 1
         if site[0] and guesses.lines[site] >= MAX_READ:
@@ -275,31 +282,3 @@ def site_of_read(frame: FrameType | None) -> Site:
             within = f"{path}:{frame.f_lineno}" if path.startswith("torch/") else ""
         frame = frame.f_back
     return (line.filename, line.line, within) if line else ("", 0, within)
-
-
-def _frame_of_caller(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is not this package's."""
-    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
-        frame = frame.f_back
-    return frame
-
-
-def is_check_of_an_optimizer(frame: FrameType | None) -> bool:
-    """Return whether an optimizer that is made checks its arguments: nothing depends on that."""
-    frame = _frame_of_caller(frame)
-    code = frame.f_code if frame is not None else None
-    return code is not None and code.co_name == "__init__" and OPTIMIZERS in code.co_filename
-
-
-def asks_for_infinities(frame: FrameType | None) -> bool:
-    """Return whether GradScaler asks if gradients overflowed.
-
-    Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on
-    it.
-    """
-    frame = _frame_of_caller(frame)
-    while frame is not None and frame.f_code.co_filename.endswith(SCALER):
-        if frame.f_code.co_name == "_maybe_opt_step":
-            return True
-        frame = frame.f_back
-    return False

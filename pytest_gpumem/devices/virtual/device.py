@@ -283,13 +283,6 @@ class VirtualDevice(Device):
         """Return "virtual"."""
         return "virtual"
 
-    def cudnn_version(self) -> int:
-        """Return the version of the cuDNN that is asked (92600 is 9.26.0); 0: none is, or not yet.
-
-        It is looked up by the first convolution or attention of the process.
-        """
-        return self.library.cudnn_found()
-
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         count = max(self.first + count, self.least)

@@ -150,17 +150,10 @@ class Curtain:
         """Let PyTorch's users see so many devices; 0 hides them."""
         self._shown = count
         LAST_COUNT.put(self._torch.cuda, {"_cached_device_count": None})
-        forget_answers_about_devices()
-
-
-def forget_answers_about_devices() -> None:
-    """Have the compiler ask anew whether there is a GPU, and what it can do.
-
-    It keeps its first answers for the whole process: those of a test without a GPU, or of the card
-    of an earlier one.
-    """
-    for name in COMPILERS_ANSWERS:
-        module = sys.modules.get(name)
-        for function in vars(module).values() if module else ():
-            if isinstance(function, _CACHED):
-                function.cache_clear()
+        # The compiler keeps its first answers for the whole process: those of a test without a GPU,
+        # or of the card of an earlier one.
+        for name in COMPILERS_ANSWERS:
+            module = sys.modules.get(name)
+            for function in vars(module).values() if module else ():
+                if isinstance(function, _CACHED):
+                    function.cache_clear()

@@ -203,16 +203,16 @@ def test_torch_imported_before_is_an_error_that_says_how_to_go_on():
     assert "use_virtual_gpu() before importing torch" in last
 
 
-def test_the_hook_leaves_other_modules_and_a_missing_torch_alone(monkeypatch):
+def test_the_hook_leaves_other_modules_and_a_missing_one_alone(monkeypatch):
     called = []
     monkeypatch.setattr(sys, "meta_path", [])
     hook = ImportHooks()
-    hook.call_after("torch", called.append)
+    hook.call_after("torch_apart", called.append)
     assert hook.find_spec("json", None) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert hook.find_spec("torch", None) is None
+    assert hook.find_spec("torch_apart", None) is None
     assert sys.meta_path == [hook]
-    assert "torch" in hook._calls
+    assert "torch_apart" in hook._calls
     assert called == []
 
 
@@ -225,10 +225,10 @@ def test_the_hook_calls_once_after_the_import(monkeypatch):
     spec = SimpleNamespace(loader=own)
     monkeypatch.setattr(sys, "meta_path", [])
     hook = ImportHooks()
-    hook.call_after("torch", lambda module: steps.append("called"))
-    hook.call_after("torch", lambda module: steps.append("the second as well"))
+    hook.call_after("torch_apart", lambda module: steps.append("called"))
+    hook.call_after("torch_apart", lambda module: steps.append("the second as well"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    found = hook.find_spec("torch", None)
+    found = hook.find_spec("torch_apart", None)
     module = SimpleNamespace(__spec__=found, __loader__=found.loader)
     found.loader.exec_module(module)
     assert steps == ["executed", "called", "the second as well"]

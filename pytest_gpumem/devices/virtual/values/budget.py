@@ -89,8 +89,7 @@ class Budget:
         if total <= TINY:
             return True
         flops = flops_of(call, inputs, outputs, result)
-        is_small = not nbytes and flops <= LIMITS.small * OF_ELEMENT
-        if is_small:
+        if not nbytes and flops <= LIMITS.small * OF_ELEMENT:  # a small one
             return True
         if flops > MAX_FLOPS and call.traits.formula is not None:
             return False

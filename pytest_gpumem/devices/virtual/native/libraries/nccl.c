@@ -154,51 +154,24 @@ static int started(const communicator *c, void *on) {
     return GM_SUCCESS;
 }
 
-static uint64_t multiplied(uint64_t value, int ranks, int operation) {
-    uint64_t product = value;
-    if (operation == SUM) return value * (uint64_t)ranks;
-    for (int i = 1; i < ranks; i++) product *= value;
-    return product;
-}
-
-/* The sum of a whole number over the ranks, if that does not depend on the order. */
-static bool add(double *value, int ranks) {
-    double sum = *value * ranks;
-    if (!(sum > -EXACT && sum < EXACT) || *value != (double)(int64_t)*value) return false;
-    *value = sum;
-    return true;
-}
-
-/* Reduces values that every rank has alike; false where the result is not certain. */
+/* Reduces values that every rank has alike; false where the result is not certain: as a sum of other than whole numbers
+ * depends on the order. */
 static bool reduce(unsigned char *bytes, size_t count, int type, int operation, int ranks) {
-    if (operation > AVG) return false;
-    if (operation == MAX || operation == MIN || ranks == 1) return true;
-    if (operation == AVG) return false;
-    for (size_t i = 0; i < count; i++) {
-        unsigned char *at = bytes + i * gm_element_size(type);
-        uint64_t whole = 0;
-        float single;
-        double number;
-        switch (type) {
-        case INT8: case UINT8: case INT32: case UINT32: case INT64: case UINT64: /* low bits, little end first */
-            memcpy(&whole, at, gm_element_size(type));
-            whole = multiplied(whole, ranks, operation);
-            memcpy(at, &whole, gm_element_size(type));
-            break;
-        case FLOAT32:
-            memcpy(&single, at, sizeof single);
-            number = single;
-            if (operation != SUM || !add(&number, ranks)) return false;
-            single = (float)number;
-            memcpy(at, &single, sizeof single);
-            break;
-        case FLOAT64:
-            memcpy(&number, at, sizeof number);
-            if (operation != SUM || !add(&number, ranks)) return false;
-            memcpy(at, &number, sizeof number);
-            break;
-        default: return false;
-        }
+    if (operation == MAX || operation == MIN || (ranks == 1 && operation <= AVG)) return true;
+    if (operation > PROD || type == FLOAT16 || type > (operation == PROD ? UINT64 : FLOAT64)) return false;
+    size_t size = gm_element_size(type);
+    for (unsigned char *at = bytes; at < bytes + count * size; at += size) {
+        uint64_t whole = 0; /* low bits, little end first */
+        float single = 0;
+        double number = 0;
+        memcpy(type == FLOAT32 ? (void *)&single : type == FLOAT64 ? (void *)&number : (void *)&whole, at, size);
+        double sum = (number += (double)single) * ranks;
+        if (!(sum > -EXACT && sum < EXACT) || number != (double)(int64_t)number) return false;
+        uint64_t product = whole;
+        for (int i = 1; i < ranks && operation == PROD; i++) product *= whole;
+        if (operation == SUM) product *= (uint64_t)ranks;
+        single = (float)sum;
+        memcpy(at, type == FLOAT32 ? (void *)&single : type == FLOAT64 ? (void *)&sum : (void *)&product, size);
     }
     return true;
 }
@@ -229,6 +202,16 @@ static void take(const communicator *c, int rank, void *to, uint64_t size) {
     else gm_forget(to, size);
 }
 
+/* Where no other rank gives anything. */
+static int reduce_alone(const communicator *c, const void *from, void *to, size_t count, int type, int operation,
+                        void *on) {
+    uint64_t size = count * gm_element_size(type);
+    bool known = certain(c, on) && gm_is_known(from, size);
+    if (known && from != to) gm_copy(to, from, size);
+    if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
+    return GM_SUCCESS;
+}
+
 GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *on) {
     uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
@@ -238,10 +221,7 @@ GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int
         if (!reduce_given(c, to, 0, count, type, operation)) gm_forget(to, size);
         return GM_SUCCESS;
     }
-    bool known = certain(c, on) && gm_is_known(from, size);
-    if (known && from != to) gm_copy(to, from, size);
-    if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
-    return GM_SUCCESS;
+    return reduce_alone(c, from, to, count, type, operation, on);
 }
 
 GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
@@ -300,11 +280,7 @@ GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type,
         if (!reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
         return GM_SUCCESS;
     }
-    const char *part = (const char *)from + size * (uint64_t)c->rank;
-    bool known = certain(c, on) && gm_is_known(part, size);
-    if (known && part != to) gm_copy(to, part, size);
-    if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
-    return GM_SUCCESS;
+    return reduce_alone(c, (const char *)from + size * (uint64_t)c->rank, to, count, type, operation, on);
 }
 
 GM_API int ncclSend(const void *from, size_t count, int type, int peer, communicator *c, void *on) {

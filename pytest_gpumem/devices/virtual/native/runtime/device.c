@@ -124,21 +124,17 @@ static void show_total(size_t *total, int device, const void *caller) {
     if (shown != gm_total_memory(device)) *total = shown;
 }
 
-GM_API int cudaGetDeviceProperties(prop13 *prop, int device) {
-    if (!prop) return gm_error(GM_INVALID_VALUE);
-    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
-    fill13(prop, device);
-    show_total(&prop->total_global_mem, device, __builtin_return_address(0));
-    return GM_SUCCESS;
-}
+#define GET_PROPERTIES(name, major)                                               \
+    GM_API int name(prop##major *prop, int device) {                              \
+        if (!prop) return gm_error(GM_INVALID_VALUE);                             \
+        if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);           \
+        fill##major(prop, device);                                                \
+        show_total(&prop->total_global_mem, device, __builtin_return_address(0)); \
+        return GM_SUCCESS;                                                      \
+    }
 
-GM_API int cudaGetDeviceProperties_v2(prop12 *prop, int device) {
-    if (!prop) return gm_error(GM_INVALID_VALUE);
-    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
-    fill12(prop, device);
-    show_total(&prop->total_global_mem, device, __builtin_return_address(0));
-    return GM_SUCCESS;
-}
+GET_PROPERTIES(cudaGetDeviceProperties, 13)
+GET_PROPERTIES(cudaGetDeviceProperties_v2, 12)
 
 /* Writes PyTorch's copy of a device's properties anew, in the layout of its CUDA version: a session's tests
  * may each ask for another card. */

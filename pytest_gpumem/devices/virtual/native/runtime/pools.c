@@ -140,7 +140,7 @@ GM_API int cudaDeviceGetDefaultMemPool(void **out, int device) {
  * 7 and 8 used now and at most (uint64_t). */
 enum { REUSE_LAST = 3, THRESHOLD = 4, RESERVED = 5, RESERVED_HIGH = 6, USED = 7, USED_HIGH = 8 };
 
-static int get(const pool *p, int attribute, void *value) {
+static int get(pool *p, int attribute, void *value) {
     switch (attribute) {
     case 1: case 2: case REUSE_LAST: *(int *)value = !p->not_reused[attribute]; return GM_SUCCESS;
     case THRESHOLD: *(uint64_t *)value = p->threshold; return GM_SUCCESS;
@@ -152,7 +152,7 @@ static int get(const pool *p, int attribute, void *value) {
     }
 }
 
-static int set(pool *p, int attribute, const void *value) {
+static int set(pool *p, int attribute, void *value) {
     switch (attribute) {
     case 1: case 2: case REUSE_LAST: p->not_reused[attribute] = !*(const int *)value; return GM_SUCCESS;
     case THRESHOLD: p->threshold = *(const uint64_t *)value; return GM_SUCCESS;
@@ -168,23 +168,17 @@ static int set(pool *p, int attribute, const void *value) {
     }
 }
 
-GM_API int cudaMemPoolGetAttribute(void *handle, int attribute, void *value) {
-    const pool *p = valid(handle);
+static int with_attribute(int (*act)(pool *, int, void *), void *handle, int attribute, void *value) {
+    pool *p = valid(handle);
     if (!p || !value) return gm_error(GM_INVALID_VALUE);
     pthread_mutex_lock(&lock);
-    int status = get(p, attribute, value);
+    int status = act(p, attribute, value);
     pthread_mutex_unlock(&lock);
     return gm_error(status);
 }
 
-GM_API int cudaMemPoolSetAttribute(void *handle, int attribute, void *value) {
-    pool *p = valid(handle);
-    if (!p || !value) return gm_error(GM_INVALID_VALUE);
-    pthread_mutex_lock(&lock);
-    int status = set(p, attribute, value);
-    pthread_mutex_unlock(&lock);
-    return gm_error(status);
-}
+GM_API int cudaMemPoolGetAttribute(void *p, int what, void *value) { return with_attribute(get, p, what, value); }
+GM_API int cudaMemPoolSetAttribute(void *p, int what, void *value) { return with_attribute(set, p, what, value); }
 
 GM_API int cudaMemPoolTrimTo(void *handle, size_t keep) {
     pool *p = valid(handle);

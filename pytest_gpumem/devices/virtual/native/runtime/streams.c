@@ -440,36 +440,28 @@ GM_API int cudaStreamIsCapturing(void *handle, int *status) {
     return GM_SUCCESS;
 }
 
-static void capture_info(void *handle, int *status, unsigned long long *id, void **graph_out,
-                         const void **dependencies, size_t *count) {
-    stream *s = stream_of(handle);
+/* CUDA 12 */
+GM_API int cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph_out,
+                                       const void **dependencies, size_t *count) {
+    const stream *s = stream_of(handle);
     *status = capture_status(s);
     if (id) *id = s->capture;
     if (graph_out) *graph_out = s->graph;
     if (dependencies) *dependencies = s->last.nodes;
     if (count) *count = s->last.count;
-}
-
-/* CUDA 12 */
-GM_API int cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph_out,
-                                       const void **dependencies, size_t *count) {
-    capture_info(handle, status, id, graph_out, dependencies, count);
     return GM_SUCCESS;
 }
 
 GM_API int cudaStreamGetCaptureInfo_v3(void *handle, int *status, unsigned long long *id, void **graph_out,
                                        const void **dependencies, const void **edges, size_t *count) {
     if (edges) *edges = NULL;
-    capture_info(handle, status, id, graph_out, dependencies, count);
-    return GM_SUCCESS;
+    return cudaStreamGetCaptureInfo_v2(handle, status, id, graph_out, dependencies, count);
 }
 
 /* CUDA 13 */
 GM_API int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, void **graph_out,
                                     const void **dependencies, const void **edges, size_t *count) {
-    if (edges) *edges = NULL;
-    capture_info(handle, status, id, graph_out, dependencies, count);
-    return GM_SUCCESS;
+    return cudaStreamGetCaptureInfo_v3(handle, status, id, graph_out, dependencies, edges, count);
 }
 
 /* The nodes behind which the next one comes, and no others (1), or these and those of before (0). */
