@@ -112,12 +112,12 @@ def pytest_collection_modifyitems(config, items):
     At the end all workers but one would wait for the last file otherwise: ``tests/run.sh`` gives
     each file to one worker, in this order.
     """
+    begin = f"{TESTS}{os.sep}"
     for item in items:
-        if item.path.is_relative_to(TESTS):
-            path = item.path.relative_to(TESTS).as_posix()
-            test = f"{path}::{item.name}"
-            if SLOW & {path, test, test.partition("[")[0]}:
-                item.add_marker("slow")
+        path = str(item.path).removeprefix(begin)
+        test = f"{path}::{item.name}"
+        if SLOW & {path, test, test.partition("[")[0]}:
+            item.add_marker("slow")
     if hasattr(config, "workerinput"):
         places = {str(TESTS / name): place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(str(item.path), len(LONGEST)))

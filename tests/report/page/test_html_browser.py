@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,23 @@ from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.page.html import page
 
 pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page is not tested in a browser: pip install playwright"
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="the page is not tested in a browser: apt-get install chromium (Debian, Ubuntu)",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("playwright") is None,
+        reason="the page is not tested in a browser: pip install playwright",
+    ),
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="the page is not tested in a browser: apt-get install chromium (Debian, Ubuntu)",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright  # most sessions collect this file and run none
+
+    with sync_playwright() as driver:
         found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=SLOWEST)
         yield found
         found.close()
