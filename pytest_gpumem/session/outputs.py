@@ -13,9 +13,9 @@ from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.output_files import OUTPUTS, require_replaceable
 from pytest_gpumem.report.parts.session_words import moved_together
 from pytest_gpumem.session.hidden_skip import hidden_skip_lines
+from pytest_gpumem.session.output_files import OUTPUTS, require_replaceable
 from pytest_gpumem.session.settings import OPTIONS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.output_files import Output
+    from pytest_gpumem.session.output_files import Output
     from pytest_gpumem.session.results import SessionResults
     from pytest_gpumem.session.settings import Settings
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.report.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
+from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
     from pytest_gpumem.judge.verdict import Policy
-    from pytest_gpumem.report.output_files import Output
+    from pytest_gpumem.session.output_files import Output
     from pytest_gpumem.sizes import Tolerance
 
 

@@ -133,7 +133,7 @@ def test_fails(name): mib(2)
 
 
 RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
-MAKES_CODE = {"recording/wrapped_functions.py"}
+MAKES_CODE = {"wrapped_functions.py"}
 """what makes a function's code of the parameters of one of PyTorch's own functions"""
 READS_PYTORCHS_CACHE = {"recorded_graphs.py"}
 """what reads a graph of Inductor's cache, which PyTorch itself unpickles, with code that it runs"""

@@ -85,7 +85,7 @@ WRITTEN = {
             "--no-cache-dir pytest-gpumem"
         ),
     ],
-    "report/output_files.py": ["pip install 'pytest-gpumem[html]'"],
+    "session/output_files.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
     "report/shards/merge.py": ["gpumem prune --delete removes them): "],
     "setup.py": [

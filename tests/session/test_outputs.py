@@ -11,7 +11,7 @@ from helpers.sources import TWO_TESTS as TWO
 
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.json_report import read_report
-from pytest_gpumem.report.output_files import OUTPUTS
+from pytest_gpumem.session.output_files import OUTPUTS
 from pytest_gpumem.session.settings import OPTIONS
 
 FILES = {"json": "JSON report", "markdown": "Markdown report", "html": "page"}

@@ -24,8 +24,8 @@ from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
 from pytest_gpumem.report.change_list import table
-from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.text import printable
+from pytest_gpumem.session.output_files import require_replaceable
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lin
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import MAX_SHARDS
-from pytest_gpumem.report.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
+from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:

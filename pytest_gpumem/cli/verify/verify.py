@@ -16,8 +16,8 @@ from tabulate import tabulate
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
 from pytest_gpumem.devices.cards import CARDS, LIMITS, card_file_text, estimated_context
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.report.output_files import require_replaceable
 from pytest_gpumem.report.text import mib, printable
+from pytest_gpumem.session.output_files import require_replaceable
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pytest_gpumem.cli.outcome import write_json
 from pytest_gpumem.cli.verify import verify
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.output_files import OUTPUTS, require_replaceable
+from pytest_gpumem.session.output_files import OUTPUTS, require_replaceable
 
 OTHERS = {
     "a test": "def test_step():\n    assert True\n",
