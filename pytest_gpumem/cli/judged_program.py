@@ -22,7 +22,7 @@ from pytest_gpumem.session.memory_session import MemorySession
 from pytest_gpumem.session.origin import session_origin
 from pytest_gpumem.session.outputs import github_lines, publish
 from pytest_gpumem.session.results import SessionResults
-from pytest_gpumem.session.settings import read_settings
+from pytest_gpumem.session.settings import OPTIONS, add_options_of_run, read_settings
 from pytest_gpumem.session.terminal_summary import failure_text
 from pytest_gpumem.spec import spec_from_marks
 from pytest_gpumem.testrun.marked_item import Attempt
@@ -55,14 +55,7 @@ MEASURED: Final = {
     "values": "auto",
 }
 """options that decide what is measured, with their defaults"""
-SETTINGS: Final = {
-    "baseline_dir": "baseline",
-    "update_baselines": "update",
-    "tolerance": "tolerance",
-    "json": "json",
-    "html": "html",
-    "markdown": "markdown",
-}
+SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
 """options of the plugin that ``gpumem run`` has, with their names there"""
 
 
@@ -71,15 +64,7 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
     judged = parser.add_argument_group(
         "the program as a test", "the exit status is 1 where its memory regressed or does not fit"
     )
-    judged.add_argument(
-        "--baseline",
-        metavar="DIR",
-        help="compare the peaks with the baseline in this folder, one a device, a program and its "
-        "arguments",
-    )
-    judged.add_argument(
-        "--update", action="store_true", help="write the baseline, if the program ends well"
-    )
+    add_options_of_run(judged)
     judged.add_argument(
         "--phases",
         action="store_true",
@@ -88,13 +73,10 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
     judged.add_argument(
         "--name", help="the name of the baseline, in the place of the program's arguments"
     )
-    judged.add_argument("--tolerance", metavar="SIZE", help='as --gpumem-tolerance: "2%%, 64MiB"')
     for limit in LIMITS[1:]:
         judged.add_argument(
             flag_of(limit), type=float, metavar="GIB", help=f"limit, as the marker's {limit}"
         )
-    for name in ("json", "html", "markdown"):
-        judged.add_argument(f"--{name}", metavar="PATH", help=f"write the report --gpumem-{name}")
 
 
 def flag_of(limit: str) -> str:
