@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 NOT_COMPUTED = (
     "the virtual GPU did not compute some values: if this error comes of them, guard this code "
-    'with `if gpu_memory.computes:` or use values="full" (--gpumem-values=full, or --values full '
-    "of gpumem run)"
+    'with `if gpu_memory.computes:` or use values="full" (--gpumem-values=full, for a program '
+    "--values=full)"
 )
 NOT_COMPUTABLE = (
     "the virtual GPU did not compute some values, although it computed all that it can: "

@@ -63,7 +63,7 @@ def test_a_run_is_compared_with_baselines_of_the_device_that_the_page_names(suit
 def test_services_get_their_files_by_the_commands_of_the_page(suite):
     (workflow,) = blocks(TRACK, "yaml")
     suite.write("test_it.py", STEP)
-    suite.write("figures.jq", *blocks(TRACK, "jq"))
+    suite.write("figures.jq", *blocks(TRACK, "text"))
     sessions = re.findall(r"run: (.*)", workflow)
     by_hand = re.findall(r"^\$ (.*)$", *blocks(TRACK, "console"), re.MULTILINE)
     send = by_hand.pop().split()

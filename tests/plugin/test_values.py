@@ -178,7 +178,7 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     assert session.flat.count("parameters of 2.00 MiB got no gradient in a step of SGD") == 1
     if sys.version_info >= (3, 11):
         assert session.flat.count("did not compute some values: if this error comes of them") == 1
-        assert "of gpumem run); the peak before the failure was 290.34 MiB alloc" in session.flat
+        assert "--values=full); the peak before the failure was 290.34 MiB alloc" in session.flat
     figures = session.figures()
     assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
         99, abs=20
