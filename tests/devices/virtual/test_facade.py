@@ -6,32 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from helpers.pages import blocks
 from helpers.paths import ROOT
 from helpers.virtual_gpu import MIB
 from helpers.warm import warm_python
 
-PROGRAM = """
-import sys
-from pathlib import Path
-
-from pytest_gpumem.devices import virtual
-
-device = virtual.load(sys.argv[1])
-card = device.open(None, 1)
-
-import torch
-
-model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for _ in range(2):
-    loss = model(torch.ones(256, 1024, device="cuda")).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-peak = torch.cuda.max_memory_allocated()
-problems = [device.trouble(), *device.notes(Path.cwd())]
-device.close()
-"""
+(PROGRAM,) = blocks("explanation/facade.md", "python")
 """of another tool, that wants a step's peak on a card: nothing but torch and the facade"""
 TELL = """
 import json
