@@ -54,7 +54,7 @@ MEASURED: Final = {
     "rank": None,
     "values": "auto",
 }
-"""options that decide what is measured, with their defaults"""
+"""options that decide the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
 """options of the plugin that ``gpumem run`` has, with their names there"""
 
@@ -85,7 +85,7 @@ def flag_of(limit: str) -> str:
 
 
 def option_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of ``gpumem run`` that decide what is measured and compared."""
+    """Return the options of ``gpumem run`` that decide the measurement and the comparison."""
     words = ["--phases"] * arguments.phases
     for name in (*MEASURED, "baseline", "name", *LIMITS, "tolerance"):
         value = getattr(arguments, name)

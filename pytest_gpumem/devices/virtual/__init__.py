@@ -74,7 +74,7 @@ def load(card: Card | str) -> VirtualDevice:
 
 
 def loaded() -> VirtualDevice | None:
-    """Return this process's virtual GPU, if there is one."""
+    """Return this process's virtual GPU; None before one is loaded."""
     module: Any = sys.modules.get(f"{__name__}.device")
     device: VirtualDevice | None = module and module.VirtualDevice.loaded()
     return device

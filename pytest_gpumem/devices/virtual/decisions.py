@@ -160,7 +160,7 @@ class Decisions:
 
     @contextmanager
     def purpose(self, purpose: str) -> Iterator[None]:
-        """Say what this thread reads values for, within a block."""
+        """Say this thread's use of values, within a block."""
         here, outer = self.here, self.here.purpose
         here.purpose = outer or purpose
         try:

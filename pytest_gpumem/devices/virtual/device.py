@@ -154,7 +154,7 @@ class VirtualDevice(Device):
         self.card = card
         self._torch: ModuleType | None = None
         self._unanswered = ""
-        """what to tell of functions that torch links and the library has not"""
+        """the note on functions that torch links and the library has not"""
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
         self._opened_count = 0
@@ -225,7 +225,7 @@ class VirtualDevice(Device):
 
     @classmethod
     def loaded(cls) -> VirtualDevice | None:
-        """Return this process's virtual GPU, if there is one."""
+        """Return this process's virtual GPU; None before one is loaded."""
         return cls._loaded
 
     def show_always(self, count: int) -> None:

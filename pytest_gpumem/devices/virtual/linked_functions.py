@@ -66,7 +66,7 @@ def is_compared(version: str) -> bool:
 
 
 def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
-    """Compare what torch's libraries want with what the native library has.
+    """Compare the functions that torch's libraries want with the native library's.
 
     Args:
         folder: torch's ``lib``.

@@ -67,7 +67,7 @@ class CompiledCode:
         return [BESIDE_OTHERS] * beside_others + [LESS_SURE] * self._ran
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield what is wrapped, and in what."""
+        """Yield the functions that are wrapped, with their wrappers."""
         yield CALLS, preceded_by(self._note_call)
         yield REPLAYS, preceded_by(self._note_replay)
 

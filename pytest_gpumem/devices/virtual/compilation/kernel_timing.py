@@ -73,7 +73,7 @@ NOT_TIMED: Final = (
 
 
 class KernelTiming:
-    """Answers questions about times, and tells what a GPU allocates to answer them."""
+    """Answers questions about times, and tells the memory that a GPU allocates for them."""
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
@@ -93,7 +93,7 @@ class KernelTiming:
         return [NOT_TIMED] * self._asked
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield what is wrapped, and in what."""
+        """Yield the functions that are wrapped, with their wrappers."""
         yield BENCHMARKS, self._untimed
         yield CHOICES, preceded_by(self._see_choice)
         yield LAUNCHES, preceded_by(self._see_launch)
@@ -157,7 +157,7 @@ class KernelTiming:
     # -- both --
 
     def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:
-        """Tell what a GPU allocates to time a kernel, if a run has told no more of this kernel."""
+        """Tell the memory that timing a kernel takes, if a run has told no more of this kernel."""
         if sum(copies) > self._told.get(tuner, -1):
             self._told[tuner] = sum(copies)
             self._asked = True

@@ -133,7 +133,7 @@ class CodeCall:
 
 
 class PaddedProducts:
-    """Answers Inductor's questions whether padding is faster, and tells what it would take."""
+    """Answers Inductor's questions whether padding is faster, and tells its memory."""
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
@@ -162,7 +162,7 @@ class PaddedProducts:
         return [NOT_PADDED] * bool(self._products)
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield what is wrapped, and in what."""
+        """Yield the functions that are wrapped, with their wrappers."""
         yield KEYS, preceded_by(self._note_asked)
         yield ANSWERS, self._answering
         yield COMPILED, self._keeping
@@ -224,7 +224,7 @@ class PaddedProducts:
         return called
 
     def _tell(self, compiled: Any, products: Sequence[Product]) -> None:
-        """Tell what timing takes, as if this run had compiled the code just now."""
+        """Tell the memory of timing, as if this run had compiled the code just now."""
         reference = self._called.get(id(compiled))
         if reference is not None and reference() is compiled:
             return
@@ -262,7 +262,7 @@ class PaddedProducts:
     def _add(
         self, product: Product, sizes: tuple[int, ...], call: CodeCall, began: float, result: Any
     ) -> None:
-        """Add what padding takes in a call of a product."""
+        """Add the memory of padding in a call of a product."""
         *copies, result_copy = product.padded(sizes)
         ended = time_ns() / 1000
         if product not in self._timed:

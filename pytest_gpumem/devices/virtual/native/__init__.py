@@ -28,8 +28,8 @@ class BuildProblem(NamedTuple):
     """Why the libraries are not there.
 
     Attributes:
-        problem: what went wrong, one line.
-        remedy: what to do about it, one line.
+        problem: the fault, one line.
+        remedy: the next step, one line.
         details: the compiler's own words, or "".
     """
 

@@ -119,7 +119,7 @@ class UnwaitedCollectives:
         self._passes = self._most = 0
 
     def notes(self, peak: int) -> list[str]:
-        """Tell what the program could save.
+        """Tell the bytes that the program could save.
 
         Args:
             peak: bytes that were allocated at most.

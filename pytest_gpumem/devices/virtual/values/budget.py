@@ -1,4 +1,4 @@
-"""What computing values may cost a test, counted in operations and bytes, and never in seconds."""
+"""A test's budget for values, counted in operations and bytes, and never in seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_SORTED: Final = 1024
 
 
 class Budget:
-    """The rest of what a test may spend on values that are not small."""
+    """A test's remaining budget for values that are not small."""
 
     def __init__(self, library: NativeLibrary, *, full: bool) -> None:
         """Begin with all of it.

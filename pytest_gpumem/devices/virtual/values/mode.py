@@ -491,7 +491,7 @@ class ValueMode:
             self._library.queue_copy(*(forms if isinstance(forms, tuple) else (forms,)))
 
     def after(self, call: OperatorCall) -> None:
-        """Note where a CUDA operator did not copy to the host what was queued for it."""
+        """Note where a CUDA operator did not copy the queued bytes to the host."""
         faults = self._library.drop_queued_copies()
         if faults:
             self.failures.setdefault(

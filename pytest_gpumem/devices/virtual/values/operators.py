@@ -150,7 +150,7 @@ UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
 
 
 class Traits(NamedTuple):
-    """What is known of an operator: above all the memory that it writes."""
+    """An operator's traits: above all the memory that it writes."""
 
     op: OpOverload
     name: str
@@ -167,7 +167,7 @@ class Traits(NamedTuple):
     written: tuple[tuple[int, str], ...]
     """place and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
-    """of the arguments whose values do not matter"""
+    """of the arguments with values that do not matter"""
     tensors: tuple[int, ...]
     """places of the tensors among its arguments"""
     takes_numbers: bool
@@ -223,7 +223,7 @@ class OperatorCall:
         return self._written
 
     def unread(self) -> list[Tensor]:
-        """Return the tensors among the arguments whose values do not matter."""
+        """Return the tensors among the arguments with values that do not matter."""
         if self._unread is None:
             tensors = self._tensors_at(self.traits.unread)
             if tensors:  # one that is copied to itself, or is ``out`` as well, is read
@@ -374,7 +374,7 @@ def traits_of(op: OpOverload) -> Traits:
 
 
 def _ways_of(traits: Traits) -> Ways:
-    """Return what the native library is told of an operator."""
+    """Return the native library's note on an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
     indexes = traits.op._schema.name in INDEXING
     is_data_dependent = traits.data_dependent and not indexes
