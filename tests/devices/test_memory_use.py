@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import threading
 import time
@@ -250,15 +251,12 @@ def test_nvml_that_fails_in_the_midst_costs_its_figures_alone(gpu, monkeypatch, 
 SOURCE = "@pytest.mark.gpu_memory\ndef test_it(): mib(20)"
 
 
-def test_the_details_have_it(suite):
-    session = suite.run("-vv", source=SOURCE)
-    details = session.out.partition("Allocated before the test and retained")[2].splitlines()
-    assert details[2].split()[-3:] == ["device", "outside", "host"]
-    context = CARDS["H100"].context / MIB
-    assert details[4].split()[-3:-1] == [f"{context + 20:.2f}", "0.00"]
-    assert "device, outside: the peak that nvidia-smi shows" in session.flat
-    assert "(the virtual GPU's account)" in session.flat
-    assert "nvidia-smi" not in suite.run("-v").out
+def test_the_json_report_has_it(suite):
+    suite.run("--gpumem-json=r.json", source=SOURCE)
+    (result,) = json.loads((suite.path / "r.json").read_text())["results"]
+    (use,) = result["measurement"]["device_use"]
+    assert use["peak"] == CARDS["H100"].context + 20 * MIB
+    assert (use["outside"], use["source"]) == (0, "the virtual GPU's account")
 
 
 def test_a_note_says_of_any_run_that_the_device_is_shared(suite, monkeypatch):

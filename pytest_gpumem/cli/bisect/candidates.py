@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from packaging.version import VERSION_PATTERN, InvalidVersion, Version
@@ -67,7 +67,7 @@ def _directed(oldest_first: list[str], *, falls: bool) -> Candidates:
 
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     """Return all releases that pip finds for this Python, by ``pip index versions``."""
-    if find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
         raise SpecError(
             "gpumem bisect",
             f"{sys.executable} has no pip, which lists the releases",
