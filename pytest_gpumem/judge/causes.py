@@ -154,8 +154,9 @@ def growth_causes(
         nets, moved = _net_growths(rows, {})
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     if not grown:
+        growth = sum(current.categories.values()) - sum(baseline.categories.values())
         categories = [
-            Cause(line.difference, line.name, reasons=_line_at_least(line, rows, baseline))
+            Cause(line.difference, line.name, reasons=_line_at_least(line, rows, baseline, growth))
             for line in category_rows(current, baseline)[:-1]
             if line.difference is not None and line.difference > 0
         ]
@@ -187,11 +188,12 @@ def growth_causes(
 
 
 def _line_at_least(
-    category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown
+    category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown, growth: int
 ) -> tuple[str, ...]:
     """Return the line that has most of a category's growth, and did not make the baseline's list.
 
-    It had no more than the category had beside the lines of the list.
+    It had no more than the category had beside the lines of the list. Memory beyond the peak's
+    growth came from another category: it may only have moved, and has no line here.
     """
     listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
     before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
@@ -200,7 +202,10 @@ def _line_at_least(
         least = row.nbytes - most
         if row.site is None or row.site.category != category.name or row.baseline is not None:
             continue
-        if least > 0 and least * MIN_SHARE[1] >= (category.difference or 0) * MIN_SHARE[0]:
+        if (
+            0 < least <= growth
+            and least * MIN_SHARE[1] >= (category.difference or 0) * MIN_SHARE[0]
+        ):
             return (f"at least {format_size(least)} of it at {row.name}",)
     return ()
 

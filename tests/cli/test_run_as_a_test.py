@@ -24,6 +24,8 @@ if "child" in sys.argv:
     subprocess.run([sys.executable, __file__], env={**os.environ, "MIB": os.environ["BELOW"]})
 if "fail" in sys.argv:
     sys.exit(3)
+if "guess" in sys.argv:
+    assert torch.randn(5000, 5000, device="cuda").mean() > 2
 if "more" in sys.argv:
     try:
         torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
@@ -137,6 +139,15 @@ def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
     assert status == 1
     assert "peak allocated grew by 20.00 MiB (+66.7%): 30.00 -> 50.00 MiB" in text
     assert "regressed: other +20.00 MiB at program.py:7 (<module>)" in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python shows notes from 3.11 on")
+def test_an_error_that_unknown_values_may_cause_says_so_and_what_to_do(run):
+    status, text = run(own=["guess"])
+    assert status == 1
+    assert "AssertionError the virtual GPU did not compute some values: if this error" in text
+    assert "for a program --values=full); the peak before the failure was" in text
+    assert "did not compute" not in run(own=["fail"])[1]
 
 
 def test_a_program_that_ends_badly_keeps_the_baseline_and_its_status(run, tmp_path):

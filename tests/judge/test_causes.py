@@ -183,3 +183,9 @@ def test_a_line_that_the_baseline_did_not_list_is_told_by_what_it_has_at_least()
     more = breakdown(sized(HEAD, 400), planted, other)
     (first,) = causes(more, replace(listed, categories=categories))
     assert (first.nbytes, first.reasons) == (102 * MIB, ())
+    # Memory of another category that only moved has no line.
+    moved = replace(
+        listed, categories={**listed.categories, "other": 8 * MIB, "temporaries": 60 * MIB}
+    )
+    (first,) = causes(current, moved)
+    assert (first.category, first.nbytes, first.reasons) == ("other", 72 * MIB, ())
