@@ -97,6 +97,8 @@ class GpuMemPlugin:
         self._worker = hasattr(config, "workerinput")
         self._remote = False
         """whether workers of pytest-xdist run in other folders or on other machines"""
+        self._first_worker = ""
+        """its id: "gw0", or as ``--tx popen//id=NAME`` says"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -150,9 +152,10 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Note a worker in another folder, or on another machine."""
+        """Note the first worker, and those in another folder or on another machine."""
         spec = node.gateway.spec
         self._remote |= bool(spec.chdir or not spec.popen)
+        self._first_worker = self._first_worker or node.gateway.id
 
     # -- results --
 
@@ -169,8 +172,9 @@ class GpuMemPlugin:
         expected = report.skipped and hasattr(report, "wasxfail")
         data = data_of(report)
         gateway = getattr(getattr(report, "node", None), "gateway", None)
-        if self.config.getoption("dist", "no") == "each" and getattr(gateway, "id", "") != "gw0":
-            return  # all workers run all tests: the figures are the first one's
+        is_first = getattr(gateway, "id", "") == self._first_worker
+        if self.config.getoption("dist", "no") == "each" and not is_first:
+            return  # all workers run all tests
         outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
             data.get("nodeid", report.nodeid),

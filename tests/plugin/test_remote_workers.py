@@ -38,15 +38,20 @@ def test_a_session_without_marked_tests_says_nothing_of_its_workers(suite):
     assert (session.ret, SENTENCE in session.flat) == (0, False)
 
 
-def test_where_all_workers_run_all_tests_the_figures_are_those_of_the_first(suite):
+@pytest.mark.parametrize(
+    ("workers", "names"),
+    [(["-n2"], ("gw0", "gw1")), (["--tx=popen//id=one", "--tx=popen//id=two"], ("one", "two"))],
+)
+def test_where_all_workers_run_all_tests_the_figures_are_those_of_the_first(suite, workers, names):
     source = """
         import os
 
         @pytest.mark.gpu_memory
-        def test_own(): mib({"gw0": 30, "gw1": 90}[os.environ["PYTEST_XDIST_WORKER"]])
-    """
+        def test_own():
+            mib({"FIRST": 30, "SECOND": 90}[os.environ["PYTEST_XDIST_WORKER"]])
+    """.replace("FIRST", names[0]).replace("SECOND", names[1])
     session = suite.run_warm(
-        "-n2", "--dist=each", "--gpumem-update-baselines", "--gpumem-json=r.json", source=source
+        *workers, "--dist=each", "--gpumem-update-baselines", "--gpumem-json=r.json", source=source
     )
     assert session.ret == 0
     assert suite.baselined() == {"test_it.py::test_own": (30, 30)}
