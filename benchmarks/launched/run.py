@@ -19,12 +19,13 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness import MIB, OFFLINE, ROOT, packages, read_toml, table, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 HANGS_S = 1500
 FIGURES = ("allocated", "reserved")
@@ -43,6 +44,8 @@ class Program(NamedTuple):
     """the source that gets a line more"""
     before: str
     """the line that it is put before"""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """variables, as a launcher sets them"""
 
 
 class Ended(NamedTuple):
@@ -74,7 +77,13 @@ def run(program: Program, clone: Path, folder: Path, *options: str) -> Ended:
     done = subprocess.run(
         [*command, f"--json={report}", *options, *program.options, *program.command],
         cwd=clone,
-        env={**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
+        env={
+            **os.environ,
+            **OFFLINE,
+            "PYTHONPATH": str(ROOT),
+            "WANDB_MODE": "disabled",
+            **program.environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -39,6 +39,11 @@ PEAK_RESET: Final = Patch(
     "_cuda_resetPeakMemoryStats",
     reason="a child process keeps the peaks that its program resets, to tell them to its parent",
 )
+GROUP_JOINED: Final = Patch(
+    "torch.distributed",
+    *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
+    reason="a child process without the variable RANK tells its parent the rank that it joins as",
+)
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
@@ -209,6 +214,7 @@ class _Watch:
         """returns the parent's number of a device of this process"""
         self.guesses: Callable[[], tuple[virtual.GuessRows, Sequence[str]]] = lambda: (((), ()), ())
         """returns the values that it decided by, and sentences on those that were not computed"""
+        self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._explainer: Any = None
         self._told: dict[int, Any] = {}
@@ -224,6 +230,13 @@ class _Watch:
 
             return reset_peaks
 
+        def joining(initialise: Callable[..., object]) -> Callable[..., object]:
+            def join(*arguments: object, **options: object) -> None:
+                initialise(*arguments, **options)
+                self._rank = str(self._torch.distributed.get_rank())
+
+            return join
+
         def announce() -> None:
             from multiprocessing.util import Finalize
 
@@ -238,6 +251,7 @@ class _Watch:
             atexit.register(self._end)
 
         PEAK_RESET.wrap(self._torch._C, folding)
+        GROUP_JOINED.wrap(self._torch.distributed, joining)
         self._torch.cuda._lazy_call(announce)
 
     def _end(self) -> None:
@@ -266,11 +280,10 @@ class _Watch:
     def _write(
         self, peaks: dict[int, list[int]] | None, told: dict[int, Any] | None = None
     ) -> None:
-        rank = os.environ.get("RANK", "")
         guesses, notes = self.guesses()
         record = {
             "pid": os.getpid(),
-            "rank": int(rank) if rank.isdecimal() else None,
+            "rank": int(self._rank) if self._rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
             "peaks": peaks,
             "guesses": guesses,

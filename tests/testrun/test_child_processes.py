@@ -116,6 +116,37 @@ def test_each_rank_is_a_part_with_its_cause_and_alike_ones_are_one_row(suite, mo
     )
 
 
+SPAWNED = """
+import torch
+
+def work(rank, folder, sizes):
+    torch.cuda.set_device(rank)
+    torch.ones(1, device="cuda")  # CUDA is used before the group is joined
+    torch.distributed.init_process_group("nccl", f"file://{folder}/ranks", rank=rank, world_size=2)
+    tensor = torch.empty(sizes[rank] << 20, dtype=torch.uint8, device="cuda")
+    torch.distributed.destroy_process_group()
+"""
+SPAWNER = """
+import os
+from spawned import work
+
+@pytest.mark.gpu_memory(devices=2)
+def test_spawned(tmp_path):
+    torch.multiprocessing.spawn(work, (str(tmp_path), (32, int(os.environ["SIZE"]))), nprocs=2)
+"""
+
+
+def test_a_spawned_process_is_the_rank_that_it_joins_as(suite, monkeypatch):
+    suite.write("spawned.py", SPAWNED)
+    monkeypatch.setenv("SIZE", "32")
+    suite.run("--gpumem-update-baselines", source=SPAWNER)
+    assert {f"test_it.py::test_spawned (rank {rank})" for rank in (0, 1)} == set(suite.baselined())
+    monkeypatch.setenv("SIZE", "48")
+    session = suite.run()
+    assert "part rank 1: regressed: other +16.00 MiB at spawned.py:7 (work)" in session.flat
+    assert session.verdicts()["test_spawned (rank 0)"] == "ok"
+
+
 def notes_of(*children, guesses=((), ()), notes=(), limit=None, part="child processes"):
     run = SimpleNamespace(
         root=Path("/root"),
