@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-GENERATED: Final = "torchinductor"
-"""part of the names of files that torch.compile writes"""
+_GENERATED: Final = re.compile(r"/(\w\w)/c\1[a-z2-7]{49}\.py$")
+"""the end of the names of files that torch.compile writes, in whichever folder: their hashes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 OWN_FOLDER: Final = f"{Path(__file__).parent}/"
 """this package's"""
@@ -72,7 +72,7 @@ def is_users(filename: str) -> bool:
 
     Files of torch, pytest, this package and Python itself are not, nor is generated code.
     """
-    if filename.startswith("<") or GENERATED in filename:
+    if filename.startswith("<") or _GENERATED.search(filename):
         return False
     if filename.startswith(foreign_folders()):
         return False

@@ -40,7 +40,7 @@ MAX_HELD: Final = 3
 MIN_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 MIN_KEPT: Final = 8
-"""a keeper of less than one part in so many of a line's growth is not named"""
+"""lines of less than one part in so many of a growth, or keepers of a line's, are not named"""
 MIN_SHARE: Final = (9, 10)
 """of a category's growth, as a fraction: a line with as much is named for all of it"""
 MIN_LEADING: Final = 4
@@ -153,8 +153,8 @@ def growth_causes(
     if not any(nets.values()):  # lines have what they had, at another moment
         nets, moved = _net_growths(rows, {})
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
-    if not grown:
-        growth = sum(current.categories.values()) - sum(baseline.categories.values())
+    growth = sum(current.categories.values()) - sum(baseline.categories.values())
+    if not grown or sum(nets.values()) * MIN_KEPT < growth:
         categories = [
             Cause(line.difference, line.name, reasons=_line_at_least(line, rows, baseline, growth))
             for line in category_rows(current, baseline)[:-1]
@@ -167,16 +167,16 @@ def growth_causes(
         grown = _edited_first(grown)
     causes = []
     for line in grown[:MAX_CAUSES]:
-        growth, site = (line.difference or 0) - moved[id(line)], line.site
-        kept_by = keepers_of(site, keepers, growth) if site else ()
+        nbytes, site = (line.difference or 0) - moved[id(line)], line.site
+        kept_by = keepers_of(site, keepers, nbytes) if site else ()
         causes.append(
             Cause(
-                nbytes=growth,
+                nbytes=nbytes,
                 category=site.category if site else line.name,
                 site=site,
                 baseline_blocks=line.baseline_blocks,
                 keepers=kept_by,
-                reasons=tuple(keeper_reason(keeper, growth) for keeper in kept_by),
+                reasons=tuple(keeper_reason(keeper, nbytes) for keeper in kept_by),
                 old_code=line.old_code if _is_edited(line) else "",
             )
         )

@@ -189,3 +189,15 @@ def test_a_line_that_the_baseline_did_not_list_is_told_by_what_it_has_at_least()
     )
     (first,) = causes(current, moved)
     assert (first.category, first.nbytes, first.reasons) == ("other", 72 * MIB, ())
+
+
+def test_a_line_of_a_small_part_of_the_growth_does_not_lead():
+    """Compiled code may take 512 bytes more with warm caches; the rest is of no listed line."""
+    planted = Site("t.py", 6, "train", "planted = torch.empty(n)", "", "other", 80 * MIB, 1)
+    listed = breakdown(sized(HEAD, 400), lines=[line(HEAD, 400)])
+    baseline = replace(listed, categories={**listed.categories, "other": 8 * MIB})
+    for mib, named in ((401, None), (420, HEAD.line)):
+        grown = sized(HEAD, mib)
+        current = breakdown(grown, planted, lines=[line(HEAD, mib)])
+        first = causes(current, baseline)[0]
+        assert (first.site and first.site.line) == named
