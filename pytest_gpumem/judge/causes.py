@@ -41,8 +41,6 @@ MIN_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 MIN_KEPT: Final = 8
 """lines of less than one part in so many of a growth, or keepers of a line's, are not named"""
-MIN_SHARE: Final = (9, 10)
-"""of a category's growth, as a fraction: a line with as much is named for all of it"""
 MIN_LEADING: Final = 4
 """parameters that grew by one part in so many of their gradients and states are the cause"""
 MIN_EDITED: Final = 50
@@ -202,10 +200,7 @@ def _line_at_least(
         least = row.nbytes - most
         if row.site is None or row.site.category != category.name or row.baseline is not None:
             continue
-        if (
-            0 < least <= growth
-            and least * MIN_SHARE[1] >= (category.difference or 0) * MIN_SHARE[0]
-        ):
+        if least <= growth and 2 * least > (category.difference or 0):
             return (f"at least {format_size(least)} of it at {row.name}",)
     return ()
 

@@ -183,6 +183,13 @@ def test_a_line_that_the_baseline_did_not_list_is_told_by_what_it_has_at_least()
     more = breakdown(sized(HEAD, 400), planted, other)
     (first,) = causes(more, replace(listed, categories=categories))
     assert (first.nbytes, first.reasons) == (102 * MIB, ())
+    # More than half of the growth is one line's.
+    less = breakdown(sized(HEAD, 400), planted, replace(other, nbytes=30 * MIB))
+    (first,) = causes(less, baseline)
+    assert (first.nbytes, first.reasons) == (
+        102 * MIB,
+        ("at least 72.00 MiB of it at t.py:6 (train)",),
+    )
     # Memory of another category that only moved has no line.
     moved = replace(
         listed, categories={**listed.categories, "other": 8 * MIB, "temporaries": 60 * MIB}
