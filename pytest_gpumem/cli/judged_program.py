@@ -9,11 +9,11 @@ import atexit
 import os
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.children import watch_this_fork
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.serialize import to_text
@@ -218,17 +218,19 @@ class JudgedProgram:
         self._children = self._session.runner.children = children
         self._results = SessionResults()
         self._phases: Phases | None = None
-        atexit.register(self._close, os.getpid())  # after the program's own, which may use CUDA
+        self._owner = os.getpid()
 
-    def _close(self, owner: int) -> None:
-        """Let go of the device, at the end of the process that began, and not of its forks."""
-        if self._session.run is not None and os.getpid() == owner:
-            with suppress(Exception):  # the program may have left CUDA unusable
-                self._session.run.close()
+        def close() -> None:
+            if self._session.run is not None and not self.is_fork:
+                with suppress(Exception):  # the program may have left CUDA unusable
+                    self._session.run.close()
 
-    def _used_below(self) -> bool:
-        """Whether a process of the program told of its use of a GPU."""
-        return any(child.peaks for child in self._children.children())
+        atexit.register(close)  # after the program's own, which may use CUDA
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process is a fork of the one that was started."""
+        return os.getpid() != self._owner
 
     @property
     def _is_held(self) -> bool:
@@ -242,18 +244,39 @@ class JudgedProgram:
 
     def refuse_replacement(self) -> None:
         """Let a judged program not replace its process: nothing measures the new one."""
-        if is_judged(self._arguments) or self._is_held:
-            sys.addaudithook(partial(_refuse_replacement, os.getpid()))
 
-    def begin(self) -> Run:
-        """Measure from now on; return the run."""
+        def refuse(event: str, _arguments: object) -> None:
+            if event == "os.exec" and not self.is_fork:
+                raise GpuMemError(
+                    "os.exec",
+                    "the program replaces its own process: the new one would not be judged",
+                    "start that one in its place, or leave --baseline, the limits and the reports "
+                    "out",
+                )
+
+        if is_judged(self._arguments) or self._is_held:
+            sys.addaudithook(refuse)
+
+    def begin(self) -> None:
+        """Measure from the first use of CUDA on; a fork is measured as the children are."""
+        device = self._session.choice.device
+        if self.is_fork and device is not None:
+            device.open(None, self._arguments.devices)
+            device.values.compute(self._arguments.values)
+            watch_this_fork()
+            return
         self._session.begin(self._item, self._spec)
-        run = self._session.run
-        assert run is not None  # noqa: S101 - there is a device
-        if self._arguments.phases:
-            self._phases = Phases(run)
+        if self._arguments.phases and self._session.run is not None:
+            self._phases = Phases(self._session.run)
             self._phases.start()
-        return run
+
+    @property
+    def run(self) -> Run:
+        """The program's measurement; of one that used no GPU it begins now."""
+        if self._session.run is None and self._session.choice.device is not None:
+            self._session.choice.device.open(None, self._arguments.devices)
+        assert self._session.run is not None  # noqa: S101 - open() has called begin()
+        return self._session.run
 
     def finish(self, error: BaseException | None, *, passed: bool) -> Judged:
         """Judge the program that has ended; write its baseline and its reports.
@@ -275,7 +298,8 @@ class JudgedProgram:
                 f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks",
                 "let all processes end by themselves, or leave the limits and --baseline out",
             )
-        if run is not None and error is None and is_unused(run) and not self._used_below():
+        used_below = any(child.peaks for child in self._children.children())
+        if run is not None and error is None and is_unused(run) and not used_below:
             if self._is_held:
                 raise GpuMemError(
                     self._item.nodeid,
@@ -307,16 +331,6 @@ class JudgedProgram:
         if not failed and updates is None:
             lines += map(verdict_line, filter(is_measured, results))
         return Judged(results, lines, failed)
-
-
-def _refuse_replacement(owner: int, event: str, _arguments: object) -> None:
-    """Let no program that is judged go on where nothing measures it."""
-    if event == "os.exec" and os.getpid() == owner:
-        raise GpuMemError(
-            "os.exec",
-            "the program replaces its own process: the new one would not be judged",
-            "start that one in its place, or leave --baseline, the limits and the reports out",
-        )
 
 
 def is_measured(result: Result) -> bool:

@@ -38,7 +38,7 @@ from pytest_gpumem.cli.outcome import (
 )
 from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_rank_list
 from pytest_gpumem.devices.cards import card_names, find_card
-from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
+from pytest_gpumem.devices.children import ChildWatch, value_notes
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
@@ -51,9 +51,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.devices.select import Choice
-    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.testrun.run import Run
 
 HELP: Final = "run a program on a virtual GPU (or on a real GPU) and print its peaks"
 DESCRIPTION: Final = f"{HELP[0].upper()}{HELP[1:]}."
@@ -230,42 +228,6 @@ def find_command(name: str) -> str | None:
     return path if first_lines.startswith(b"#!") and b"python" in first_lines else None
 
 
-class Use:
-    """A program's use of its devices: it is measured from its first use of CUDA on.
-
-    A process that the program has forked before is measured as its children are.
-    """
-
-    def __init__(self, test: JudgedProgram, device: Device, arguments: argparse.Namespace) -> None:
-        self._test = test
-        self._device = device
-        self._arguments = arguments
-        self._owner = os.getpid()
-        self._run: Run | None = None
-
-    @property
-    def is_fork(self) -> bool:
-        """Whether this process is a fork of the one that was started."""
-        return os.getpid() != self._owner
-
-    @property
-    def run(self) -> Run:
-        """The program's measurement; of one that used no GPU it begins now."""
-        if self._run is None:
-            self._device.open(None, self._arguments.devices)
-        assert self._run is not None  # noqa: S101 - open() has called begin()
-        return self._run
-
-    def begin(self) -> None:
-        """Measure from now on."""
-        if self.is_fork:
-            self._device.open(None, self._arguments.devices)
-            self._device.values.compute(self._arguments.values)
-            watch_this_fork()
-            return
-        self._run = self._test.begin()
-
-
 def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Namespace) -> int:
     """Run a program on the devices of a choice, print its peaks, return its exit status."""
     device, count = choice.device, arguments.devices
@@ -281,8 +243,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         name = f"{name}{'' if '::' in name else '::'}[rank {rank} of {size}]"
     item = ProgramItem(name, program.target, execute)
     test = JudgedProgram(item, arguments, choice, watch)
-    use = Use(test, device, arguments)
-    device.await_use(count, use.begin)
+    device.await_use(count, test.begin)
     device.values.compute(arguments.values)
     try:
         with ExitStack() as stack:
@@ -295,11 +256,11 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if use.is_fork:  # it ends where the program does; that one tells its peaks
+    if test.is_fork:  # it ends where the program does; that one tells its peaks
         if error is not None:
             show_error(error)
         return status
-    run = use.run
+    run = test.run
     try:
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
@@ -307,19 +268,14 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     if error is not None:  # with a note that it may come of values that were not computed
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
-    text = summary(_measured(run, results), limit, watch.children())
-    print(text, *lines, sep="\n", file=sys.stderr)
+    # Judging replays requests on the device: a measurement after it would count these.
+    measurement = (results[0].measurement if results else None) or run.measurement()
+    told = any(result.verdict.failed for result in results)  # with notes, in the verdict's text
+    measurement = replace(measurement, notes=() if told else measurement.notes)
+    print(summary(measurement, limit, watch.children()), *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a session of pytest in the program has closed it
     run.meter.stop()
     return status or int(failed)
-
-
-def _measured(run: Run, results: Sequence[Result]) -> Measurement:
-    """Return the program's measurement; without notes where the text of its verdict has them."""
-    # Judging replays requests on the device: a measurement after it would count these.
-    measurement = (results[0].measurement if results else None) or run.measurement()
-    failed = any(result.verdict.failed for result in results)
-    return replace(measurement, notes=()) if failed else measurement
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:

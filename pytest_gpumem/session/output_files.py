@@ -1,4 +1,4 @@
-"""The files of a session's report: each form is a class with its option and its text.
+"""The files of a session's report: each form has its option and its text.
 
 The plugin's options are made of these classes in every session of pytest: a renderer is imported
 when a file is written.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pytest_gpumem.report.model import Report
 
@@ -23,103 +23,77 @@ _READ: Final = 1 << 16
 """bytes of a file that are read; the longest beginning has a test's name"""
 
 
-class Output:
-    """A form of report: subclasses declare the option, and return the text."""
+class Output(NamedTuple):
+    """A form of report, with its option."""
 
-    name: ClassVar[str]
+    name: str
     """of the option: "json" of ``--gpumem-json``, and of ``gpumem report --json``"""
-    help: ClassVar[str]
-    title: ClassVar[str]
+    help: str
+    title: str
     """as messages name the file"""
-    example: ClassVar[str]
+    example: str
     """a name that the file may have"""
-    beginning: ClassVar[bytes]
+    beginning: bytes
     """a pattern of the first bytes: only such a file is replaced"""
+    pieces: Callable[[Report, str, str, str], Iterable[str]]
+    """returns the text of a report, in pieces, from the report, the time of its making for programs
+    ("2026-11-21T15:06:07Z") and for readers, and the JSON report that is written as well, as seen
+    from this file's folder"""
 
     def require(self, given: str) -> None:
-        """Refuse the option where the renderer needs a package that is not installed."""
-
-    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
-        """Return the text, in pieces.
-
-        Args:
-            report: the record of a session.
-            created: when it was made: "2026-11-21T15:06:07Z".
-            when: the same for a reader.
-            json_name: the JSON report that is written as well, as seen from this file's folder.
-        """
-        raise NotImplementedError
-
-
-class HtmlPage(Output):
-    """One page without a network."""
-
-    name = "html"
-    help = (
-        "write an HTML page with every test's figures, timeline and breakdown to this file; the "
-        "page needs no network"
-    )
-    title = "page"
-    example = "gpumem.html"
-    beginning = (
-        rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
-        rb"<title>GPU memory[,<]"
-    )
-
-    def require(self, given: str) -> None:
-        """Refuse the option without jinja2."""
-        if find_spec("jinja2") is None:
+        """Refuse the option of the page without jinja2."""
+        if self.name == "html" and find_spec("jinja2") is None:
             raise SpecError(
                 given,
                 "the page needs jinja2, which is not installed",
                 "run pip install 'pytest-gpumem[html]'",
             )
 
-    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
-        """Return the page."""
-        from pytest_gpumem.report.page.html import page
 
-        del created
-        return [page(report, when=when, json_name=json_name)]
+def _page(report: Report, _created: str, when: str, json_name: str) -> Iterable[str]:
+    from pytest_gpumem.report.page.html import page
 
-
-class JsonReport(Output):
-    """Every result for programs."""
-
-    name = "json"
-    help = "write every result to this file as JSON, for programs"
-    title = "JSON report"
-    example = "gpumem.json"
-    beginning = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": '
-
-    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
-        """Return the lines, one a result."""
-        from pytest_gpumem.report.json_report import json_lines
-
-        del when, json_name
-        return json_lines(report, created=created)
+    return [page(report, when=when, json_name=json_name)]
 
 
-class MarkdownReport(Output):
-    """The failures and every result, as on GitHub."""
+def _json_lines(report: Report, created: str, _when: str, _json_name: str) -> Iterable[str]:
+    from pytest_gpumem.report.json_report import json_lines
 
-    name = "markdown"
-    help = "write the failures and every result to this file as Markdown"
-    title = "Markdown report"
-    example = "gpumem.md"
-    beginning = rb"## GPU memory: "
-
-    def pieces(self, report: Report, *, created: str, when: str, json_name: str) -> Iterable[str]:
-        """Return the text."""
-        from pytest_gpumem.report.markdown import markdown
-
-        del created, json_name
-        return [markdown(report, when=when)]
+    return json_lines(report, created=created)
 
 
-HTML: Final = HtmlPage()
-JSON: Final = JsonReport()
-MARKDOWN: Final = MarkdownReport()
+def _markdown(report: Report, _created: str, when: str, _json_name: str) -> Iterable[str]:
+    from pytest_gpumem.report.markdown import markdown
+
+    return [markdown(report, when=when)]
+
+
+HTML: Final = Output(
+    name="html",
+    help="write an HTML page with every test's figures, timeline and breakdown to this file; the "
+    "page needs no network",
+    title="page",
+    example="gpumem.html",
+    beginning=rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
+    rb"<title>GPU memory[,<]",
+    pieces=_page,
+)
+JSON: Final = Output(
+    name="json",
+    help="write every result to this file as JSON, for programs",
+    title="JSON report",
+    example="gpumem.json",
+    beginning=rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
+    pieces=_json_lines,
+)
+MARKDOWN: Final = Output(
+    name="markdown",
+    help="write the failures and every result to this file as Markdown",
+    title="Markdown report",
+    example="gpumem.md",
+    beginning=rb"## GPU memory: ",
+    pieces=_markdown,
+)
 OUTPUTS: Final = (HTML, JSON, MARKDOWN)
 """in the order in which they are written"""
 

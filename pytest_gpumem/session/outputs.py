@@ -120,23 +120,19 @@ def _minute(created: datetime) -> str:
 def _write_report(
     output: Output, path: Path, report: Report, created: datetime, settings: Settings
 ) -> Published:
-    def write() -> None:
+    def write() -> str:
         # A test may have written it since the start.
         require_replaceable(path, output.beginning, str(path))
         json_name = ""
         if settings.json is not None:
             json_name = Path(os.path.relpath(settings.json, path.parent)).as_posix()
-        pieces = output.pieces(
-            report,
-            created=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            when=_minute(created),
-            json_name=json_name,
-        )
+        made = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+        pieces = output.pieces(report, made, _minute(created), json_name)
         encoded = "".join(pieces).encode("utf-8", "backslashreplace")
         write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")
+        return ""
 
-    problem = _problem(write)
-    if problem:
+    if problem := _problem(write):
         return Published(f"gpumem: no {output.title} written to {path}: {problem}", failed=True)
     return Published(f"gpumem: {output.title} written to {path}")
 
@@ -146,37 +142,32 @@ def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[P
 
     No option asks for it, so that an error is shown and fails nothing.
     """
-    skipped = False
 
-    def write() -> None:
-        nonlocal skipped
+    def write() -> str:
         room = SUMMARY_LIMIT - (path.stat().st_size if path.exists() else 0)
         rendered = markdown(report, when=_minute(created), limit=room - 1)
-        skipped = not rendered
-        if not skipped:
-            with path.open("ab") as stream:
-                stream.write(f"\n{rendered}".encode("utf-8", "backslashreplace"))
+        if not rendered:
+            return (
+                "GitHub accepts 1 MiB from one step, and the earlier output of this step is almost "
+                "that long"
+            )
+        with path.open("ab") as stream:
+            stream.write(f"\n{rendered}".encode("utf-8", "backslashreplace"))
+        return ""
 
-    problem = _problem(write)
-    if skipped and not problem:
-        problem = (
-            "GitHub accepts 1 MiB from one step, and the earlier output of this step is almost "
-            "that long"
-        )
-    if problem:
+    if problem := _problem(write):
         yield Published(f"gpumem: nothing added to {SUMMARY}: {problem}")
 
 
-def _problem(write: Callable[[], None]) -> str:
-    """Call a function that writes a file; return the error in words, "" where all went well."""
+def _problem(write: Callable[[], str]) -> str:
+    """Return what a function that writes a file returns, or its error in words."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # not the tests': a suite may make errors of warnings
-            write()
+            return write()
     except OSError as error:
         return error.strerror or str(error)
     except SpecError as error:
         return f"{error.problem}; {error.remedy}"
     except Exception as error:  # noqa: BLE001 - a renderer's bug must not hide the tests' results
         return f"{type(error).__name__}: {error}"
-    return ""

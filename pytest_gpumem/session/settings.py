@@ -466,10 +466,20 @@ def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
-    for output in OUTPUTS:
-        if output.name == option.name:
-            _require_possible(root / str(value), f"{where}={value}", output.example)
-            return _output_path(output, str(value), where, root)
+    output = next((output for output in OUTPUTS if output.name == option.name), None)
+    if output is not None:
+        name, on_command_line = str(value).strip(), where.startswith("--")
+        _require_possible(root / str(value), f"{where}={value}", output.example)
+        if not name and not on_command_line:
+            return None
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - a "~" that names no user stays
+        path = path if on_command_line else root / path
+        if not name or name.endswith(os.sep) or path.is_dir():
+            example = f"write {where}={output.example}"
+            raise SpecError(f"{where}={value}", "this is not a file", example)
+        output.require(f"{where}={value}")
+        require_replaceable(path, output.beginning, f"{where}={value}")
+        return path.absolute()
     if value == option.default and not option.name.endswith("tolerance"):
         return value
     if isinstance(option.default, bool) and not isinstance(value, bool):
@@ -516,16 +526,3 @@ def _require_possible(path: Path, argument: str, example: str) -> None:
             f"no file can have this name ({problem})",
             f"write a shorter name without special characters, such as {example}",
         ) from None
-
-
-def _output_path(output: Output, value: str, where: str, root: Path) -> Path | None:
-    on_command_line = where.startswith("--")
-    if not value.strip() and not on_command_line:
-        return None
-    name = os.path.expanduser(value.strip())  # noqa: PTH111 - a "~" that names no user stays
-    path = Path(name) if on_command_line else root / name
-    if not value.strip() or name.endswith(os.sep) or path.is_dir():
-        raise SpecError(f"{where}={value}", "this is not a file", f"write {where}={output.example}")
-    output.require(f"{where}={value}")
-    require_replaceable(path, output.beginning, f"{where}={value}")
-    return path.absolute()

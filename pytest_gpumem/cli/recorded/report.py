@@ -147,9 +147,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
         name = ""
         if arguments.json is not None:
             name = Path(os.path.relpath(arguments.json, Path(path).parent)).as_posix()
-        files[path] = output.pieces(
-            merged.report, created=merged.created, when=_when(merged), json_name=name
-        )
+        files[path] = output.pieces(merged.report, merged.created, _when(merged), name)
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
         if named.count(name) > 1:
