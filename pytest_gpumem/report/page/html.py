@@ -19,7 +19,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
-from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency, with_alike_ranks
+from pytest_gpumem.judge.result import KEPT_SITES, Result, hints_of, urgency, with_alike_ranks
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from pytest_gpumem.judge.causes import HeldLine
-    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
     from pytest_gpumem.report.model import OwnOutcome, Report
@@ -77,200 +76,93 @@ class DeviceSection(NamedTuple):
     """whether it has a timeline that is not drawn"""
 
 
-class OwnEntry(NamedTuple):
-    """A test without a verdict with its place in the page: its own code failed, or skipped it."""
-
-    anchor: str
-    """the id of its section"""
-    outcome: OwnOutcome
-    rank: float
-    opened: bool = False
-    """whether its section is open when the page is"""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it failed the session."""
-        return self.outcome.failed
-
-    @property
-    def word(self) -> str:
-        """The outcome, as pytest names it."""
-        return self.outcome.word
-
-    @property
-    def cause(self) -> str:
-        """The error's first line, or the reason of the skip."""
-        return self.outcome.message
-
-    @property
-    def keeper(self) -> str:
-        """Nothing: it is of memory."""
-        return ""
-
-    @property
-    def why(self) -> str:
-        """The line below its name in its row."""
-        return self.outcome.message
-
-    @property
-    def group(self) -> str:
-        """The failures that it stands with."""
-        return "by an error of the test's own"
-
-    @property
-    def mark(self) -> str:
-        """A character beside the word, for readers without colours."""
-        return "✕" if self.failed or self.word == "xfailed" else "○"
-
-    @property
-    def tone(self) -> str:
-        """The class of its colour."""
-        return "bad" if self.failed else "open"
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The row of the table, without figures."""
-        return dict.fromkeys(COLUMNS, "")
-
-    @property
-    def sort_keys(self) -> list[str | float | None]:
-        """The keys by which the table's columns are sorted; None goes last."""
-        return [printable(self.outcome.nodeid), "", *([None] * (len(COLUMNS) - 1)), self.rank]
-
-
 class PageEntry(NamedTuple):
-    """A result with its place in the page."""
+    """A row of the table with its section: a result, or a test that its own code ended."""
 
     anchor: str
     """the id of its section, which later pages give the same test"""
-    result: Result
+    test: Result | OwnOutcome
     rank: float
     """of its verdict: the lower, the more urgent"""
+    failed: bool
+    """whether it failed the session"""
+    word: str
+    """the verdict, as the table has it, or the outcome, as pytest names it"""
+    mark: str
+    """a character beside the word, for readers without colours"""
+    tone: str
+    """the class of its colour"""
     opened: bool = False
     """whether its section is open when the page is"""
     drawn: bool = False
     """whether its timelines are drawn"""
 
-    @property
-    def failed(self) -> bool:
-        """Whether it failed the session."""
-        return self.result.verdict.failed and not self.result.expected
 
-    @property
-    def word(self) -> str:
-        """The verdict, as the table has it."""
-        return self.result.word
+class FailureWords(NamedTuple):
+    """A failed test in words."""
 
-    @property
-    def cause(self) -> str:
-        """Why it failed, in one line."""
-        return short_cause(self.result)
+    why: str
+    """the line below its name: its figures have columns of their own"""
+    cause: str
+    """the text that the filter finds: the failure in one line, and the keeper"""
+    group: str
+    """the cause that it shares with other failures: category and source line"""
 
-    @property
-    def why(self) -> str:
-        """The line that failed it, for below its name: its figures have columns of their own."""
-        if not self.failed:
-            return ""
-        cause, causes = row_cause(self.result), self.result.verdict.causes
-        # What grew, or leaked, is told with the names of what keeps it.
-        is_told = self.result.verdict.kind is Kind.LEAKED or (causes and causes[0].keepers)
-        return cause if is_told and cause else "; ".join(filter(None, (cause, self.keeper)))
 
-    @property
-    def beyond(self) -> bool:
-        """Whether the change is beyond the test's tolerance: only then it has a colour."""
-        row = self.result.leading_comparison
-        return row is not None and bool(beyond_tolerance([row]))
+def failure_words(test: Result | OwnOutcome) -> FailureWords:
+    """Return why a test failed, or was skipped by its own code."""
+    if not isinstance(test, Result):
+        return FailureWords(test.message, f"{test.message} ", "by an error of the test's own")
+    verdict, measurement = test.verdict, test.measurement
+    oom = measurement.out_of_memory if measurement else None
+    stayed = measurement.stayed if measurement else None
+    reasons = [*(verdict.causes[0].reasons[:1] if verdict.causes else ())]
+    reasons += [reason for line in test.held_lines for reason in line.reasons]
+    reasons += [f"held by {stayed.holders[0].text}"] if stayed and stayed.holders else []
+    keeper = reasons[0] if reasons else ""
+    cause = row_cause(test)
+    # What grew, or leaked, is told with the names of what keeps it.
+    is_told = verdict.kind is Kind.LEAKED or (verdict.causes and verdict.causes[0].keepers)
+    why = cause if is_told and cause else "; ".join(filter(None, (cause, keeper)))
+    group = str(verdict.kind)
+    if verdict.lead is not None:
+        of_line = verdict.lead.kind == "line" and verdict.causes  # a foreign report may have none
+        category = f"{verdict.causes[0].category}, " if of_line else ""
+        group = f"{category}{verdict.lead.place}"
+    elif oom is not None and oom.site:
+        group = f"out of memory at {oom.site}"
+    elif stayed is not None and stayed.sites:
+        group = f"leaked, {site_name(stayed.sites[0])}"
+    return FailureWords(why, f"{short_cause(test)} {keeper}", group)
 
-    @property
-    def keeper(self) -> str:
-        """The keeper of the first cause's memory, or why it grew: "" where that is not known."""
-        causes = self.result.verdict.causes
-        if causes and causes[0].reasons:
-            return causes[0].reasons[0]
-        reasons = [reason for line in self.result.held_lines for reason in line.reasons]
-        if reasons:
-            return reasons[0]
-        stayed = self.result.measurement.stayed if self.result.measurement else None
-        return f"held by {stayed.holders[0].text}" if stayed and stayed.holders else ""
 
-    @property
-    def held(self) -> list[HeldLine]:
-        """The largest lines of a peak over a limit, where keepers of their blocks are known."""
-        lines = self.result.held_lines
-        return lines if any(line.reasons for line in lines) else []
+def held_lines(result: Result) -> list[HeldLine]:
+    """Return the largest lines of a peak over a limit, where keepers of their blocks are known."""
+    lines = result.held_lines
+    return lines if any(line.reasons for line in lines) else []
 
-    @property
-    def group(self) -> str:
-        """The cause that it shares with other failures: category and source line."""
-        verdict, measurement = self.result.verdict, self.result.measurement
-        if verdict.lead is not None:
-            category = ""
-            if verdict.lead.kind == "line" and verdict.causes:  # a foreign report may have none
-                category = f"{verdict.causes[0].category}, "
-            return f"{category}{verdict.lead.place}"
-        oom = measurement.out_of_memory if measurement else None
-        if oom is not None and oom.site:
-            return f"out of memory at {oom.site}"
-        stayed = measurement.stayed if measurement else None
-        if stayed is not None and stayed.sites:
-            return f"leaked, {site_name(stayed.sites[0])}"
-        return str(verdict.kind)
 
-    @property
-    def leak(self) -> Stayed | None:
-        """The memory that stayed, of a test that failed by it."""
-        measurement = self.result.measurement
-        leaked = self.result.verdict.kind is Kind.LEAKED
-        return measurement.stayed if leaked and measurement else None
+def leak_of(result: Result) -> Stayed | None:
+    """Return the memory that stayed, of a test that failed by it."""
+    leaked = result.verdict.kind is Kind.LEAKED
+    return result.measurement.stayed if leaked and result.measurement else None
 
-    @property
-    def mark(self) -> str:
-        """A character beside the verdict, for readers without colours."""
-        return self.result.mark
 
-    @property
-    def tone(self) -> str:
-        """The class of its colour."""
-        if self.failed:
-            return "bad"
-        return "good" if self.result.verdict.kind.tone == "good" else "open"
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The row of the table: device, batch size, figures in MiB, change, use of the budget."""
-        batch = "" if self.result.batch_size is None else str(self.result.batch_size)
-        cells = (self.result.device_key, batch, *figure_cells(self.result))
-        return dict(zip(COLUMNS, cells, strict=True))
-
-    @property
-    def sort_keys(self) -> list[str | float | None]:
-        """The keys by which the table's columns are sorted; None goes last."""
-        keys: list[str | float | None] = [printable(self.result.name)]
-        for name, cell in self.cells.items():
-            figure = _FIGURE.search(cell)
-            keys.append(cell if name == "device" else float(figure[0]) if figure else None)
-        return [*keys, self.rank]
-
-    @property
-    def devices(self) -> list[DeviceSection]:
-        """Where the peak of each device comes from; it draws, so a template asks once."""
-        devices: list[DeviceSection] = []
-        for rows, attribution in zip(
-            device_rows(self.result), _attributions(self.result), strict=True
-        ):
-            timeline = attribution.timeline
-            if timeline is None or not any(timeline.reserved):
-                devices.append(DeviceSection(rows, None, (), ghost=False, undrawn=False))
-                continue
-            drawing, ghost = None, ghost_of(self.result, rows.index)
-            if self.drawn:
-                limits = limits_of(self.result, rows.index)
-                refusal = refusal_of(self.result, rows.index)
-                drawing = timeline_svg.draw(timeline, limits, refusal=refusal, ghost=ghost)
-            legend = tuple(timeline_svg.categories_of(timeline))
-            devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not self.drawn))
-        return devices
+def device_sections(result: Result, *, drawn: bool) -> list[DeviceSection]:
+    """Return where the peak of each device comes from, with its timeline if that is drawn."""
+    devices: list[DeviceSection] = []
+    for rows, attribution in zip(device_rows(result), _attributions(result), strict=True):
+        timeline = attribution.timeline
+        if timeline is None or not any(timeline.reserved):
+            devices.append(DeviceSection(rows, None, (), ghost=False, undrawn=False))
+            continue
+        drawing, ghost = None, ghost_of(result, rows.index)
+        if drawn:
+            limits, refusal = limits_of(result, rows.index), refusal_of(result, rows.index)
+            drawing = timeline_svg.draw(timeline, limits, refusal=refusal, ghost=ghost)
+        legend = tuple(timeline_svg.categories_of(timeline))
+        devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not drawn))
+    return devices
 
 
 def page(report: Report, *, when: str = "", json_name: str = "") -> str:
@@ -281,14 +173,10 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
     entries = _all_entries(report)
     shown = entries[:MAX_RESULTS]
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows, sections = [], []
-    for entry in shown:
-        if isinstance(entry, OwnEntry):
-            rows.append(row_html(entry, name_html(entry.outcome)))
-            sections.append(str(parts.own_section(entry)))
-        else:
-            rows.append(row_html(entry, name_html(entry.result)))
-            sections.append(str(parts.section(entry)))
+    sections = [
+        str((parts.section if isinstance(entry.test, Result) else parts.own_section)(entry))
+        for entry in shown
+    ]
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
@@ -322,7 +210,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
             modules=list(dict.fromkeys(modules)),
             matrix=card_matrix(report.results),
             max_rows=MAX_RESULTS,
-            rows=_markup("".join(rows)),
+            rows=_markup("".join(map(row_html, shown))),
             sections=_markup("".join(sections)),
             json_name=json_name,
             json_address=quote(json_name),
@@ -345,7 +233,7 @@ def digest_of(*names: str) -> str:
     return hashlib.sha256(joined).hexdigest()[:12]
 
 
-def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
+def _all_entries(report: Report) -> list[PageEntry]:
     """Return the rows of the table, the most urgent first: results, and tests without a verdict."""
     taken: Counter[str] = Counter()
 
@@ -353,20 +241,24 @@ def _all_entries(report: Report) -> list[PageEntry | OwnEntry]:
         taken[name] += 1
         return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
-    results = with_alike_ranks(report.results)
-    ranked = [PageEntry(own_id(anchor(each)), each, urgency(each)) for each in results]
+    anchors = [(own_id(anchor(each)), each) for each in with_alike_ranks(report.results)]
     # Of tests with one verdict, those whose lines moved come first.
-    ranked.sort(key=lambda entry: (entry.rank, not lines_moved(entry.result)))
-    drawn, entries = 0, list[PageEntry | OwnEntry]()
-    for ranked_entry in ranked:
-        attributions = _attributions(ranked_entry.result)
-        drawn += sum(attribution.timeline is not None for attribution in attributions)
-        entries.append(ranked_entry._replace(drawn=drawn <= MAX_DRAWN))
+    anchors.sort(key=lambda pair: (urgency(pair[1]), not lines_moved(pair[1])))
+    drawn, entries = 0, list[PageEntry]()
+    for name, result in anchors:
+        drawn += sum(attribution.timeline is not None for attribution in _attributions(result))
+        failed = result.verdict.failed and not result.expected
+        tone = "bad" if failed else "good" if result.verdict.kind.tone == "good" else "open"
+        entry = PageEntry(name, result, urgency(result), failed, result.word, result.mark, tone)
+        entries.append(entry._replace(drawn=drawn <= MAX_DRAWN))
     kinds = len(Kind)
     ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
     for outcome in report.own_outcomes:
-        name = own_id(f"own-{digest_of(outcome.nodeid)}")
-        entries.append(OwnEntry(name, outcome, ranks.get(outcome.word, 3 * kinds)))
+        name, word = own_id(f"own-{digest_of(outcome.nodeid)}"), outcome.word
+        mark = "✕" if outcome.failed or word == "xfailed" else "○"
+        tone = "bad" if outcome.failed else "open"
+        rank = ranks.get(word, 3 * kinds)
+        entries.append(PageEntry(name, outcome, rank, outcome.failed, word, mark, tone))
     entries.sort(key=lambda entry: entry.rank)
     first = [place for place, entry in enumerate(entries) if entry.failed][:MAX_OPEN]
     for place in first:
@@ -454,6 +346,9 @@ def _template_environment() -> Environment:
     environment.globals.update(
         circumstances=circumstances,
         hints_of=hints_of,
+        held_lines=held_lines,
+        leak_of=leak_of,
+        device_sections=device_sections,
         cards_title=CARDS_TITLE,
         provenance_text=provenance_text,
         max_sites=MAX_SITES,
@@ -523,10 +418,19 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
     )
 
 
-def row_html(entry: PageEntry | OwnEntry, name: str) -> str:
-    """Return a result's row of the table, with data that the page's script sorts and filters by."""
+def row_html(entry: PageEntry) -> str:
+    """Return a test's row of the table, with data that the page's script sorts and filters by."""
+    test, cells, beyond = entry.test, [""] * len(COLUMNS), False
+    if isinstance(test, Result):
+        batch, lead = test.batch_size, test.leading_comparison
+        cells = [test.device_key, "" if batch is None else str(batch), *figure_cells(test)]
+        beyond = lead is not None and bool(beyond_tolerance([lead]))  # only then it has a colour
     figures = []
-    for title, cell in entry.cells.items():
+    name = f"{test.nodeid} ({test.part})" if test.part else test.nodeid
+    keys: list[str | float | None] = [printable(name)]
+    for title, cell in zip(COLUMNS, cells, strict=True):
+        figure = _FIGURE.search(cell)
+        keys.append(cell if title == "device" else float(figure[0]) if figure else None)
         text = escape(printable(cell))
         if title == "device":
             figures.append(f'<td role="cell" class="device">{text}</td>')
@@ -534,23 +438,25 @@ def row_html(entry: PageEntry | OwnEntry, name: str) -> str:
         kind = f" {title}" if title in {"batch", "pinned", "change", "budget"} else ""
         label = f' data-label="{title}"' if cell else ""
         inner = str(text)
-        if title == "change" and isinstance(entry, PageEntry):
-            way = {"+": " up", "-": " down"}.get(cell[:1], "") if entry.beyond else ""
+        if title == "change" and isinstance(test, Result):
+            way = {"+": " up", "-": " down"}.get(cell[:1], "") if beyond else ""
             inner = f'<span class="move{way}">{text}</span>'
-        elif title == "budget" and isinstance(entry, PageEntry):
+        elif title == "budget":
             inner = f"{text}{_meter(cell)}"
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
-    words = printable(entry.why)
-    why = f'<span class="why">{escape(words)}</span>' if words else ""
-    data = {"keys": json.dumps(entry.sort_keys)}
-    if entry.failed:
-        data |= {"cause": f"{entry.cause} {entry.keeper}", "group": entry.group}
+    data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # None goes last
+    if entry.failed or not isinstance(test, Result):
+        words = failure_words(test)
+        if words.why:
+            why = f'<span class="why">{escape(printable(words.why))}</span>'
+        data |= {"cause": words.cause, "group": words.group} if entry.failed else {}
     attributes = "".join(f' data-{key}="{escape(printable(text))}"' for key, text in data.items())
     failed = ' class="failed"' if entry.failed else ""
     row = "\n".join(figures)
+    link = f'<a class="name" href="#{entry.anchor}">{name_html(test)}</a>'
     return (
-        f'<tr role="row"{failed}{attributes}>\n<th scope="row" role="rowheader"><a class="name" '
-        f'href="#{entry.anchor}">{name}</a>{why}</th>\n{row}\n<td role="cell" class="verdict">'
+        f'<tr role="row"{failed}{attributes}>\n<th scope="row" role="rowheader">{link}{why}</th>'
+        f'\n{row}\n<td role="cell" class="verdict">'
         f'<span class="badge {entry.tone}"><span aria-hidden="true">{entry.mark}</span> '
         f"{escape(entry.word)}</span></td>\n</tr>\n"
     )
