@@ -31,7 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Return the table of all cards, or the description of the GPU that is here."""
     if arguments.here:
-        return Outcome(card_file_text(card_here()))
+        import torch
+
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "gpumem cards --here",
+                f"torch {torch.__version__} sees no GPU here",
+                "run this command on a machine with a GPU and a CUDA build of torch",
+            )
+        fields = described(torch.cuda.get_device_properties(0), torch.__version__)
+        return Outcome(card_file_text(fields))
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")
     rows = [
         (
@@ -45,19 +54,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
         for card in CARDS.values()
     ]
     return Outcome(aligned_table([titles, *rows], ("left", *["right"] * 4, "left")))
-
-
-def card_here() -> dict[str, Any]:
-    """Return the fields of a card's file for the first GPU that torch sees."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "gpumem cards --here",
-            f"torch {torch.__version__} sees no GPU here",
-            "run this command on a machine with a GPU and a CUDA build of torch",
-        )
-    return described(torch.cuda.get_device_properties(0), torch.__version__)
 
 
 def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: ANN401 - torch's

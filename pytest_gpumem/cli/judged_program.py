@@ -99,11 +99,6 @@ def program_words(arguments: argparse.Namespace) -> list[str]:
     return [*["-m"] * arguments.module, arguments.script, *arguments.args]
 
 
-def update_command(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return the command that writes the program's baseline."""
-    return "gpumem", "run", "--update", *option_words(arguments), *program_words(arguments)
-
-
 def is_judged(arguments: argparse.Namespace) -> bool:
     """Return whether an option asks for a verdict or a report, and not for the peaks alone."""
     names = *SETTINGS.values(), "phases", *LIMITS[1:]
@@ -212,9 +207,9 @@ class JudgedProgram:
 
         self._arguments = arguments
         self._settings = read_settings(get, self._root)
-        self._session = MemorySession(
-            self._settings, choice, self._root, print, update_command(arguments)
-        )
+        words = (*option_words(arguments), *program_words(arguments))
+        launcher = "gpumem", "run", "--update", *words  # the command that writes the baseline
+        self._session = MemorySession(self._settings, choice, self._root, print, launcher)
         self._children = self._session.runner.children = children
         self._results = SessionResults()
         self._phases: Phases | None = None
@@ -329,16 +324,9 @@ class JudgedProgram:
         lines += github_lines(self._results, self._root)
         lines += [report.line for report in published]
         if not failed and updates is None:
-            lines += map(verdict_line, filter(is_measured, results))
+            lines += [
+                f"gpumem{f' ({result.part})' if result.part else ''}: {result.verdict.headline}"
+                for result in results
+                if result.measurement and result.measurement.peak_reserved  # not a launcher's
+            ]
         return Judged(results, lines, failed)
-
-
-def is_measured(result: Result) -> bool:
-    """Whether a result is of a process that used its device: a launcher does not."""
-    return result.measurement is not None and result.measurement.peak_reserved > 0
-
-
-def verdict_line(result: Result) -> str:
-    """Return a result that does not fail, in a line."""
-    part = f" ({result.part})" if result.part else ""
-    return f"gpumem{part}: {result.verdict.headline}"

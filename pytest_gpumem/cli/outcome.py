@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.errors import ReportError, SpecError
-from pytest_gpumem.report.text import encodable, is_ascii_only, printable
+from pytest_gpumem.report.text import encodable, printable
 from pytest_gpumem.sizes import gib
 from pytest_gpumem.source_lines import OWN_FOLDER
 from pytest_gpumem.spec_fields import MAX_GIB
@@ -95,9 +95,8 @@ def show(outcome: Outcome) -> None:
     if not outcome.text:
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    output = encodable(outcome.text, ascii_only=is_ascii_only(encoding))
     try:
-        print(output, flush=True)
+        print(encodable(outcome.text, encoding), flush=True)
     except BrokenPipeError:  # of a reader that has seen enough
         # Python flushes what is left at its end, as its signal module's documentation says.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from pytest_gpumem.version import __version__
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+
+    Record = TypeVar("Record")
 
 _GROUPS = ("created", "changed", "unchanged", "removed")
 """the entries of an update of baselines, by their fate"""
@@ -119,18 +121,28 @@ def loads(content: str | bytes, name: str) -> SavedReport:
             f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
             "upgrade pytest-gpumem",
         )
+
+    def records(forms: object, kind: type[Record]) -> tuple[Record, ...]:
+        return msgspec.convert(forms, tuple[kind, ...], from_attributes=True)  # type: ignore[valid-type] # at run time
+
     try:
-        document = msgspec.convert(data, Document)
+        document, summary = msgspec.convert(data, Document), None
+        if (updates := document.updates) is not None:
+            summary = UpdateSummary(
+                **{fate: records(getattr(updates, fate), EntryUpdate) for fate in _GROUPS},
+                errors=tuple(
+                    BaselineError(*msgspec.structs.astuple(each)) for each in updates.errors
+                ),
+                files=tuple(map(Path, updates.files)),
+            )
         report = Report(
-            msgspec.convert(document.results, tuple[Result, ...], from_attributes=True),
-            None if document.updates is None else _summary(document.updates),
+            records(document.results, Result),
+            summary,
             document.device,
             document.options,
             document.remarks,
-            origins=msgspec.convert(document.origins, tuple[Origin, ...], from_attributes=True),
-            own_outcomes=msgspec.convert(
-                document.own_outcomes, tuple[OwnOutcome, ...], from_attributes=True
-            ),
+            origins=records(document.origins, Origin),
+            own_outcomes=records(document.own_outcomes, OwnOutcome),
         )
         return SavedReport(report, document.created, document.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -167,25 +179,9 @@ def schema() -> dict[str, Any]:
     }
 
 
-# -- writing --
-
-
 def _checked(record: object, kind: type, name: str) -> object:
     try:
         return msgspec.to_builtins(msgspec.convert(record, kind, from_attributes=True))
     except (msgspec.ValidationError, UnicodeError) as error:
         remedy = "check the hooks that change measurements"
         raise ReportError(name, f"cannot be written: {error}", remedy) from None
-
-
-# -- reading --
-
-
-def _summary(updates: json_schema.UpdatesJson) -> UpdateSummary:
-    entries = {
-        name: msgspec.convert(getattr(updates, name), tuple[EntryUpdate, ...], from_attributes=True)
-        for name in _GROUPS
-    }
-    errors = (BaselineError(error.given, error.problem, error.remedy) for error in updates.errors)
-    files = tuple(map(Path, updates.files))
-    return UpdateSummary(**entries, errors=tuple(errors), files=files)

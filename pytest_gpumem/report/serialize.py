@@ -7,8 +7,7 @@ thousands of reports: a text is one object to free, plain data are hundreds.
 from __future__ import annotations
 
 import json
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,6 +16,8 @@ from pytest_gpumem.judge.result import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_DECODER: Final = msgspec.json.Decoder(list[Result])
 
 
 def to_text(results: Sequence[Result]) -> str:
@@ -37,7 +38,7 @@ def from_text(content: object) -> list[Result]:
         if not isinstance(content, str):
             raise TypeError(f"they are not text but of type {type(content).__name__}")  # noqa: TRY301
         try:
-            return _decoder().decode(content)
+            return _DECODER.decode(content)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
@@ -48,8 +49,3 @@ def from_text(content: object) -> list[Result]:
             f"cannot be read: {error}",
             "run the same version of pytest-gpumem in every process of the session",
         ) from error
-
-
-@cache
-def _decoder() -> msgspec.json.Decoder[list[Result]]:
-    return msgspec.json.Decoder(list[Result])

@@ -53,11 +53,13 @@ def columns(text: str) -> int:
     return width if width >= 0 else len(text)  # below 0: it has a character without a width
 
 
-def encodable(text: str, *, ascii_only: bool) -> str:
-    """Return text as the terminal can show it: with ``ascii_only`` all else is escaped."""
-    if not ascii_only:
-        return text
-    return text.replace("…", "...").encode("ascii", "backslashreplace").decode()
+def encodable(text: str, encoding: str) -> str:
+    """Return text as a terminal can show it: ASCII, if its encoding lacks the arrow of reports."""
+    try:
+        "…→".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.replace("…", "...").encode("ascii", "backslashreplace").decode()
+    return text
 
 
 def wrapped(label: str, sentence: str, width: int) -> str:
@@ -85,12 +87,3 @@ def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
             cells.append(cell + padding if side == "left" else padding + cell)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def is_ascii_only(encoding: str) -> bool:
-    """Return whether an encoding lacks the ellipsis and the arrow of reports."""
-    try:
-        "…→".encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return True
-    return False

@@ -19,7 +19,7 @@ from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_li
 from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
-from pytest_gpumem.report.text import encodable, is_ascii_only, printable, wrapped
+from pytest_gpumem.report.text import encodable, printable, wrapped
 from pytest_gpumem.session.hidden_skip import hidden_skip_lines
 
 if TYPE_CHECKING:
@@ -146,20 +146,14 @@ def failure_lines(
 
     With ``verbosity`` (pytest's) above 0 each failure is told in full.
     """
-    width, ascii_only = screen.width, is_ascii_only(screen.encoding)
-    whole_code = not screen.interactive
+    width, whole_code = screen.width, not screen.interactive
     by_test: dict[str, list[Result]] = {}
     for result in results:
         by_test.setdefault(result.nodeid, []).append(result)
     if verbosity > 0:
-        max_rows = None if verbosity > 1 else MAX_ROWS
+        max_rows, wide = None if verbosity > 1 else MAX_ROWS, max(MIN_WIDTH, width)
         texts = {
-            nodeid: failure_sections(
-                members,
-                width=max(MIN_WIDTH, width),
-                max_rows=max_rows,
-                whole_code=whole_code,
-            )
+            nodeid: failure_sections(members, width=wide, max_rows=max_rows, whole_code=whole_code)
             for nodeid, members in by_test.items()
         }
     else:
@@ -174,7 +168,7 @@ def failure_lines(
         shown = [result for result in results if result.nodeid not in toolchain]
         texts |= repeated_lines(shown, width=width) | toolchain
     return {
-        nodeid: [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
+        nodeid: [line._replace(text=encodable(line.text, screen.encoding)) for line in lines]
         for nodeid, lines in texts.items()
         if lines
     }
@@ -232,7 +226,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         if accept and verbosity >= 0:
             lead = "gpumem: to accept this run's figures on another machine: "
             lines.append((StyledText(lead), StyledText(printable(accept), "command")))
-    return encodable_lines(lines, ascii_only=is_ascii_only(screen.encoding))
+    return encodable_lines(lines, screen.encoding)
 
 
 def _told(sentence: str, width: int) -> list[Line]:

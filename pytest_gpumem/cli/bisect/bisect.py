@@ -195,25 +195,20 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
             "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py",
         )
     package, good, bad, *tests = words
-    check_tests(arguments)
-    if arguments.git is None and (os.sep in package or package.startswith("-")):
-        raise SpecError(
-            package, "this is not the name of a package", "use --git for a repository's folder"
-        )
-    return package, good, bad, tuple(tests)
-
-
-def check_tests(arguments: argparse.Namespace) -> None:
-    """Check that the named tests' files exist, before anything is installed."""
-    if "--pyargs" in arguments.pytest_arguments:
-        return
-    for test in arguments.words[3 if arguments.git is None else 2 :]:
+    # Before anything is installed.
+    paths = () if "--pyargs" in arguments.pytest_arguments else arguments.words
+    for test in paths[3 if arguments.git is None else 2 :]:
         if not Path(test.partition("::")[0]).exists():
             raise SpecError(
                 test,
                 f"{Path.cwd()} has no such file or folder",
                 "name a test as for pytest: tests/test_llama.py::test_step",
             )
+    if arguments.git is None and (os.sep in package or package.startswith("-")):
+        raise SpecError(
+            package, "this is not the name of a package", "use --git for a repository's folder"
+        )
+    return package, good, bad, tuple(tests)
 
 
 class Bisection:

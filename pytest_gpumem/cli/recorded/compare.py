@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "markdown"), default="table", help="format of the output"
     )
-    add_growth_limit(parser, "peak allocated or peak reserved grew")
+    parser.add_argument(
+        "--fail-on-growth",
+        metavar="SIZE",
+        help="exit with status 1 if peak allocated or peak reserved grew, by more than this: "
+        '"2%%", "64MiB" or "2%%, 64MiB" (the larger)',
+    )
     parser.add_argument(
         "--across",
         action="store_true",
@@ -72,18 +77,8 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_growth_limit(parser: argparse.ArgumentParser, growth: str) -> None:
-    """Add the option that makes growth the status 1; ``growth`` names the figure in its help."""
-    parser.add_argument(
-        "--fail-on-growth",
-        metavar="SIZE",
-        help=f'exit with status 1 if {growth}, by more than this: "2%%", "64MiB" or "2%%, 64MiB" '
-        "(the larger)",
-    )
-
-
 def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
-    """Return the limit of that option; None where it is not given."""
+    """Return the limit of ``--fail-on-growth``; None where it is not given."""
     if arguments.fail_on_growth is None:
         return None
     try:

@@ -122,18 +122,16 @@ def draw(
     # The last of the stack is the tallest: those below it are painted over it, each to the ground.
     for category, heights in reversed(stacked):
         path = f"{scale.steps(heights)}V{SCALE}H0z"
-        parts.append(f'<g class="area {css_name(category)}"><path d="{path}"/></g>')
+        kind = category.replace(" ", "-")
+        parts.append(f'<g class="area {kind}"><path d="{path}"/></g>')
     parts.append(f'<g class="reserved"><path d="{scale.steps(timeline.reserved)}"/></g>')
     if ghost:
         width = number / len(ghost)
         corners = "".join(
-            f"{'M' if index == 0 else 'V'}{'0 ' if index == 0 else ''}{scale.height(nbytes)}"
-            f"H{round((index + 1) * width, 1):g}"
+            f"{'V' if index else 'M0 '}{scale.height(nbytes)}H{round((index + 1) * width, 1):g}"
             for index, nbytes in enumerate(ghost)
         )
-        halo = (
-            f'<path class="halo" d="{corners}"/>'  # dark areas lie below it as well as light ones
-        )
+        halo = f'<path class="halo" d="{corners}"/>'  # dark areas lie below as well as light ones
         parts.append(f'<g class="ghost">{halo}<path d="{corners}"/></g>')
     parts.append("</svg>")
     mark = scale.x(refused[0] + 0.5) if refused else None
@@ -188,8 +186,13 @@ class _Scale(NamedTuple):
 
 def timeline_text(timeline: Timeline) -> str:
     """Return a timeline in words: the peak, its categories, and its phase."""
-    sums = category_sums(timeline, timeline.peak)
-    phase = phase_at(timeline.phases, timeline.peak)
+    sums = {
+        name: timeline.categories[name][timeline.peak]
+        for name in categories_of(timeline)
+        if timeline.categories[name][timeline.peak]
+    }
+    at = timeline.peak
+    phase = next((each.name for each in timeline.phases if each.start <= at < each.end), "")
     held = ", ".join(f"{name} {format_size(size)}" for name, size in sums.items())
     return (
         f"Timeline of {len(timeline.reserved)} points. "
@@ -200,25 +203,9 @@ def timeline_text(timeline: Timeline) -> str:
     )
 
 
-def category_sums(timeline: Timeline, index: int) -> dict[Category, int]:
-    """Return the bytes of every category at a point, without zeros, in their order."""
-    columns = {name: timeline.categories.get(name, ()) for name in CATEGORIES}
-    return {name: column[index] for name, column in columns.items() if column and column[index]}
-
-
 def categories_of(timeline: Timeline) -> list[Category]:
     """Return the categories of which a timeline has any bytes, in their order."""
     return [name for name in CATEGORIES if any(timeline.categories.get(name, ()))]
-
-
-def phase_at(phases: Sequence[Phase], index: int) -> str:
-    """Return the name of the phase that a point is in, "" outside of them."""
-    return next((phase.name for phase in phases if phase.start <= index < phase.end), "")
-
-
-def css_name(name: str) -> str:
-    """Return the class of a category or a phase: "optimizer state" is "optimizer-state"."""
-    return name.replace(" ", "-")
 
 
 def ticks(highest: int, unit: int) -> list[float]:
@@ -249,25 +236,25 @@ def limit_lines(
     """Return the lines of limits with their labels, which stand on the side without the peak's."""
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
-    parts = []
-    taken: list[float] = []
+    labels = []
     for limit in sorted(inside, key=lambda limit: limit.nbytes):
         y = scale.y(limit.nbytes)
-        parts.append(f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>')
-        place = y - 3
-        while any(abs(place - height) < LINE_HEIGHT for height in taken):
-            place -= 1
-        taken.append(place)
-        words = limit.label
-        parts.append(_limit_label(limit, beside_mark(x, side, words, mark), place, side, words))
-    for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes)):
+        line = f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>'
+        labels.append((limit, line, limit.label, y - 3, -1))
+    for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes), 1):
         # The first line below the names of the phases, and below the limits' of this side.
-        place = TOP + 11 + (1 + number) * LINE_HEIGHT
+        labels.append((limit, "", f"↑ {limit.label}", TOP + 11 + number * LINE_HEIGHT, 1))
+    parts = []
+    taken: list[float] = []
+    for limit, line, words, place, way in labels:
         while any(abs(place - height) < LINE_HEIGHT for height in taken):
-            place += 1
+            place += way  # noqa: PLW2901 - up to a free place
         taken.append(place)
-        words = f"↑ {limit.label}"
-        parts.append(_limit_label(limit, beside_mark(x, side, words, mark), place, side, words))
+        label_x = beside_mark(x, side, words, mark)
+        parts.append(
+            f'{line}<text class="limit-label {limit.kind}" x="{label_x:g}" y="{place:.1f}" '
+            f'text-anchor="{side}">{escape(words)}</text>'
+        )
     return parts
 
 
@@ -279,13 +266,6 @@ def beside_mark(x: float, side: str, words: str, mark: float | None) -> float:
     if mark is not None and side == "end" and x - width < mark < x and mark - width > LEFT:
         return mark - 2 * GAP
     return x
-
-
-def _limit_label(limit: LimitLine, x: float, y: float, side: str, words: str) -> str:
-    return (
-        f'<text class="limit-label {limit.kind}" x="{x:g}" y="{y:.1f}" text-anchor="{side}">'
-        f"{escape(words)}</text>"
-    )
 
 
 def phase_names(phases: Sequence[Phase], number: int) -> list[str]:

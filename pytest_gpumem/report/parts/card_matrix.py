@@ -25,11 +25,9 @@ class CardMatrix(NamedTuple):
 
     cards: list[str]
     """the smallest first"""
-    rows: dict[str, dict[str, Result]]
-    """the result on each card, by the test's name without a card"""
     cells: dict[str, dict[str, str]]
-    """of each: the memory that the card has left at the peak, in GiB; of a test that does not fit,
-    the memory that it needs"""
+    """by the test's name without a card: the memory that each card has left at the peak, in GiB; of
+    a test that does not fit, the memory that it needs"""
 
 
 def card_matrix(results: Iterable[Result]) -> CardMatrix | None:
@@ -49,7 +47,7 @@ def card_matrix(results: Iterable[Result]) -> CardMatrix | None:
         name: {card: _cell(result) for card, result in on_cards.items()}
         for name, on_cards in rows.items()
     }
-    return CardMatrix(cards, rows, cells)
+    return CardMatrix(cards, cells)
 
 
 def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
@@ -60,7 +58,7 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
     matrix = card_matrix(results)
     if matrix is None:
         return ""
-    cards, _, cells = matrix
+    cards, cells = matrix
     tables = []
     for group in _row_groups(cells, cards, width):
         rows_of_group = [[row.get(card, "") for card in group] for row in cells.values()]

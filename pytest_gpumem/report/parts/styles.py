@@ -42,11 +42,9 @@ def lines_of(text: str, style: Style = "") -> list[Line]:
     return [(StyledText(line, style),) for line in text.splitlines()]
 
 
-def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
-    """Return lines as the terminal can show them: with ``ascii_only`` all else is escaped."""
-    if not ascii_only:
-        return list(lines)
+def encodable_lines(lines: Iterable[Iterable[StyledText]], encoding: str) -> list[Line]:
+    """Return lines as a terminal with an encoding can show them."""
     return [
-        tuple(StyledText(encodable(text, ascii_only=True), style) for text, style in line)
+        tuple(StyledText(encodable(text, encoding), style) for text, style in line)
         for line in lines
     ]

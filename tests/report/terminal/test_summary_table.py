@@ -97,7 +97,7 @@ def test_a_narrow_terminal_leaves_a_name_its_end():
 
 def test_nothing_but_ascii_where_asked():
     named = replace(GROWN, nodeid=f"{MODULE}::test_größe_" + "x" * 80)
-    table = plain_text(encodable_lines(summary_table([named], 2, 80), ascii_only=True))
+    table = plain_text(encodable_lines(summary_table([named], 2, 80), "ascii"))
     assert table.isascii()
     assert "...xxx" in table
     screen = Screen(80, "ascii", interactive=True)
