@@ -171,11 +171,8 @@ def forget_changed_files() -> None:
     cached = set(linecache.cache)
     linecache.checkcache()
     if not cached <= set(linecache.cache):
-        _functions.cache_clear()
-        _handing_on.cache_clear()
-        hands_on.cache_clear()
-        _statements.cache_clear()
-        _marker_lines.cache_clear()
+        for cached_function in (_functions, _handing_on, hands_on, _statements, _marker_lines):
+            cached_function.cache_clear()
 
 
 def qualified(filename: str, line: int) -> str:
@@ -195,10 +192,9 @@ def statement_lines(filename: str, line: int) -> range:
 
 def docstring_lines(filename: str) -> frozenset[int]:
     """Return the lines of a file's texts that stand alone: docstrings, and the like."""
-    tree = _parsed_file(filename)
     return frozenset(
         line
-        for node in (ast.walk(tree) if tree else ())
+        for node in ast.walk(_parsed_file(filename))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     )
@@ -207,9 +203,8 @@ def docstring_lines(filename: str) -> frozenset[int]:
 @functools.lru_cache(maxsize=256)
 def _statements(filename: str) -> tuple[tuple[int, int], ...]:
     """Return first and last line of each statement in a file, the shortest first."""
-    tree = _parsed_file(filename)
     spans = []
-    for node in ast.walk(tree) if tree else ():
+    for node in ast.walk(_parsed_file(filename)):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
             body = getattr(node, "body", None)
@@ -250,9 +245,7 @@ def _marker_lines(filename: str, marker: str) -> dict[int, int]:
                 if line:
                     marker_lines[first] = line
 
-    tree = _parsed_file(filename)
-    if tree is not None:
-        walk(tree, None)
+    walk(_parsed_file(filename), None)
     return marker_lines
 
 
@@ -265,19 +258,16 @@ def _mention(nodes: Iterable[ast.AST], marker: str) -> int | None:
     return None
 
 
-def _parsed_file(filename: str) -> ast.Module | None:
+def _parsed_file(filename: str) -> ast.Module:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError, RecursionError):  # a template, a NUL, nesting without end
-        return None
+        return ast.Module(body=[], type_ignores=[])
 
 
 @functools.lru_cache(maxsize=256)
 def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
     """Return first line, last line and qualified name of each function in a file."""
-    tree = _parsed_file(filename)
-    if tree is None:
-        return ()
     functions: list[tuple[int, int, str]] = []
 
     def walk(node: ast.AST, prefix: str) -> None:
@@ -290,14 +280,13 @@ def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
             else:
                 walk(child, prefix)
 
-    walk(tree, "")
+    walk(_parsed_file(filename), "")
     return tuple(functions)
 
 
 @functools.lru_cache(maxsize=256)
 def _handing_on(filename: str) -> frozenset[int]:
     """Return the lines of statements that only call a decorated function with all arguments."""
-    tree = _parsed_file(filename)
     lines: set[int] = set()
 
     def walk(node: ast.AST, around: frozenset[str], own: ast.arguments | None) -> None:
@@ -312,8 +301,7 @@ def _handing_on(filename: str) -> frozenset[int]:
                     lines.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
             walk(child, around, own)
 
-    if tree is not None:
-        walk(tree, frozenset(), None)
+    walk(_parsed_file(filename), frozenset(), None)
     return frozenset(lines)
 
 

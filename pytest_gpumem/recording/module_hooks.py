@@ -66,17 +66,18 @@ class ModuleHooks:
         """
         key = f"gpumem {next(self._numbers)}"
         self._before[key], self._after[key] = before, after
-        stack.callback(self._remove, key)
+
+        def remove() -> None:
+            del self._before[key], self._after[key]
+            if not self._before:
+                self._wrapped.close()
+
+        stack.callback(remove)
         if len(self._before) == 1:
             import torch
 
             for call in CALLS.values(torch.nn).values():
                 WRAPPED.wrap(self._wrapped, call, self._around_call)
-
-    def _remove(self, key: str) -> None:
-        del self._before[key], self._after[key]
-        if not self._before:
-            self._wrapped.close()
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         import torch
@@ -90,9 +91,8 @@ class ModuleHooks:
         }
         both = {name: _Both(hooks, own.__globals__[name]) for name, hooks in ours.items()}
         hooked = FunctionType(own.__code__.replace(), {**own.__globals__, **both}, own.__name__)
-        module_class: Any = torch.nn.Module
         forward_hooks, forward_pre_hooks, backward_hooks, backward_pre_hooks = (
-            module_class._call_impl.__globals__[f"_global_{name}_hooks"]
+            own.__globals__[f"_global_{name}_hooks"]
             for name in ("forward", "forward_pre", "backward", "backward_pre")
         )
 

@@ -102,9 +102,9 @@ class Observer:
 
         arounds = {
             "__setattr__": self.around_setattr,
-            "add_module": self.around_add_module,
-            "register_parameter": self.around_register_parameter,
-            "register_buffer": self.around_register_buffer,
+            "add_module": self.followed_by(self._forget_trees),
+            "register_parameter": self.followed_by(self._see_new_parameter),
+            "register_buffer": self.followed_by(self._see_buffer),
             "_apply": self.around_apply,
             "zero_grad": self.around_zero_grad,
             "swap_tensors": self.around_swap,
@@ -141,7 +141,7 @@ class Observer:
         if not recording.batch_norm:
             recording.batch_norm = isinstance(module, self._norms) and module.training
         # Whole microseconds, as of beginning().
-        call = recording.call_log.begin(self._name(module), time // 1000, grad=self._graphs())
+        call = recording.call_log.begin(self._name(module), time // 1000, self._graphs())
         self._active += (id(module), call)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
@@ -157,7 +157,8 @@ class Observer:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
-                self._see_parameter(parameter, f"{self._name(module)}.{key}")  # FSDP unsharded it
+                # FSDP unsharded it.
+                self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
         self._recording.call_log.end(active[at + 1], end)
         del active[at : at + 2]
         if not active:
@@ -170,41 +171,31 @@ class Observer:
             # The tag tells an output from inner activations.
             self._sweep("activations", nested_tensors(results[-1], MAX_DEPTH))
 
-    def around_register_parameter(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module.register_parameter``: the parameter is noted."""
+    def followed_by(
+        self, then: Callable[..., object]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a wrapper of a module's method: ``then`` gets its arguments, once it has run."""
 
-        @functools.wraps(register)
-        def register_parameter(module: Module, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-            __tracebackhide__ = True
-            register(module, name, *args, **kwargs)
-            parameter = _registered(module._parameters, name)
-            if parameter is not None and not self._compiling():
-                self._trees.clear()
-                self._see_parameter(parameter, f"{self._name(module)}.{name}")
+        def around(register: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(register)
+            def registering(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+                __tracebackhide__ = True
+                register(*args, **kwargs)
+                then(*args, **kwargs)
 
-        return register_parameter
+            return registering
 
-    def around_register_buffer(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module.register_buffer``: the buffer is noted."""
+        return around
 
-        @functools.wraps(register)
-        def register_buffer(module: Module, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-            __tracebackhide__ = True
-            register(module, name, *args, **kwargs)
-            self._see_buffer(module, name)
+    def _forget_trees(self, *_: object, **__: object) -> None:
+        """Look again at how modules lie in each other."""
+        self._trees.clear()
 
-        return register_buffer
-
-    def around_add_module(self, add: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module.add_module``: how modules lie in each other is looked at again."""
-
-        @functools.wraps(add)
-        def add_module(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-            __tracebackhide__ = True
-            add(*args, **kwargs)
+    def _see_new_parameter(self, module: Module, name: str, *_: object, **__: object) -> None:
+        parameter = _registered(module._parameters, name)
+        if parameter is not None and not self._compiling():
             self._trees.clear()
-
-        return add_module
+            self._see_parameters([parameter], [f"{self._name(module)}.{name}"])
 
     def around_setattr(self, assign: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module.__setattr__``, which gives modules other ones, and buffers."""
@@ -221,7 +212,7 @@ class Observer:
 
         return __setattr__
 
-    def _see_buffer(self, module: Module, name: str) -> None:
+    def _see_buffer(self, module: Module, name: str, *_: object, **__: object) -> None:
         buffer = _registered(module._buffers, name)
         if buffer is not None and not self._compiling():
             self._sweep("buffers", [buffer], [f"{self._name(module)}.{name}"])
@@ -273,9 +264,6 @@ class Observer:
         }
         self._see_parameters(parameters.tensors, parameters.names)
         self._sweep("buffers", buffers.tensors, buffers.names)
-
-    def _see_parameter(self, parameter: Tensor, name: str) -> None:
-        self._see_parameters([parameter], [name])
 
     def _see_parameters(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         for parameter, name in zip(parameters, names, strict=True):
@@ -361,7 +349,7 @@ class Observer:
         if self._step is None:
             self._step = self._begin("optimizer")
         fresh = "" if optimizer.state else type(optimizer).__name__
-        self._recording.pass_log.step(self._step, id(optimizer), fresh)
+        self._recording.stepped += (self._step, id(optimizer), fresh)
 
     def end_step(self, optimizer: Optimizer, *_: object) -> None:
         """End an optimizer's step, and note its state."""
@@ -388,7 +376,9 @@ class Observer:
         self._sweep("optimizer state", tensors, names)
 
     def _begin(self, name: Literal["backward", "optimizer"]) -> int:
-        return self._recording.pass_log.begin(name, beginning(), users_line(sys._getframe(2)))
+        line = users_line(sys._getframe(2))
+        line = line and self._recording.lines.setdefault(line, line)
+        return self._recording.pass_log.begin(name, beginning(), line)
 
     def _end_failed_step(self) -> None:
         """End a step that an error left, without any hook's call."""

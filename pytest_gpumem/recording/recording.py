@@ -63,75 +63,31 @@ class Pass:
     state before"""
 
 
-class CallLog:
-    """The calls of modules, as a run notes them."""
+class SpanLog:
+    """The calls of modules, or the passes, as a run notes them."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._begun: list[Any] = []
-        """of each call four elements: number, path, start, whether autograd recorded it"""
+        """of each four elements: its number and what is noted at its beginning"""
         self._ends: dict[int, float] = {}
-        """by the number of a call"""
+        """by its number"""
 
-    def begin(self, path: str, start: float, *, grad: bool) -> int:
-        """Note a call, and return its number."""
+    def begin(self, name: str, start: float, detail: object) -> int:
+        """Note a beginning, and return its number."""
         number = next(self._numbers)
         # In one go: modules may run in several threads, whose rows are not to be mixed.
-        self._begun += (number, path, start, grad)
+        self._begun += (number, name, start, detail)
         return number
 
     def end(self, number: int, end: float) -> None:
-        """Note the end of a call."""
+        """Note an end."""
         self._ends[number] = end
 
-    def calls(self) -> list[Call]:
-        """Return the calls, in the order in which they began."""
-        elements = iter(self._begun)
-        return [
-            Call(path, start, grad, self._ends.get(number, _INFINITY))
-            for number, path, start, grad in zip(*[elements] * 4, strict=True)
-        ]
-
-
-class PassLog:
-    """The backward passes and the optimizers' steps, as a run notes them."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._begun: list[Any] = []
-        """of each pass four elements: number, name, start, line"""
-        self._ends: dict[int, float] = {}
-        """by the number of a pass"""
-        self._stepped: list[Any] = []
-        """of each optimizer in a step three elements: the step's number, its id, its class"""
-        self._lines: dict[Line, Line] = {}
-        """each line once, however many passes it calls"""
-
-    def begin(self, name: Literal["backward", "optimizer"], start: float, line: Line | None) -> int:
-        """Note a pass, and return its number."""
-        number = next(self._numbers)
-        self._begun += (number, name, start, line and self._lines.setdefault(line, line))
-        return number
-
-    def end(self, number: int, end: float) -> None:
-        """Note the end of a pass."""
-        self._ends[number] = end
-
-    def step(self, number: int, optimizer: int, name: str) -> None:
-        """Note that an optimizer steps in a pass: see :attr:`Pass.fresh`."""
-        self._stepped += (number, optimizer, name)
-
-    def passes(self) -> list[Pass]:
-        """Return the passes, in the order in which they began."""
-        elements = iter(self._begun)
-        passes = {
-            number: Pass(name, start, line, self._ends.get(number, _INFINITY))
-            for number, name, start, line in zip(*[elements] * 4, strict=True)
-        }
-        elements = iter(self._stepped)
-        for number, optimizer, name in zip(*[elements] * 3, strict=True):
-            passes[number].fresh.setdefault(optimizer, name)
-        return list(passes.values())
+    def rows(self) -> Iterator[tuple[int, Any, float, Any, float]]:
+        """Yield number, name, start, detail and end of each, in the order of their starts."""
+        for number, name, start, detail in zip(*[iter(self._begun)] * 4, strict=True):
+            yield number, name, start, detail, self._ends.get(number, _INFINITY)
 
 
 class TagLog:
@@ -190,8 +146,14 @@ class Recording:
     tag_log: TagLog = field(default_factory=TagLog)
     taken: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run made and this one uses, and from when on"""
-    call_log: CallLog = field(default_factory=CallLog)
-    pass_log: PassLog = field(default_factory=PassLog)
+    call_log: SpanLog = field(default_factory=SpanLog)
+    """the path of each module, and whether autograd recorded the call"""
+    pass_log: SpanLog = field(default_factory=SpanLog)
+    """ "backward" or "optimizer", and the user's line that called it"""
+    stepped: list[Any] = field(default_factory=list)
+    """of each optimizer in a step three elements: the step's number, its id, its class"""
+    lines: dict[Line, Line] = field(default_factory=dict)
+    """each line once, however many passes it calls"""
     ours: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
@@ -225,11 +187,15 @@ class Recording:
 
     def calls(self) -> list[Call]:
         """Return the calls of modules, in the order in which they began."""
-        return self.call_log.calls()
+        rows = self.call_log.rows()
+        return [Call(path, start, grad, end) for _, path, start, grad, end in rows]
 
     def passes(self) -> list[Pass]:
         """Return the backward passes and the steps of optimizers, in the order of their starts."""
-        return self.pass_log.passes()
+        passes = {row[0]: Pass(*row[1:]) for row in self.pass_log.rows()}
+        for number, optimizer, name in zip(*[iter(self.stepped)] * 3, strict=True):
+            passes[number].fresh.setdefault(optimizer, name)
+        return list(passes.values())
 
 
 def now() -> float:

@@ -121,20 +121,15 @@ class WrappedFunctions:
             yield
         finally:
             self._traces -= 1
-            if self._traces == 0:
-                self._show()
-
-    def _show(self) -> None:
-        for function in list(self._own):
-            self._renew(function)
-        while self._hidden:
-            hooks, key, own_hooks = self._hidden.pop()
-            hooks_now = dict(hooks)
-            hooks.clear()
-            for other_key, hook in own_hooks.items():  # in their order
-                if other_key == key or other_key in hooks_now:
-                    hooks[other_key] = hook
-            hooks.update(hooks_now)
+            for function in [] if self._traces else list(self._own):
+                self._renew(function)
+            while self._hidden and not self._traces:
+                hooks, key, own_hooks = self._hidden.pop()
+                kept = {key, *hooks}
+                ordered = {each: hook for each, hook in own_hooks.items() if each in kept}
+                hooks_now = {**ordered, **hooks}
+                hooks.clear()
+                hooks.update(hooks_now)
 
 
 WRAPPED: Final = WrappedFunctions()
