@@ -315,8 +315,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "ranks": read_ranks,
     "max_leak_mib": read_leak,
     "steady": partial(
-        read_flag,
-        meaning="True if the memory allocated after each step must stop growing",
+        read_flag, meaning="True if the memory allocated after each step must stop growing"
     ),
     "values": read_values,
 }

@@ -213,8 +213,7 @@ class AllocatorView:
             **dict.fromkeys(PEAK_RESETS, self._reset_peaks_of_test),
             **dict.fromkeys(TOTAL_RESETS, self._reset_totals_of_test),
             **dict.fromkeys(
-                RELEASES,
-                lambda binding: self._emptier(binding) if self._emptier else binding(),
+                RELEASES, lambda binding: self._emptier(binding) if self._emptier else binding()
             ),
             PINNED_STATS: self._show_pinned_stats,
             PINNED_PEAK_RESET: self._reset_pinned_peaks_of_test,

@@ -95,11 +95,7 @@ class MemorySession:
         )
 
     def finish(
-        self,
-        item: MarkedItem,
-        error: BaseException | None,
-        *,
-        debugging: bool = False,
+        self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False
     ) -> list[Result]:
         """Measure, explain and judge a test that has ended, and its parts.
 

@@ -20,11 +20,7 @@ from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.parts.tables import rows_table
 from pytest_gpumem.report.terminal.brief_text import failures_in_order, remedy_lines, told_notes
 from pytest_gpumem.report.terminal.cause_text import cause_table
-from pytest_gpumem.report.text import (
-    aligned_table,
-    printable,
-    wrapped,
-)
+from pytest_gpumem.report.text import aligned_table, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +58,7 @@ def failure_sections(
 
 
 def failure_section(
-    result: Result,
-    *,
-    width: int = 80,
-    max_rows: int | None = MAX_ROWS,
-    whole_code: bool = False,
+    result: Result, *, width: int = 80, max_rows: int | None = MAX_ROWS, whole_code: bool = False
 ) -> list[StyledText]:
     """Return the section of one failure: its cause, its figures, the next step."""
     verdict = result.verdict
