@@ -37,22 +37,19 @@ def find_function(target: str) -> Callable[..., object]:
     for attribute in name.split("."):
         function = getattr(function, attribute, None)
     if not callable(function):
-        problem = f"this module has no function or class {name}"
-        raise SpecError(target, problem, _names_of(module))
+        own = [
+            name
+            for name, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        ending = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
+        remedy = f"name one of these: {', '.join(own[:MAX_NAMES])}{ending}"
+        raise SpecError(
+            target,
+            f"this module has no function or class {name}",
+            remedy if own else "name a module that defines a step function",
+        )
     return function  # type: ignore[no-any-return] # it is callable
-
-
-def _names_of(module: Any) -> str:  # noqa: ANN401 - a module
-    """Return the names to write instead: the functions and classes that a module defines."""
-    own = [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__
-    ]
-    if not own:
-        return "name a module that defines a step function"
-    ending = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
-    return f"name one of these: {', '.join(own[:MAX_NAMES])}{ending}"
 
 
 def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module

@@ -170,19 +170,14 @@ def describe_virtual(facts: dict[str, Any]) -> str:
         sentence = f"works; {cudnn} is too old to compute workspaces (9.8 and later can)"
     else:
         sentence = f"works; {cudnn} computes workspaces"
-    return sentence + describe_linked(*status.linked)
-
-
-def describe_linked(count: int, missing: Sequence[str]) -> str:
-    """Return the comparison of the functions of CUDA that torch links."""
-    if not count:
-        return ""
-    if not missing:
-        return f"; it answers all {count} CUDA functions that torch links"
-    return (
-        f"; {len(missing)} of {count} CUDA functions that torch links are not answered: "
-        f"{', '.join(missing)}"
-    )
+    count, missing = status.linked
+    if count and missing:
+        names = ", ".join(missing)
+        number = f"{len(missing)} of {count} CUDA functions that torch links"
+        sentence += f"; {number} are not answered: {names}"
+    elif count:
+        sentence += f"; it answers all {count} CUDA functions that torch links"
+    return sentence
 
 
 def format_cudnn(number: int) -> str:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.recording.collector import uncounted
+from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.plain_tensors import gradient_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.sizes import format_size
@@ -106,26 +106,21 @@ class OptimizerWatch:
             return
         if self._tell_after is not None and not around:
             self._tell_after(optimizer)
-        self._note_step(optimizer)
+        with Uncounted():
+            without_gradient = bytes_without_gradient(optimizer)
+            progress.steps += 1
+            progress.bytes_without_gradient = max(progress.bytes_without_gradient, without_gradient)
+            if progress.fresh and progress.steps == 1:
+                import torch
 
-    @uncounted
-    def _note_step(self, optimizer: Optimizer) -> None:
-        progress = self._progress[id(optimizer)]
-        progress.steps += 1
-        progress.bytes_without_gradient = max(
-            progress.bytes_without_gradient, bytes_without_gradient(optimizer)
-        )
-        if progress.fresh and progress.steps == 1:
-            import torch
-
-            progress.state_bytes = sum(
-                part.nbytes
-                for state in optimizer.state.values()
-                for value in (state.values() if isinstance(state, dict) else ())
-                if isinstance(value, torch.Tensor)
-                for part in plain_tensors(value)
-                if part.is_cuda
-            )
+                progress.state_bytes = sum(
+                    part.nbytes
+                    for state in optimizer.state.values()
+                    for value in (state.values() if isinstance(state, dict) else ())
+                    if isinstance(value, torch.Tensor)
+                    for part in plain_tensors(value)
+                    if part.is_cuda
+                )
 
     def _steps_around(self, wrapper: FrameType) -> list[int]:
         """Return the ids of the optimizers with a step around this one.

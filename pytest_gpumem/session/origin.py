@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.report.model import MAX_SHARDS, Origin, Shard
-from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.session.settings import in_ci
 
 if TYPE_CHECKING:
@@ -71,6 +70,21 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
         shard=shard,
         artifact=settings.artifact,
     )
+
+
+def accept_command(report: str, artifact: str) -> str:
+    """Return the command that accepts a report's figures on another machine.
+
+    Of a run of GitHub Actions it names the run, by the variables of GitHub's "Variables reference";
+    "" where nothing says under which name CI keeps the report.
+    """
+    variables = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    server, repository, run = (os.environ.get(name, "") for name in variables)
+    if os.environ.get("GITHUB_ACTIONS") == "true" and all((server, repository, run)):
+        words = ["--run", f"{server}/{repository}/actions/runs/{run}"]
+        words += ["--artifact", artifact] if artifact else []
+        return shlex.join(["gpumem", "accept", *words])
+    return shlex.join(["gpumem", "accept", str(Path(artifact, report))]) if artifact else ""
 
 
 def session_accept_command(settings: Settings) -> str:

@@ -87,7 +87,7 @@ WRITTEN = {
     ],
     "session/output_files.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
-    "report/shards/merge.py": ["gpumem prune --delete removes them): "],
+    "report/merge.py": ["gpumem prune --delete removes them): "],
     "setup.py": [
         (
             "pip install --force-reinstall --no-deps --no-cache-dir pytest-gpumem, or, in a source "
@@ -107,9 +107,8 @@ JOINED = {
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
     "cli/recorded/show.py": 1,
     "judge/verdict.py": 1,
-    "session/origin.py": 1,
+    "session/origin.py": 3,
     "report/json_report.py": 1,
-    "report/shards/accept_command.py": 2,
     "setup.py": 2,  # the compiler's, which it runs itself
 }
 """modules that make commands of words, and how many"""

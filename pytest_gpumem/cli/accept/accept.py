@@ -23,7 +23,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.json_report import read_report
-from pytest_gpumem.report.shards.merge import merge
+from pytest_gpumem.report.merge import merge
 from pytest_gpumem.report.text import printable
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import BaselineEntry, Measurement
     from pytest_gpumem.report.json_report import SavedReport
+    from pytest_gpumem.report.merge import Merged
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.shards.merge import Merged
 
 HELP = "write the baselines of an earlier run, from its JSON report"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: for the tests that grew, shrank or have no baseline,
@@ -169,8 +169,17 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
         return Outcome("", BAD_INPUT, (*told, remedy))
     refused = {id(test) for test, _ in refusals}
-    groups = _groups(merged, [test for test in tests if id(test) not in refused], folders)
-    return _write(merged, groups, [name for name, _ in reports], told, sure=arguments.yes)
+    groups: dict[str, _Accepted] = {}
+    for test in tests:
+        if id(test) not in refused:
+            origin, folder = merged.report.origins[test.origin], folders[test.origin]
+            group = groups.setdefault(os.path.realpath(folder), _Accepted(folder))
+            group.follow_provenance |= origin.follow_provenance
+            parts = {each.part: entry_of(each, ranks=origin.ranks) for each, _ in test.measured}
+            device = test.measured[0][1].device
+            group.baselines.append(NewBaseline(device, *split_nodeid(test.nodeid), parts))
+    names = [name for name, _ in reports]
+    return _write(merged, list(groups.values()), names, told, sure=arguments.yes)
 
 
 # -- what stands against it --
@@ -353,22 +362,6 @@ def _without_figures(
 
 
 # -- what is written --
-
-
-def _groups(
-    merged: Merged, tests: Iterable[_ReportedTest], folders: Sequence[Path]
-) -> list[_Accepted]:
-    """Return the new baselines by their folders, as the session itself would have made them."""
-    groups: dict[str, _Accepted] = {}
-    for test in tests:
-        origin = merged.report.origins[test.origin]
-        folder = folders[test.origin]
-        group = groups.setdefault(os.path.realpath(folder), _Accepted(folder))
-        group.follow_provenance |= origin.follow_provenance
-        parts = {result.part: entry_of(result, ranks=origin.ranks) for result, _ in test.measured}
-        device = test.measured[0][1].device
-        group.baselines.append(NewBaseline(device, *split_nodeid(test.nodeid), parts))
-    return list(groups.values())
 
 
 def _write(

@@ -8,7 +8,7 @@ import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from packaging.version import VERSION_PATTERN, InvalidVersion, Version
+from packaging.version import VERSION_PATTERN, Version
 
 from pytest_gpumem.baselines.git import GitError, repository_root, run_git
 from pytest_gpumem.errors import SpecError
@@ -35,7 +35,12 @@ class Candidates(NamedTuple):
 
 def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> Candidates:
     """Return the releases of a package from the good one to the bad one."""
-    first, last = sorted(_version(package, name) for name in (good, bad))
+    for name in (good, bad):
+        if not _PEP_440.fullmatch(name.strip()):
+            raise SpecError(
+                f"{package} {name}", f"{name!r} is not a version", "write for example 4.44.2"
+            )
+    first, last = sorted(map(Version, (good, bad)))
     if first == last:
         raise SpecError(
             f"{package} {good} {bad}",
@@ -94,15 +99,6 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         )
     versions = line.group(1).split(", ")
     return [version for version in versions if _PEP_440.fullmatch(version)]  # not of years ago
-
-
-def _version(package: str, text: str) -> Version:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise SpecError(
-            f"{package} {text}", f"{text!r} is not a version", "write for example 4.44.2"
-        ) from None
 
 
 def commits_between(repository: Path, good: str, bad: str) -> Candidates:

@@ -13,9 +13,9 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.merge import merge
 from pytest_gpumem.report.model import MAX_SHARDS
-from pytest_gpumem.report.shards.accept_command import accept_command
-from pytest_gpumem.report.shards.merge import merge
+from pytest_gpumem.session.origin import accept_command
 from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
 from pytest_gpumem.tracebacks import without_collections
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpumem.report.shards.merge import Merged
+    from pytest_gpumem.report.merge import Merged
 
 HELP = "print or write JSON reports as Markdown, or merge several reports into one"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: the

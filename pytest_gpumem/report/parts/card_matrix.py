@@ -59,8 +59,17 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
     if matrix is None:
         return ""
     cards, cells = matrix
+    groups: list[list[str]] = [[]]
+    used, room = 0, width - min(max(map(columns, cells)), MIN_NAME)
+    for card in cards:
+        wide = 2 + max(columns(card), *(columns(row.get(card, "")) for row in cells.values()))
+        if groups[-1] and used + wide > room:
+            groups.append([])
+            used = 0
+        groups[-1].append(card)
+        used += wide
     tables = []
-    for group in _row_groups(cells, cards, width):
+    for group in groups:
         rows_of_group = [[row.get(card, "") for card in group] for row in cells.values()]
         wide = sum(
             2 + max(map(columns, column)) for column in zip(group, *rows_of_group, strict=True)
@@ -91,19 +100,3 @@ def _cell(result: Result) -> str:
     if result.verdict.kind is Kind.OVER_BUDGET:
         return "over budget"
     return "?" if left is None else f"{left / GIB:.2f}"
-
-
-def _row_groups(
-    cells: dict[str, dict[str, str]], cards: Iterable[str], width: int
-) -> list[list[str]]:
-    room = width - min(max(map(columns, cells)), MIN_NAME)
-    groups: list[list[str]] = [[]]
-    used = 0
-    for card in cards:
-        wide = 2 + max(columns(card), *(columns(row.get(card, "")) for row in cells.values()))
-        if groups[-1] and used + wide > room:
-            groups.append([])
-            used = 0
-        groups[-1].append(card)
-        used += wide
-    return groups

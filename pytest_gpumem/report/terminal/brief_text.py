@@ -35,7 +35,47 @@ def brief_failures(
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
-        lines += _brief_lines(result, width, next_step=not repeated, whole_code=whole_code)
+        verdict = result.verdict
+        part = f"part {result.part}: " if result.part else ""
+        head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
+        causes = cause_table(result, width, whole_code=whole_code)
+        ending: list[StyledText] = []
+        if not repeated:
+            step = wrapped("step: ", circumstances(replace(result, part="")), width)
+            ending += map(StyledText, step.splitlines())
+            if result.snapshot:
+                snapshot = f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
+                ending.append(StyledText(snapshot))
+            ending += remedy_lines(verdict, width)
+        hints = [
+            hint
+            for hint in hints_of(result)
+            if verdict.kind in HINTED or hint.kind is NoteKind.STILL_HELD
+        ]
+        notes = told_notes(verdict.notes, hints)
+        paragraphs = [wrapped("note: ", note.text, width).splitlines() for note in notes]
+        paragraphs += [wrapped("hint: ", hint.text, width).splitlines() for hint in hints]
+        # The first cause is always shown, and one line is left to say that more is known.
+        first = len(causes[:1]) + sum(1 for _ in takewhile(lambda line: line.below, causes[1:]))
+        room = MAX_LINES - len(head) - first - len(ending) - 1
+        shown: list[str] = []
+        hidden = 0
+        for paragraph in paragraphs:
+            if len(shown) + len(paragraph) <= room:
+                shown += paragraph
+            else:
+                hidden += 1
+        causes = causes[: first + max(0, room - len(shown))]
+        left_out = []
+        if hidden:
+            left_out.append("1 more note" if hidden == 1 else f"{hidden} more notes and hints")
+        if result.measurement and result.measurement.attributions:
+            left_out.append("all figures")
+        if left_out:
+            shown.append(f"({' and '.join(left_out)} with -v)")
+        body = (*(line.text for line in causes), *shown)
+        lines += [StyledText(line, "headline") for line in head]
+        lines += [*map(StyledText, body), *ending]
     return lines
 
 
@@ -52,51 +92,6 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
         command = result.verdict.command
         repeated = bool(command) and any(command == each.verdict.command for each in later)
         yield replace(result, snapshot="") if later else result, repeated
-
-
-def _brief_lines(
-    result: Result, width: int, *, next_step: bool, whole_code: bool
-) -> list[StyledText]:
-    verdict = result.verdict
-    part = f"part {result.part}: " if result.part else ""
-    head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
-    causes = cause_table(result, width, whole_code=whole_code)
-    ending: list[StyledText] = []
-    if next_step:
-        step = wrapped("step: ", circumstances(replace(result, part="")), width)
-        ending += map(StyledText, step.splitlines())
-        if result.snapshot:
-            snapshot = f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
-            ending.append(StyledText(snapshot))
-        ending += remedy_lines(verdict, width)
-    hints = [
-        hint
-        for hint in hints_of(result)
-        if verdict.kind in HINTED or hint.kind is NoteKind.STILL_HELD
-    ]
-    notes = told_notes(verdict.notes, hints)
-    paragraphs = [wrapped("note: ", note.text, width).splitlines() for note in notes]
-    paragraphs += [wrapped("hint: ", hint.text, width).splitlines() for hint in hints]
-    # The first cause is always shown, and one line is left to say that more is known.
-    first = len(causes[:1]) + sum(1 for _ in takewhile(lambda line: line.below, causes[1:]))
-    room = MAX_LINES - len(head) - first - len(ending) - 1
-    shown: list[str] = []
-    hidden = 0
-    for lines in paragraphs:
-        if len(shown) + len(lines) <= room:
-            shown += lines
-        else:
-            hidden += 1
-    causes = causes[: first + max(0, room - len(shown))]
-    left_out = []
-    if hidden:
-        left_out.append("1 more note" if hidden == 1 else f"{hidden} more notes and hints")
-    if result.measurement and result.measurement.attributions:
-        left_out.append("all figures")
-    if left_out:
-        shown.append(f"({' and '.join(left_out)} with -v)")
-    body = (*(line.text for line in causes), *shown)
-    return [*(StyledText(line, "headline") for line in head), *map(StyledText, body), *ending]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:

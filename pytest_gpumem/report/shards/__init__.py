@@ -1,1 +1,0 @@
-"""Reports of several sessions as one: the shards of a suite, its devices, its machines."""
