@@ -125,11 +125,8 @@ def read_relations(
     of, figure = declared.get("of"), declared.get("figure")
     for name, value in (("of", of), ("figure", figure)):
         if value is not None and not limits:
-            raise SpecError(
-                f"{call}{name}={shown(value)})",
-                f"{name}= needs a limit",
-                "write at_most=1.1 as well",
-            )
+            remedy = "write at_most=1.1 as well"
+            raise SpecError(f"{call}{name}={shown(value)})", f"{name}= needs a limit", remedy)
     figure = _figure(figure, call)
     references = [*parts, BEFORE]
     reference = None if of is None else _part_name("of", of, references, call)
@@ -196,11 +193,8 @@ def _read(
         raise SpecError(
             call_text, "this is neither a share of that part nor a size", f'write {name}="+ 64MiB"'
         )
-    raise SpecError(
-        call_text,
-        (f"this names no part that was measured before (measured: {_listed(parts)})"),
-        _EXAMPLES.format(name),
-    )
+    problem = f"this names no part that was measured before (measured: {_listed(parts)})"
+    raise SpecError(call_text, problem, _EXAMPLES.format(name))
 
 
 def _relation_to(name: str, value: str, part: str) -> Relation | None:

@@ -75,24 +75,15 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise SpecError(
-            shown(text),
-            "this is not a size",
-            "write a number and its unit, such as '1.5GiB' or '64 MiB'",
-        )
+        remedy = "write a number and its unit, such as '1.5GiB' or '64 MiB'"
+        raise SpecError(shown(text), "this is not a size", remedy)
     number, unit = match.groups()
     if not unit:
-        raise SpecError(
-            shown(text),
-            "this number has no unit",
-            f"write {shown(number + ' MiB')}, or {shown(number + ' B')} for bytes",
-        )
+        remedy = f"write {shown(number + ' MiB')}, or {shown(number + ' B')} for bytes"
+        raise SpecError(shown(text), "this number has no unit", remedy)
     if unit.lower() not in _UNITS:
-        raise SpecError(
-            shown(text),
-            f"{shown(unit)} is not a unit of size",
-            "use B, KiB, MiB, GiB, TiB (steps of 1024) or kB, MB, GB, TB (steps of 1000)",
-        )
+        remedy = "use B, KiB, MiB, GiB, TiB (steps of 1024) or kB, MB, GB, TB (steps of 1000)"
+        raise SpecError(shown(text), f"{shown(unit)} is not a unit of size", remedy)
     return round(_fraction(number) * _UNITS[unit.lower()])
 
 

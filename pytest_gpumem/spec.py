@@ -208,17 +208,11 @@ def _one_rank(spec: MemorySpec) -> MemorySpec:
             call_text, "rank needs world_size", f"write world_size={rank + 1 if rank else 8}"
         )
     if spec.devices > 1:
-        raise SpecError(
-            call_text,
-            "a rank runs on one device, and a test's process runs one rank",
-            "leave out devices, or world_size",
-        )
+        problem = "a rank runs on one device, and a test's process runs one rank"
+        raise SpecError(call_text, problem, "leave out devices, or world_size")
     if rank is not None and rank >= size:
-        raise SpecError(
-            call_text,
-            f"rank must be below world_size ({size})",
-            f"write for example rank={size - 1}",
-        )
+        remedy = f"write for example rank={size - 1}"
+        raise SpecError(call_text, f"rank must be below world_size ({size})", remedy)
     return replace(spec, rank=rank or 0)
 
 
@@ -234,11 +228,8 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
     """
     if not isinstance(name, str) or not name.strip():
         call_text = f"gpu_memory.measure({shown(name)})"
-        raise SpecError(
-            call_text,
-            "a part of a test needs a name, as text",
-            "write gpu_memory.measure('forward')",
-        )
+        remedy = "write gpu_memory.measure('forward')"
+        raise SpecError(call_text, "a part of a test needs a name, as text", remedy)
     inherited: dict[str, Any] = {
         "tolerance": base.tolerance,
         "batch_size": base.batch_size,
@@ -272,11 +263,8 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
     if name in readers:
         return
     if name in _DEFAULTS:
-        raise SpecError(
-            name,
-            f"{name} is for the whole test, not for a part",
-            f"put {name} on the test, in @pytest.mark.gpu_memory(...)",
-        )
+        remedy = f"put {name} on the test, in @pytest.mark.gpu_memory(...)"
+        raise SpecError(name, f"{name} is for the whole test, not for a part", remedy)
     close = difflib.get_close_matches(name[:MAX_NAME_LENGTH].lower(), readers, n=1)
     if not close:
         remedy = f"write one of {', '.join(readers)}"

@@ -38,17 +38,11 @@ def read_budget(name: str, value: object) -> float:
             name, f"{name} must be a plain number of GiB", f"write {name}={_plain_gib(value)}"
         )
     if not number > 0:
-        raise SpecError(
-            name,
-            f"{name} must be a number above 0",
-            f"write {name}=8 for 8 GiB, or leave out {name} for no limit",
-        )
+        remedy = f"write {name}=8 for 8 GiB, or leave out {name} for no limit"
+        raise SpecError(name, f"{name} must be a number above 0", remedy)
     if number > MAX_GIB:
-        raise SpecError(
-            name,
-            f"{name} is more than {MAX_GIB:,} GiB",
-            f"write GiB, not bytes: {name}=8; or leave out {name} for no limit",
-        )
+        remedy = f"write GiB, not bytes: {name}=8; or leave out {name} for no limit"
+        raise SpecError(name, f"{name} is more than {MAX_GIB:,} GiB", remedy)
     if gib(number) == 0:
         raise SpecError(name, f"{name} is less than one byte", f"write GiB: {name}=0.5")
     return number
@@ -71,11 +65,8 @@ def read_whole_number(name: str, value: object, *, least: int, largest: int) -> 
     """Return a whole number within bounds."""
     number = _integer(value)
     if number is None or not least <= number <= largest:
-        raise SpecError(
-            name,
-            f"{name} must be a whole number from {least} to {largest:,}",
-            f"write for example {name}={max(least, 1)}",
-        )
+        remedy = f"write for example {name}={max(least, 1)}"
+        raise SpecError(name, f"{name} must be a whole number from {least} to {largest:,}", remedy)
     return number
 
 
@@ -89,17 +80,11 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
         number for number in map(_integer, sizes) if number is not None and 1 <= number <= MAX_BATCH
     }
     if len(sizes) > MAX_SIZES:  # it may be range(10**9), or without an end
-        raise SpecError(
-            name,
-            f"{name} has more than {MAX_SIZES} sizes, and the test runs once for each size",
-            f"write for example {name}=[8, 16, 32]",
-        )
+        problem = f"{name} has more than {MAX_SIZES} sizes, and the test runs once for each size"
+        raise SpecError(name, problem, f"write for example {name}=[8, 16, 32]")
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
-        raise SpecError(
-            name,
-            f"{name} must be a list of two or more different whole numbers above 0",
-            f"write for example {name}=[8, 16, 32]",
-        )
+        problem = f"{name} must be a list of two or more different whole numbers above 0"
+        raise SpecError(name, problem, f"write for example {name}=[8, 16, 32]")
     return tuple(sorted(numbers))
 
 
@@ -127,11 +112,8 @@ def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
         elif options is True:
             variants[key] = {key: True}
         else:
-            raise SpecError(
-                name,
-                f"the switches of {name}[{key!r}] must be True or a dict with text keys",
-                example,
-            )
+            problem = f"the switches of {name}[{key!r}] must be True or a dict with text keys"
+            raise SpecError(name, problem, example)
     return variants
 
 
@@ -151,11 +133,8 @@ def read_leak(name: str, value: object) -> float:
     """Return a limit in MiB, which may be zero."""
     number = _number(value)
     if number is None or not 0 <= number <= _MAX_LEAK_MIB:
-        raise SpecError(
-            name,
-            f"{name} must be a plain number of MiB, 0 or more",
-            f"write {name}=0 if the test must free all its memory",
-        )
+        remedy = f"write {name}=0 if the test must free all its memory"
+        raise SpecError(name, f"{name} must be a plain number of MiB, 0 or more", remedy)
     return number
 
 
@@ -165,11 +144,8 @@ def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
         for choice in _VALUES:
             if str.__str__(value) == choice:
                 return choice
-    raise SpecError(
-        name,
-        f"{name} is one of auto, full and off",
-        f'write {name}="full" to compute all values on a virtual GPU',
-    )
+    remedy = f'write {name}="full" to compute all values on a virtual GPU'
+    raise SpecError(name, f"{name} is one of auto, full and off", remedy)
 
 
 def read_card(
@@ -180,11 +156,8 @@ def read_card(
         return find_card(value)
     if isinstance(value, (list, tuple)) and value and all(isinstance(card, str) for card in value):
         return tuple(dict.fromkeys(map(find_card, value)))
-    raise SpecError(
-        name,
-        f"{name} must be a card's name, as text, or a list of them",
-        f"write {name}='T4' or {name}=['T4', 'L4']",
-    )
+    remedy = f"write {name}='T4' or {name}=['T4', 'L4']"
+    raise SpecError(name, f"{name} must be a card's name, as text, or a list of them", remedy)
 
 
 def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
@@ -198,11 +171,8 @@ def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
         ranks.clear()
     valid = {rank for rank in ranks if rank is not None and rank >= 0}
     if not valid or len(valid) < len(ranks):
-        raise SpecError(
-            name,
-            f'{name} must be "all", or a list of different ranks from 0',
-            f'write {name}="all" or {name}=[0, 7]',
-        )
+        remedy = f'write {name}="all" or {name}=[0, 7]'
+        raise SpecError(name, f'{name} must be "all", or a list of different ranks from 0', remedy)
     return tuple(sorted(valid))
 
 

@@ -64,11 +64,8 @@ def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: A
     capability = properties.major, properties.minor
     if capability not in LIMITS:
         capabilities = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
-        raise DeviceError(
-            properties.name,
-            "the virtual GPU does not support compute capability {}.{}".format(*capability),
-            f"it supports {capabilities}",
-        )
+        problem = "the virtual GPU does not support compute capability {}.{}".format(*capability)
+        raise DeviceError(properties.name, problem, f"it supports {capabilities}")
     return {
         "device_name": properties.name,
         "total_memory": properties.total_memory,

@@ -94,11 +94,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     for name in ("size", "start", "limit", "multiple"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= MAX_BATCH:
-            raise SpecError(
-                f"--{name}={value}",
-                f"{name} must be a whole number from 1 to {MAX_BATCH:,}",
-                f"write for example --{name}=8",
-            )
+            problem = f"{name} must be a whole number from 1 to {MAX_BATCH:,}"
+            raise SpecError(f"--{name}={value}", problem, f"write for example --{name}=8")
     names = [name.strip() for names in arguments.card for name in names.split(",")]
     cards = list(dict.fromkeys(map(find_card, filter(None, names)))) or [find_card(DEFAULT_CARD)]
     read_max_gib(arguments.max_gib)  # refuse it before anything runs
@@ -111,11 +108,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     step = find_function(target)
     sized = takes_size(target, step)
     if not sized and arguments.size is not None:
-        raise SpecError(
-            f"--size={arguments.size}",
-            f"{target} takes no argument",
-            "leave out the option, or let the function take a size",
-        )
+        remedy = "leave out the option, or let the function take a size"
+        raise SpecError(f"--size={arguments.size}", f"{target} takes no argument", remedy)
     try:
         answers = [_answer(arguments, step, choice.device, card, sized=sized) for card in cards]
     except GpuMemError:

@@ -134,11 +134,8 @@ def read_rank_list(text: str, world_size: int) -> list[int]:
     words = text.split(",")
     ranks = list(dict.fromkeys(int(word) for word in words if re.fullmatch(r"\d{1,7}", word)))
     if len(ranks) < len(words) or max(ranks) >= world_size:
-        raise SpecError(
-            f"--world-size={world_size} --ranks={text}",
-            "these are not ranks",
-            "write for example --world-size=8 --ranks=0,7",
-        )
+        remedy = "write for example --world-size=8 --ranks=0,7"
+        raise SpecError(f"--world-size={world_size} --ranks={text}", "these are not ranks", remedy)
     return ranks
 
 

@@ -102,11 +102,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     for name in LIMITS:
         read_max_gib(getattr(arguments, name), flag_of(name))
     if not 1 <= arguments.devices <= MAX_DEVICES:
-        raise SpecError(
-            f"--devices={arguments.devices}",
-            "this is not a number of devices",
-            f"write a number from 1 to {MAX_DEVICES}",
-        )
+        remedy = f"write a number from 1 to {MAX_DEVICES}"
+        raise SpecError(f"--devices={arguments.devices}", "this is not a number of devices", remedy)
     ranks: Sequence[int] = ()
     if arguments.ranks is not None:
         ranks = read_rank_list(arguments.ranks, arguments.world_size or 0)

@@ -43,12 +43,9 @@ def find_function(target: str) -> Callable[..., object]:
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         ending = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
-        remedy = f"name one of these: {', '.join(own[:MAX_NAMES])}{ending}"
-        raise SpecError(
-            target,
-            f"this module has no function or class {name}",
-            remedy if own else "name a module that defines a step function",
-        )
+        remedy = "name a module that defines a step function"
+        remedy = f"name one of these: {', '.join(own[:MAX_NAMES])}{ending}" if own else remedy
+        raise SpecError(target, f"this module has no function or class {name}", remedy)
     return function  # type: ignore[no-any-return] # it is callable
 
 
@@ -83,11 +80,8 @@ def takes_size(target: str, step: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # some of C's have none
-        raise SpecError(
-            target,
-            "the arguments of this function are unknown",
-            "name a function written in Python",
-        ) from None
+        remedy = "name a function written in Python"
+        raise SpecError(target, "the arguments of this function are unknown", remedy) from None
     needed = [
         parameter
         for parameter in parameters
@@ -96,9 +90,6 @@ def takes_size(target: str, step: Callable[..., object]) -> bool:
     ]
     if len(needed) > 1 or any(parameter.kind not in positional for parameter in needed):
         names = ", ".join(parameter.name for parameter in needed)
-        raise SpecError(
-            target,
-            f"this function needs the arguments {names}",
-            "name a function that takes one size (a batch size, for example), or no argument",
-        )
+        remedy = "name a function that takes one size (a batch size, for example), or no argument"
+        raise SpecError(target, f"this function needs the arguments {names}", remedy)
     return bool(needed)

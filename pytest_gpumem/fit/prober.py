@@ -199,17 +199,11 @@ def outcome(probe: Probe, capacity: int) -> str:
 
 def _check_step(call: str, step: object) -> None:
     if not callable(step):
-        raise SpecError(
-            f"{call}({shown(step)})",
-            "the step cannot be called",
-            "pass a function that takes one number",
-        )
+        remedy = "pass a function that takes one number"
+        raise SpecError(f"{call}({shown(step)})", "the step cannot be called", remedy)
 
 
 def _check_number(call: str, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BATCH:
-        raise SpecError(
-            f"{call}({name}={shown(value)})",
-            f"{name} must be a whole number from 1 to {MAX_BATCH:,}",
-            f"write for example {name}=8",
-        )
+        problem = f"{name} must be a whole number from 1 to {MAX_BATCH:,}"
+        raise SpecError(f"{call}({name}={shown(value)})", problem, f"write for example {name}=8")

@@ -108,19 +108,16 @@ def loads(content: str | bytes, name: str) -> SavedReport:
     again = f"write the report again with {command}" if name.endswith(".json") else _OTHER
     try:
         data = parse_json(content, "a report of pytest-gpumem")
-    except JsonProblem as problem:
-        raise ReportError(name, str(problem), again) from None
+    except JsonProblem as error:
+        raise ReportError(name, str(error), again) from None
     number = data.get("format") if isinstance(data, dict) else None
     # A baseline file has a "format" as well.
     if type(number) is not int or number < 1 or not isinstance(data, dict) or "gpumem" not in data:
-        problem_text = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
-        raise ReportError(name, problem_text, _OTHER)
+        problem = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
+        raise ReportError(name, problem, _OTHER)
     if number > FORMAT:
-        raise ReportError(
-            name,
-            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
-            "upgrade pytest-gpumem",
-        )
+        problem = f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})"
+        raise ReportError(name, problem, "upgrade pytest-gpumem")
 
     def records(forms: object, kind: type[Record]) -> tuple[Record, ...]:
         return msgspec.convert(forms, tuple[kind, ...], from_attributes=True)  # type: ignore[valid-type] # at run time

@@ -44,8 +44,5 @@ def from_text(content: object) -> list[Result]:
         except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
             return msgspec.convert(json.loads(content), list[Result])
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-        raise GpuMemError(
-            "results of tests",
-            f"cannot be read: {error}",
-            "run the same version of pytest-gpumem in every process of the session",
-        ) from error
+        remedy = "run the same version of pytest-gpumem in every process of the session"
+        raise GpuMemError("results of tests", f"cannot be read: {error}", remedy) from error

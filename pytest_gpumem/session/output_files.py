@@ -43,11 +43,8 @@ class Output(NamedTuple):
     def require(self, given: str) -> None:
         """Refuse the option of the page without jinja2."""
         if self.name == "html" and find_spec("jinja2") is None:
-            raise SpecError(
-                given,
-                "the page needs jinja2, which is not installed",
-                "run pip install 'pytest-gpumem[html]'",
-            )
+            remedy = "run pip install 'pytest-gpumem[html]'"
+            raise SpecError(given, "the page needs jinja2, which is not installed", remedy)
 
 
 def _page(report: Report, _created: str, when: str, json_name: str) -> Iterable[str]:

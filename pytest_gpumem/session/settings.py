@@ -94,11 +94,8 @@ def _read_card(name: str) -> str:
     from pytest_gpumem.devices.cards import find_card
 
     if "," in name:
-        raise SpecError(
-            name,
-            "this names several cards, but the virtual GPU is one card",
-            f"to run every marked test on each of them, write --gpumem-cards={name}",
-        )
+        remedy = f"to run every marked test on each of them, write --gpumem-cards={name}"
+        raise SpecError(name, "this names several cards, but the virtual GPU is one card", remedy)
     return find_card(name).name
 
 
@@ -123,11 +120,8 @@ def _read_visible(visible: str) -> str:
     count = int(number) if digits else 0
     if word == "session" and (not colon or 1 <= count <= MAX_DEVICES):
         return f"session:{count}" if count > 1 else "session"
-    raise SpecError(
-        visible,
-        "this is not a valid choice",
-        f"write test, session, or session:4 for four GPUs (at most {MAX_DEVICES})",
-    )
+    remedy = f"write test, session, or session:4 for four GPUs (at most {MAX_DEVICES})"
+    raise SpecError(visible, "this is not a valid choice", remedy)
 
 
 def _read_tolerance(tolerance: str) -> Tolerance | None:
@@ -434,11 +428,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     for name in (output.name for output in OUTPUTS):
         path = values[name]
         if path is not None and path in option_of:  # the second would replace the first
-            raise SpecError(
-                f"--gpumem-{name}={path}",
-                f"--gpumem-{option_of[path]} names the same file",
-                "name two different files",
-            )
+            problem = f"--gpumem-{option_of[path]} names the same file"
+            raise SpecError(f"--gpumem-{name}={path}", problem, "name two different files")
         option_of[path] = name
     if values["against"] and values["update_baselines"]:
         raise SpecError(

@@ -199,11 +199,8 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     paths = () if "--pyargs" in arguments.pytest_arguments else arguments.words
     for test in paths[3 if arguments.git is None else 2 :]:
         if not Path(test.partition("::")[0]).exists():
-            raise SpecError(
-                test,
-                f"{Path.cwd()} has no such file or folder",
-                "name a test as for pytest: tests/test_llama.py::test_step",
-            )
+            remedy = "name a test as for pytest: tests/test_llama.py::test_step"
+            raise SpecError(test, f"{Path.cwd()} has no such file or folder", remedy)
     if arguments.git is None and (os.sep in package or package.startswith("-")):
         raise SpecError(
             package, "this is not the name of a package", "use --git for a repository's folder"

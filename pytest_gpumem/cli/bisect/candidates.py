@@ -42,11 +42,8 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
             )
     first, last = sorted(map(Version, (good, bad)))
     if first == last:
-        raise SpecError(
-            f"{package} {good} {bad}",
-            "these are the same release",
-            "name a release with more memory",
-        )
+        remedy = "name a release with more memory"
+        raise SpecError(f"{package} {good} {bad}", "these are the same release", remedy)
     with_prereleases = prereleases or first.is_prerelease or last.is_prerelease
     listed = offered_releases(package, prereleases=with_prereleases)
     versions = {Version(name): name for name in listed}
@@ -73,11 +70,8 @@ def _directed(oldest_first: list[str], *, falls: bool) -> Candidates:
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     """Return all releases that pip finds for this Python, by ``pip index versions``."""
     if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
-        raise SpecError(
-            "gpumem bisect",
-            f"{sys.executable} has no pip, which lists the releases",
-            "run python -m ensurepip",
-        )
+        problem = f"{sys.executable} has no pip, which lists the releases"
+        raise SpecError("gpumem bisect", problem, "run python -m ensurepip")
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     process = subprocess.run(
         [*command, *(["--pre"] if prereleases else [])], capture_output=True, text=True, check=False
@@ -92,11 +86,8 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     line = re.search(r"^Available versions: (.*)$", process.stdout, re.MULTILINE)
     if line is None:
         errors = [text for text in process.stderr.splitlines() if text.startswith("ERROR")]
-        raise SpecError(
-            package,
-            "pip finds no release of this package" + (f" ({errors[-1]})" if errors else ""),
-            "correct the name, or pip's index",
-        )
+        problem = "pip finds no release of this package" + (f" ({errors[-1]})" if errors else "")
+        raise SpecError(package, problem, "correct the name, or pip's index")
     versions = line.group(1).split(", ")
     return [version for version in versions if _PEP_440.fullmatch(version)]  # not of years ago
 

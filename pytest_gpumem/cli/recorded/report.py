@@ -75,11 +75,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     limit = arguments.limit
     if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
         problem = "this is not a number of reports"
-        raise SpecError(
-            f"--expect={arguments.expect}",
-            problem,
-            "write a whole number from 1, such as --expect=8",
-        )
+        remedy = "write a whole number from 1, such as --expect=8"
+        raise SpecError(f"--expect={arguments.expect}", problem, remedy)
     for output in (JSON, MARKDOWN, HTML):
         if path := getattr(arguments, output.name):
             output.require(f"--{output.name}={path}")

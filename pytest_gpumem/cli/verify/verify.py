@@ -117,17 +117,11 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
         done = subprocess.run(command, check=False, timeout=TIMEOUT, env=environment)
         status = done.returncode
     except subprocess.TimeoutExpired:
-        raise DeviceError(
-            subject,
-            f"its process ran longer than {TIMEOUT} s",
-            "read the last lines that it printed",
-        ) from None
+        remedy = "read the last lines that it printed"
+        raise DeviceError(subject, f"its process ran longer than {TIMEOUT} s", remedy) from None
     if status or not out.exists():
-        raise DeviceError(
-            subject,
-            f"its process ended with status {status} (see above)",
-            "this command needs a GPU that torch sees, and pytest-gpumem's native library",
-        )
+        remedy = "this command needs a GPU that torch sees, and pytest-gpumem's native library"
+        raise DeviceError(subject, f"its process ended with status {status} (see above)", remedy)
     document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return document
 
@@ -139,11 +133,8 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
             return card.name, card.name
     capability = tuple(device["capability"])
     if capability not in LIMITS:
-        raise DeviceError(
-            device["device_name"],
-            "the virtual GPU does not support compute capability {}.{}".format(*capability),
-            "update pytest-gpumem",
-        )
+        problem = "the virtual GPU does not support compute capability {}.{}".format(*capability)
+        raise DeviceError(device["device_name"], problem, "update pytest-gpumem")
     fields = {**device, "context": estimated_context(capability, device["sm_count"])}
     path = folder / "this-gpu.toml"
     path.write_text(card_file_text(fields), encoding="utf-8")
