@@ -37,13 +37,9 @@ class NewContent:
     """A file's new content, which lies beside the file until it replaces the old content."""
 
     def __init__(self, path: Path, chunks: Iterable[bytes], temporary_name: str) -> None:
-        """Write the content.
+        """Write the content beside ``path``, under a name that no other process writes.
 
-        Write the content, in pieces, beside ``path``, under a name that no other process writes.
-        Make the folder.
-
-        Raises:
-            OSError: it could not be written; nothing is left of it.
+        The folder is made. After an OSError nothing is left.
         """
         self._target = Path(os.path.realpath(path))
         self._temporary = self._target.with_name(temporary_name)

@@ -115,10 +115,7 @@ def gib(value: float) -> int:
     """Return the whole bytes in a number of GiB, a fraction of a byte dropped.
 
     A float counts as the decimal that Python prints for it: 0.1 is a tenth of a GiB, not the binary
-    fraction next to it.
-
-    Raises:
-        SpecError: ``value`` is NaN or infinite.
+    fraction next to it. NaN and infinity are refused.
     """
     if isinstance(value, int):
         return value * GIB

@@ -136,11 +136,9 @@ def _answer(
     *,
     sized: bool,
 ) -> CardFit:
-    """Answer for one card.
+    """Answer for one card, or raise a DeviceError where the step's figures are worthless.
 
-    Raises:
-        DeviceError: the step did something that makes its figures worthless, or took no memory.
-        Exception: any of the step's own but out of memory.
+    The step's own errors pass, but for those of running out of memory.
     """
     from pytest_gpumem.fit.prober import Prober
     from pytest_gpumem.meter.meter import Meter

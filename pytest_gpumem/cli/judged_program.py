@@ -111,13 +111,7 @@ class ProgramItem:
     declared = True
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
-        """Take a program.
-
-        Args:
-            nodeid: its name in baselines.
-            script: its file or its module.
-            run: runs it.
-        """
+        """Take a program: its name in baselines, its file or module, and its function."""
         self.nodeid, self.argument = nodeid, ""  # its command has it
         self._script = script
         self.runtest = run
@@ -165,16 +159,9 @@ class JudgedProgram:
     def __init__(
         self, item: ProgramItem, arguments: argparse.Namespace, choice: Choice, children: ChildWatch
     ) -> None:
-        """Prepare a program's measurement.
+        """Prepare a program's measurement, or refuse an argument that cannot be used.
 
-        Args:
-            item: the program.
-            arguments: those of ``gpumem run``.
-            choice: the device.
-            children: the watch of the program's processes, from its start.
-
-        Raises:
-            SpecError: an argument that cannot be used.
+        ``children`` watches the program's processes from its start.
         """
         self._item, self._root = item, Path.cwd()
         if arguments.update and arguments.baseline is None:
@@ -274,11 +261,7 @@ class JudgedProgram:
         return self._session.run
 
     def finish(self, error: BaseException | None, *, passed: bool) -> Judged:
-        """Judge the program that has ended; write its baseline and its reports.
-
-        Args:
-            error: the error that it ended with.
-            passed: whether it ended well.
+        """Judge the program that has ended, well or with an error; write its baseline and reports.
 
         Raises:
             GpuMemError: the measurement means nothing.

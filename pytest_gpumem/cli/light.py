@@ -179,12 +179,9 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def recent_pip(folder: str) -> tuple[list[str], bool]:
-    """Return the command of a pip that downloads no packages for --dry-run, else of this one.
+    """Return the command of a pip, and whether it downloads no packages for --dry-run.
 
     If the pip here is older, a newer one is put into ``folder``, which is empty.
-
-    Returns:
-        the command, and whether it is of such a pip.
     """
     own = [sys.executable, "-m", "pip"]
     if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= FIRST_PIP:

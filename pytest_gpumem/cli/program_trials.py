@@ -46,11 +46,7 @@ class Range(NamedTuple):
 
 
 def read_range(text: str) -> Range:
-    """Return the range of ``--largest``.
-
-    Raises:
-        SpecError: it is none.
-    """
+    """Return the range of ``--largest``, or refuse what is none."""
     match = _FORM.fullmatch(text)
     if match is None or not 1 <= int(match["first"]) <= int(match["last"]):
         raise SpecError(
@@ -126,11 +122,7 @@ class ProgramTrials(NamedTuple):
 
 
 def read_rank_list(text: str, world_size: int) -> list[int]:
-    """Return the ranks of ``--ranks``, each once.
-
-    Raises:
-        SpecError: they are none of so many.
-    """
+    """Return the ranks of ``--ranks``, each once, or refuse others than so many have."""
     words = text.split(",")
     ranks = list(dict.fromkeys(int(word) for word in words if re.fullmatch(r"\d{1,7}", word)))
     if len(ranks) < len(words) or max(ranks) >= world_size:

@@ -181,11 +181,7 @@ class UserProgram:
         self._module = module
 
     def name(self, given: str | None) -> str:
-        """Return the program's name in baselines, as pytest names a test: its file, its arguments.
-
-        Args:
-            given: the name in the place of the arguments.
-        """
+        """Return the name in baselines: the program's file, and its arguments or a given name."""
         script = Path(self.target)
         module = self.target
         if not self._module:

@@ -21,9 +21,7 @@ MAX_NAMES: Final = 6
 def find_function(target: str) -> Callable[..., object]:
     """Return the function that "train:step" or "src/train.py:step" names.
 
-    Raises:
-        SpecError: it does not exist.
-        Exception: any of the module's own, while it is imported.
+    Errors of the module's own, while it is imported, pass.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:

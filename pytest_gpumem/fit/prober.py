@@ -147,11 +147,7 @@ class Prober:
         return scaling
 
     def probe(self, step: Step, value: int) -> Probe:
-        """Run a step once.
-
-        Raises:
-            Exception: any error of the step's, but for out-of-memory errors.
-        """
+        """Run a step once; its errors pass, but for those of running out of memory."""
         return self._run(step, value)[0]
 
     def breakdown(self, step: Step, value: int) -> Breakdown | None:

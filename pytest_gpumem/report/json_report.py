@@ -57,7 +57,6 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
     """Yield the lines of a report as JSON: every result is a line, for ``grep`` and for a diff.
 
     Timelines and the courses of baselines are left out: they are drawings' data, and megabytes.
-
     ``created`` is date and time: "2026-11-21T15:06:07Z".
 
     Raises:

@@ -29,11 +29,7 @@ def to_text(results: Sequence[Result]) -> str:
 
 
 def from_text(content: object) -> list[Result]:
-    """Return the results that :func:`to_text` wrote.
-
-    Raises:
-        GpuMemError: ``content`` is not of :func:`to_text`, or of another version's.
-    """
+    """Return the results that :func:`to_text` of this version wrote, or raise a GpuMemError."""
     try:
         if not isinstance(content, str):
             raise TypeError(f"they are not text but of type {type(content).__name__}")  # noqa: TRY301

@@ -99,10 +99,8 @@ class MemorySession:
     ) -> list[Result]:
         """Measure, explain and judge a test that has ended, and its parts.
 
-        With ``debugging`` a debugger is to see the error's frames: the test is not run again.
-
-        Returns:
-            the results; none where the error is not one of running out of memory.
+        With ``debugging`` a debugger is to see the error's frames: the test is not run again. A
+        test with another error than running out of memory has no results.
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker

@@ -98,12 +98,8 @@ OUTPUTS: Final = (HTML, JSON, MARKDOWN)
 def require_replaceable(path: str | os.PathLike[str], beginning: bytes, given: str) -> None:
     """Refuse a file that exists and is no earlier output of this kind; an empty file is replaced.
 
-    A path that cannot be looked at is left to the error of its writing.
-
-    Args:
-        path: the file.
-        beginning: a pattern of the first bytes of such an output.
-        given: the option that names the file, for the error.
+    A path that cannot be looked at is left to the error of its writing. ``beginning`` is a pattern
+    of the first bytes of such an output, ``given`` the option that names the file.
 
     Raises:
         SpecError: it is another file, cannot be read, or is no regular file.

@@ -58,13 +58,9 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def make(self, requirements: Sequence[str]) -> None:
-        """Make it anew.
+        """Make it anew, with this package's own requirements, and with torch as it is installed.
 
-        This package's own requirements are added, and the installed torch unless another is named.
-
-        Raises:
-            SetupError: the requirements cannot be installed together.
-            UnreachedError: no package index answers.
+        Another torch may be named. SetupError: the requirements cannot be installed together.
         """
         self.remove()
         self.log.parent.mkdir(parents=True, exist_ok=True)
