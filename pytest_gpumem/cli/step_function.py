@@ -26,12 +26,7 @@ def find_function(target: str) -> Callable[..., object]:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise SpecError(target, "this is not MODULE:FUNCTION", "write for example train.py:step")
-    module = (
-        _import_file(target, Path(place))
-        if place.endswith(".py")
-        else _import_module(target, place)
-    )
-    function = module
+    module = function = _imported(target, place)
     for attribute in name.split("."):
         function = getattr(function, attribute, None)
     if not callable(function):
@@ -47,7 +42,19 @@ def find_function(target: str) -> Callable[..., object]:
     return function  # type: ignore[no-any-return] # it is callable
 
 
-def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module
+def _imported(target: str, place: str) -> Any:  # noqa: ANN401 - a module
+    """Return the module of a file, or of a name in the current folder."""
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            # A module that ours imports in turn and that is missing is the module's own error.
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise
+            remedy = "name a module in the current folder"
+            raise SpecError(target, f"there is no module {error.name}", remedy) from None
+    path = Path(place)
     if not path.is_file():
         raise SpecError(target, f"there is no file {path}", "name a Python file, or a module")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -57,19 +64,6 @@ def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _import_module(target: str, name: str) -> Any:  # noqa: ANN401 - a module
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that ours imports in turn and that is missing is the module's own error.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise SpecError(
-            target, f"there is no module {error.name}", "name a module in the current folder"
-        ) from None
 
 
 def takes_size(target: str, step: Callable[..., object]) -> bool:

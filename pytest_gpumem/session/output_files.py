@@ -15,7 +15,7 @@ from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from pytest_gpumem.report.model import Report
 
@@ -35,10 +35,6 @@ class Output(NamedTuple):
     """a name that the file may have"""
     beginning: bytes
     """a pattern of the first bytes: only such a file is replaced"""
-    pieces: Callable[[Report, str, str, str], Iterable[str]]
-    """returns the text of a report, in pieces, from the report, the time of its making for programs
-    ("2026-11-21T15:06:07Z") and for readers, and the JSON report that is written as well, as seen
-    from this file's folder"""
 
     def require(self, given: str) -> None:
         """Refuse the option of the page without jinja2."""
@@ -46,23 +42,23 @@ class Output(NamedTuple):
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(given, "the page needs jinja2, which is not installed", remedy)
 
+    def pieces(self, report: Report, created: str, when: str, json_name: str) -> Iterable[str]:
+        """Return the text of a report, in pieces.
 
-def _page(report: Report, _created: str, when: str, json_name: str) -> Iterable[str]:
-    from pytest_gpumem.report.page.html import page
+        ``created`` is the time of the report for programs, "2026-11-21T15:06:07Z", ``when`` the
+        same for a reader, and ``json_name`` the JSON report, as seen from this file's folder.
+        """
+        if self.name == "html":
+            from pytest_gpumem.report.page.html import page
 
-    return [page(report, when=when, json_name=json_name)]
+            return [page(report, when=when, json_name=json_name)]
+        if self.name == "json":
+            from pytest_gpumem.report.json_report import json_lines
 
+            return json_lines(report, created=created)
+        from pytest_gpumem.report.markdown import markdown
 
-def _json_lines(report: Report, created: str, _when: str, _json_name: str) -> Iterable[str]:
-    from pytest_gpumem.report.json_report import json_lines
-
-    return json_lines(report, created=created)
-
-
-def _markdown(report: Report, _created: str, when: str, _json_name: str) -> Iterable[str]:
-    from pytest_gpumem.report.markdown import markdown
-
-    return [markdown(report, when=when)]
+        return [markdown(report, when=when)]
 
 
 HTML: Final = Output(
@@ -73,7 +69,6 @@ HTML: Final = Output(
     example="gpumem.html",
     beginning=rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
     rb"<title>GPU memory[,<]",
-    pieces=_page,
 )
 JSON: Final = Output(
     name="json",
@@ -81,7 +76,6 @@ JSON: Final = Output(
     title="JSON report",
     example="gpumem.json",
     beginning=rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
-    pieces=_json_lines,
 )
 MARKDOWN: Final = Output(
     name="markdown",
@@ -89,7 +83,6 @@ MARKDOWN: Final = Output(
     title="Markdown report",
     example="gpumem.md",
     beginning=rb"## GPU memory: ",
-    pieces=_markdown,
 )
 OUTPUTS: Final = (HTML, JSON, MARKDOWN)
 """in the order in which they are written"""

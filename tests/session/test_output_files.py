@@ -35,8 +35,8 @@ BEGINNINGS = {
 
 def outputs(report):
     """Return the text of each kind of output."""
-    circumstances = "2026-11-22T10:00:00Z", "", ""
-    return {output.name: "".join(output.pieces(report, *circumstances)) for output in OUTPUTS}
+    created = {"created": "2026-11-22T10:00:00Z", "when": "", "json_name": ""}
+    return {output.name: "".join(output.pieces(report, **created)) for output in OUTPUTS}
 
 
 @pytest.mark.parametrize("report", [sample(), Report(())], ids=["results", "empty"])

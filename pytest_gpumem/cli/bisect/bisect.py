@@ -291,35 +291,10 @@ class Bisection:
     def _answer(self, search: Halving, followed: Followed) -> Outcome:
         good, bad = self._versions[search.last_good], self._versions[search.first_bad]
         low, high = self._value(good, followed), self._value(bad, followed)
-        self._write_answer(self._figures_of(good, bad, followed), search.untried)
-        lines = []
-        if search.untried:
-            skipped = ", ".join(map(self._title, search.untried))
-            lines.append(
-                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} "
-                f"does not; these versions between them were skipped: {skipped}"
-            )
-        elif self._falls:
-            lines.append(f"{self._package} {self._title(good)} is the first that takes less:")
-        else:
-            lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
-        sizes = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
-        change = "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
-        if self._falls:
-            change = change.replace("+", "-")
-        lines.append(f"{followed.name}: {' -> '.join(sizes)}{change}")
-        blocks = ["\n".join(lines), self._table(good, bad)]
-        blocks += self._next_steps(good, bad, followed)
-        return Outcome("\n\n".join(blocks), OK)
-
-    def _figures_of(self, good: str, bad: str, followed: Followed) -> dict[str, object]:
-        """Return the figures of two versions next to each other, "found" of them the later."""
-        changes = self._changes(good, bad)
-        (change,) = (change for change in changes if change.key == followed.key)
-        values = {version: self._value(version, followed) for version in (good, bad)}
-        sizes = [None if value == OUT_OF_MEMORY else int(value) for value in values.values()]
+        (change,) = (each for each in self._changes(good, bad) if each.key == followed.key)
+        sizes = [None if value == OUT_OF_MEMORY else int(value) for value in (low, high)]
         old_size, new_size = reversed(sizes) if self._falls else sizes
-        return {
+        answer = {
             "found": good if self._falls else bad,
             "before": bad if self._falls else good,
             "takes": "less" if self._falls else "more",
@@ -332,6 +307,25 @@ class Bisection:
             "bytes_found": new_size,
             "cause": change.cause,
         }
+        self._write_answer(answer, search.untried)
+        lines = []
+        if search.untried:
+            skipped = ", ".join(map(self._title, search.untried))
+            lines.append(
+                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} "
+                f"does not; these versions between them were skipped: {skipped}"
+            )
+        elif self._falls:
+            lines.append(f"{self._package} {self._title(good)} is the first that takes less:")
+        else:
+            lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
+        texts = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
+        more = "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
+        more = more.replace("+", "-") if self._falls else more
+        lines.append(f"{followed.name}: {' -> '.join(texts)}{more}")
+        blocks = ["\n".join(lines), self._table(good, bad)]
+        blocks += self._next_steps(good, bad, followed)
+        return Outcome("\n\n".join(blocks), OK)
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
         """Write the answer, where a file is asked for; None stands for out of memory."""

@@ -24,8 +24,6 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pytest_gpumem.report.json_report import SavedReport
 
 FINISHED: Final = (0, 1)
@@ -59,25 +57,18 @@ class VersionQuestion:
         package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
         asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
-        for path in self._test_files():
-            digest.update(path.read_bytes())
-        return f"{package}-{digest.hexdigest()[:8]}"
-
-    def _test_files(self) -> Iterator[Path]:
-        """Yield the files that its tests name, and of folders all of Python's.
-
-        Hidden folders and installed packages are none of the tests': they hold environments, those
-        of the search too.
-        """
         for argument in self.tests:
             path = Path(argument.partition("::")[0])
-            if path.is_file():
-                yield path
+            files = [path] if path.is_file() else []
             for folder, folders, names in os.walk(path):
+                # Hidden ones and installed packages hold environments, those of the search too.
                 folders[:] = sorted(
                     name for name in folders if name[0] != "." and name != "site-packages"
                 )
-                yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+                files += (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+            for file in files:
+                digest.update(file.read_bytes())
+        return f"{package}-{digest.hexdigest()[:8]}"
 
 
 class Trials:
@@ -138,9 +129,15 @@ class Trials:
                 f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
                 for neighbour in self._question.as_of
             ]
-            beside = [*days, *self._question.requirements]
-            environment.make([self._requirement(version, source), *beside])
+            requirement = f"{package}=={version}"
+            if self._question.repository is not None:
+                self._remove_source(source)
+                place, requirement = str(self._question.repository), str(source)
+                run_git("-C", place, "worktree", "add", "--detach", requirement, version)
+            environment.make([requirement, *days, *self._question.requirements])
             self._run_tests(environment, version, report)
+        except GitError as error:
+            raise SkippedError(f"this commit cannot be checked out: {error}") from error
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
         except UnreachedError as error:
@@ -156,18 +153,6 @@ class Trials:
         finally:
             environment.remove()
             self._remove_source(source)
-
-    def _requirement(self, version: str, source: Path) -> str:
-        """Return pip's requirement: a release, or the folder of a commit that is checked out."""
-        repository = self._question.repository
-        if repository is None:
-            return f"{self._question.package}=={version}"
-        self._remove_source(source)
-        try:
-            run_git("-C", str(repository), "worktree", "add", "--detach", str(source), version)
-        except GitError as error:
-            raise SkippedError(f"this commit cannot be checked out: {error}") from error
-        return str(source)
 
     def _remove_source(self, source: Path) -> None:
         repository = self._question.repository
