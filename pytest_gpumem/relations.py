@@ -225,11 +225,9 @@ def _part_name(name: str, value: object, parts: Collection[str], call: str) -> s
     part = value if isinstance(value, str) else getattr(value, "part", None)
     if isinstance(part, str) and part in parts:
         return part
-    raise SpecError(
-        f"{call}{name}={shown(value)})",
-        (f"this is not a part that was measured before (measured: {_listed(parts)})"),
-        f'write {name}="eager" below: with gpu_memory.measure("eager"): ...',
-    )
+    problem = f"this is not a part that was measured before (measured: {_listed(parts)})"
+    remedy = f'write {name}="eager" below: with gpu_memory.measure("eager"): ...'
+    raise SpecError(f"{call}{name}={shown(value)})", problem, remedy)
 
 
 def _listed(parts: Collection[str]) -> str:

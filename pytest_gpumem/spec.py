@@ -135,11 +135,9 @@ def spec_from_marks(
         if args:
             ellipsis = ", ..." if len(args) > 1 else ""
             example = f"card={shown(args[0])}" if isinstance(args[0], str) else "max_gib=8"
-            raise SpecError(
-                f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})",
-                "the marker takes named arguments only",
-                f"name each argument, for example {example}",
-            )
+            problem = "the marker takes named arguments only"
+            remedy = f"name each argument, for example {example}"
+            raise SpecError(f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})", problem, remedy)
         decided = _SIZES & merged.keys()
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
             if not (decided and name in _SIZES):  # a nearer marker has batch_size or batch_sizes

@@ -34,11 +34,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
         import torch
 
         if not torch.cuda.is_available():
-            raise DeviceError(
-                "gpumem cards --here",
-                f"torch {torch.__version__} sees no GPU here",
-                "run this command on a machine with a GPU and a CUDA build of torch",
-            )
+            problem = f"torch {torch.__version__} sees no GPU here"
+            remedy = "run this command on a machine with a GPU and a CUDA build of torch"
+            raise DeviceError("gpumem cards --here", problem, remedy)
         fields = described(torch.cuda.get_device_properties(0), torch.__version__)
         return Outcome(card_file_text(fields))
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")

@@ -271,19 +271,15 @@ class JudgedProgram:
         run, results = self._session.run, []
         silent = [child.name for child in self._children.children() if not child.ended]
         if silent and passed and self._is_held:
-            raise GpuMemError(
-                self._item.nodeid,
-                f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks",
-                "let all processes end by themselves, or leave the limits and --baseline out",
-            )
+            problem = f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks"
+            remedy = "let all processes end by themselves, or leave the limits and --baseline out"
+            raise GpuMemError(self._item.nodeid, problem, remedy)
         used_below = any(child.peaks for child in self._children.children())
         if run is not None and error is None and is_unused(run) and not used_below:
             if self._is_held:
-                raise GpuMemError(
-                    self._item.nodeid,
-                    f"the program took no memory of {run.info.name}: it has no peak to judge",
-                    "run what uses CUDA, or leave the limits and --baseline out",
-                )
+                problem = f"the program took no memory of {run.info.name}: it has no peak to judge"
+                remedy = "run what uses CUDA, or leave the limits and --baseline out"
+                raise GpuMemError(self._item.nodeid, problem, remedy)
         elif passed or error is not None:
             results = self._session.finish(self._item, error)
         failed, nodeid = any(result.verdict.failed for result in results), self._item.nodeid

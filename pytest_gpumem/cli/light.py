@@ -169,11 +169,9 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
         )
     if process.returncode != 0:
         print(process.stderr, file=sys.stderr, end="")
-        raise SpecError(
-            f"gpumem light {' '.join(requirements)}",
-            f"pip cannot install these together (exit status {process.returncode}, see above)",
-            "change the requirements",
-        )
+        problem = f"pip cannot install these together (exit status {process.returncode}, see above)"
+        remedy = "change the requirements"
+        raise SpecError(f"gpumem light {' '.join(requirements)}", problem, remedy)
     rows: list[dict[str, Any]] = json.loads(process.stdout)["install"]
     return rows
 

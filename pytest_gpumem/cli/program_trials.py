@@ -49,11 +49,9 @@ def read_range(text: str) -> Range:
     """Return the range of ``--largest``, or refuse what is none."""
     match = _FORM.fullmatch(text)
     if match is None or not 1 <= int(match["first"]) <= int(match["last"]):
-        raise SpecError(
-            f"--largest={text}",
-            "this is no argument with a first and a last value",
-            "write for example --largest=--batch-size:1..64",
-        )
+        problem = "this is no argument with a first and a last value"
+        remedy = "write for example --largest=--batch-size:1..64"
+        raise SpecError(f"--largest={text}", problem, remedy)
     return Range(match["flag"], int(match["first"]), int(match["last"]))
 
 
@@ -155,11 +153,9 @@ def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
     refused = bool(kinds & {str(Kind.OUT_OF_MEMORY), str(Kind.OVER_BUDGET)})
     if not results or (ended.returncode and not refused):
         own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
-        raise GpuMemError(
-            " ".join(program),
-            f"the program ended with status {ended.returncode}: {own.rpartition(chr(10))[2]}",
-            "mend the program, or name an argument that the program has",
-        )
+        problem = f"the program ended with status {ended.returncode}: {own.rpartition(chr(10))[2]}"
+        remedy = "mend the program, or name an argument that the program has"
+        raise GpuMemError(" ".join(program), problem, remedy)
     peaks = [
         Peak(peak["allocated"], peak["reserved"])
         for result in results

@@ -140,11 +140,9 @@ def run_several(
     if ranks:  # each has a baseline
         told = {"json", "html", "markdown", "cards", "largest"}
     if given and any(getattr(arguments, name) for name in told):
-        raise SpecError(
-            f"--{given[-1]}",
-            "a program that runs several times has no report, and a baseline as ranks alone",
-            f"leave out {', '.join(f'--{name}' for name in sorted(told))}",
-        )
+        problem = "a program that runs several times has no report, and a baseline as ranks alone"
+        remedy = f"leave out {', '.join(f'--{name}' for name in sorted(told))}"
+        raise SpecError(f"--{given[-1]}", problem, remedy)
     if ranks:
         return trials.as_ranks(ranks, update=arguments.update)
     if arguments.cards is not None:

@@ -60,11 +60,9 @@ class Prober:
             if not (name == "limit" and value is None):
                 _check_number(call, name, value)
         if limit is not None and limit < multiple:
-            raise SpecError(
-                f"{call}(limit={limit}, multiple={multiple})",
-                "the limit is smaller than the smallest multiple",
-                f"write limit={multiple} or more",
-            )
+            problem = "the limit is smaller than the smallest multiple"
+            remedy = f"write limit={multiple} or more"
+            raise SpecError(f"{call}(limit={limit}, multiple={multiple})", problem, remedy)
         rehearsal = Rehearsal(self.meter.apart, first=self.meter.devices[0])
         search = Search(
             self.meter.capacity,
@@ -109,11 +107,9 @@ class Prober:
         for size in members:
             _check_number(call, "sizes", size)
         if len(set(members)) < 2:  # noqa: PLR2004 - a line has two points
-            raise SpecError(
-                f"{call}(sizes={shown(sizes)})",
-                "a line needs two different sizes",
-                "write for example sizes=[8, 16, 32]",
-            )
+            problem = "a line needs two different sizes"
+            remedy = "write for example sizes=[8, 16, 32]"
+            raise SpecError(f"{call}(sizes={shown(sizes)})", problem, remedy)
         checked_sizes = sorted(set(members))
         if predict is not None:
             _check_number(call, "predict", predict)

@@ -50,9 +50,7 @@ def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
     try:
         write_whole(path, pickle.dumps(recording.snapshot), f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
-        raise GpuMemError(
-            str(path),
-            f"cannot be written: {error.strerror or error}",
-            "write --gpumem-snapshots with a folder that can be written",
-        ) from error
+        problem = f"cannot be written: {error.strerror or error}"
+        remedy = "write --gpumem-snapshots with a folder that can be written"
+        raise GpuMemError(str(path), problem, remedy) from error
     return path

@@ -432,11 +432,9 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
             raise SpecError(f"--gpumem-{name}={path}", problem, "name two different files")
         option_of[path] = name
     if values["against"] and values["update_baselines"]:
-        raise SpecError(
-            "--gpumem-against with --gpumem-update-baselines",
-            "a comparison with another device's baselines records no baseline",
-            "write only one of the two options",
-        )
+        problem = "a comparison with another device's baselines records no baseline"
+        remedy = "write only one of the two options"
+        raise SpecError("--gpumem-against with --gpumem-update-baselines", problem, remedy)
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
     derived = {

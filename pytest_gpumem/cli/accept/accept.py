@@ -238,11 +238,9 @@ def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) 
                 missing[key] = True
         if missing[key]:
             name = printable(str(PurePosixPath(origin.root, module)))
-            raise ReportError(
-                merged.origin_names[test.origin],
-                f"is from another project: there is no file {name} here",
-                "run gpumem accept in the repository that was tested",
-            )
+            problem = f"is from another project: there is no file {name} here"
+            remedy = "run gpumem accept in the repository that was tested"
+            raise ReportError(merged.origin_names[test.origin], problem, remedy)
 
 
 def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:

@@ -157,11 +157,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
     if arguments.as_of and arguments.git is not None:
-        raise SpecError(
-            f"--as-of {arguments.as_of[0]} --git {arguments.git}",
-            "a commit was not uploaded to an index",
-            "pin the other package: --with NAME==VERSION",
-        )
+        problem = "a commit was not uploaded to an index"
+        remedy = "pin the other package: --with NAME==VERSION"
+        raise SpecError(f"--as-of {arguments.as_of[0]} --git {arguments.git}", problem, remedy)
     question = VersionQuestion(
         package,
         tests,
@@ -189,11 +187,9 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     if arguments.git is not None:
         words.insert(0, str(arguments.git))
     if len(words) < len(("package", "good", "bad", "test")):
-        raise SpecError(
-            shlex.join(["gpumem", "bisect", *words]),
-            "a package, two releases and a test are needed",
-            "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py",
-        )
+        problem = "a package, two releases and a test are needed"
+        remedy = "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py"
+        raise SpecError(shlex.join(["gpumem", "bisect", *words]), problem, remedy)
     package, good, bad, *tests = words
     # Before anything is installed.
     paths = () if "--pyargs" in arguments.pytest_arguments else arguments.words

@@ -78,11 +78,9 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     )
     unreached = _UNREACHED.findall(process.stderr)
     if unreached:  # also where a folder of wheels has some releases: they would be too few
-        raise SpecError(
-            f"gpumem bisect {package}",
-            f"pip cannot reach the package index ({unreached[-1]})",
-            "connect to the network, or correct pip's proxy or index, and repeat the command",
-        )
+        problem = f"pip cannot reach the package index ({unreached[-1]})"
+        remedy = "connect to the network, or correct pip's proxy or index, and repeat the command"
+        raise SpecError(f"gpumem bisect {package}", problem, remedy)
     line = re.search(r"^Available versions: (.*)$", process.stdout, re.MULTILINE)
     if line is None:
         errors = [text for text in process.stderr.splitlines() if text.startswith("ERROR")]
@@ -103,11 +101,9 @@ def commits_between(repository: Path, good: str, bad: str) -> Candidates:
             f"--git {repository} {good} {bad}", str(error), "name a repository and two commits"
         ) from error
     if not later and not earlier:
-        raise SpecError(
-            f"--git {repository} {good} {bad}",
-            "neither commit is an ancestor of the other",
-            "name two commits of one branch",
-        )
+        problem = "neither commit is an ancestor of the other"
+        remedy = "name two commits of one branch"
+        raise SpecError(f"--git {repository} {good} {bad}", problem, remedy)
     return _directed([first, *later] if later else [last, *earlier], falls=not later)
 
 

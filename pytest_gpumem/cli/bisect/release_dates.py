@@ -40,11 +40,9 @@ def release_of_the_day(package: str, version: str, neighbour: str) -> str:
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))
     if uploaded is None:
-        raise SpecError(
-            f"{asked} {package} {version}",
-            "the index does not tell when this release was uploaded",
-            f"leave out this option, and pin a release: --with '{neighbour}==1.0'",
-        )
+        problem = "the index does not tell when this release was uploaded"
+        remedy = f"leave out this option, and pin a release: --with '{neighbour}==1.0'"
+        raise SpecError(f"{asked} {package} {version}", problem, remedy)
     earlier = [
         release
         for release, when in _upload_times(neighbour, asked).items()

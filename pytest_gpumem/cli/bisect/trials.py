@@ -141,11 +141,9 @@ class Trials:
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
         except UnreachedError as error:
-            raise SpecError(
-                f"{self._question.package} {version}",
-                f"no package index answers: {error}",
-                "connect to the network, and repeat the command: the search continues here",
-            ) from error
+            problem = f"no package index answers: {error}"
+            remedy = "connect to the network, and repeat the command: the search continues here"
+            raise SpecError(f"{self._question.package} {version}", problem, remedy) from error
         else:
             if not any(result.measurement for result in read_report(report).results):
                 reason = last_error(self._path(version, "pytest.log"), 0)

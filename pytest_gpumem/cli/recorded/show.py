@@ -67,11 +67,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
         devices = sorted({key.device for key in entries})
         entries = {key: entry for key, entry in entries.items() if key.device == arguments.device}
         if not entries:
-            raise BaselineError(
-                f"--device={arguments.device}",
-                "this device has no baselines",
-                f"these have: {', '.join(devices)}",
-            )
+            problem = "this device has no baselines"
+            remedy = f"these have: {', '.join(devices)}"
+            raise BaselineError(f"--device={arguments.device}", problem, remedy)
     if arguments.nodeid:
         entries = _matching(entries, arguments.nodeid, arguments.baseline_dir)
     width = shutil.get_terminal_size().columns
