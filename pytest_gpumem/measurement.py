@@ -362,8 +362,30 @@ class DeviceUse:
     """milliseconds between two readings; 0: continuous, or only at both ends"""
 
 
+class Fullest:
+    """A record with peaks: those of the fullest of its devices, in bytes."""
+
+    __slots__ = ()
+    peaks: tuple[Peak, ...]
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors, of the fullest device."""
+        return max((peak.allocated for peak in self.peaks), default=0)
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator, of the fullest device."""
+        return max((peak.reserved for peak in self.peaks), default=0)
+
+    @property
+    def peak_pinned(self) -> int:
+        """Peak bytes of pinned host memory, of the whole process."""
+        return sum(peak.pinned for peak in self.peaks)
+
+
 @dataclass(frozen=True, slots=True)
-class Measurement(Hinted):
+class Measurement(Fullest, Hinted):
     """One step's memory on its device or devices.
 
     ``peaks`` has one entry a device; ``peak_allocated`` and ``peak_reserved`` are those of the
@@ -410,24 +432,9 @@ class Measurement(Hinted):
     pinned_lines: tuple[LinePeak, ...] = ()
     """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
 
-    @property
-    def peak_allocated(self) -> int:
-        """Peak bytes in live tensors, of the fullest device."""
-        return max((peak.allocated for peak in self.peaks), default=0)
-
-    @property
-    def peak_reserved(self) -> int:
-        """Peak bytes held by the caching allocator, of the fullest device."""
-        return max((peak.reserved for peak in self.peaks), default=0)
-
-    @property
-    def peak_pinned(self) -> int:
-        """Peak bytes of pinned host memory, of the whole process."""
-        return sum(peak.pinned for peak in self.peaks)
-
 
 @dataclass(frozen=True, slots=True)
-class BaselineEntry:
+class BaselineEntry(Fullest):
     """The part of a measurement that a baseline file keeps."""
 
     peaks: tuple[Peak, ...]
@@ -444,8 +451,3 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
-
-    @property
-    def peak_pinned(self) -> int:
-        """Peak bytes of pinned host memory, of the whole process."""
-        return sum(peak.pinned for peak in self.peaks)

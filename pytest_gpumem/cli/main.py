@@ -24,33 +24,22 @@ if TYPE_CHECKING:
 
 
 USAGE_ERROR: Final = 2
-COMMANDS: Final = {
-    "run": "run_program",
-    "fit": "fit",
-    "cards": "card_table",
-    "verify": "verify.verify",
-    "compare": "recorded.compare",
-    "bisect": "bisect.bisect",
-    "show": "recorded.show",
-    "history": "recorded.history",
-    "report": "recorded.report",
-    "accept": "accept.accept",
-    "prune": "recorded.prune",
-    "light": "light",
-    "version": "version_info",
-}
-"""subcommand: its module in this folder. Only the module of the one that runs is imported: light
-runs where the others' imports are not installed"""
-
-
 GROUPS: Final = {
-    "begin": ("cards", "version"),
-    "measure": ("run", "fit", "verify"),
-    "baselines": ("show", "history", "compare", "accept", "prune"),
-    "reports": ("report",),
-    "versions and environments": ("bisect", "light"),
+    "begin": {"cards": "card_table", "version": "version_info"},
+    "measure": {"run": "run_program", "fit": "fit", "verify": "verify.verify"},
+    "baselines": {
+        "show": "recorded.show",
+        "history": "recorded.history",
+        "compare": "recorded.compare",
+        "accept": "accept.accept",
+        "prune": "recorded.prune",
+    },
+    "reports": {"report": "recorded.report"},
+    "versions and environments": {"bisect": "bisect.bisect", "light": "light"},
 }
-"""subcommands as the help lists them"""
+"""subcommands as the help lists them, each with its module in this folder. Only the module of the
+one that runs is imported: light runs where the others' imports are not installed"""
+COMMANDS: Final = {name: module for names in GROUPS.values() for name, module in names.items()}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,7 +6,6 @@ dictionaries of global hooks: those of here, and then the user's.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from contextlib import ExitStack
 from types import FunctionType
@@ -96,7 +95,6 @@ class ModuleHooks:
             for name in ("forward", "forward_pre", "backward", "backward_pre")
         )
 
-        @functools.wraps(call)
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
             __tracebackhide__ = True
             # PyTorch's code for hooks makes a closure, which is there throughout the forward: the

@@ -7,7 +7,6 @@ so they note as little as they can: the meaning is found out as a test is explai
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import sys
@@ -177,7 +176,6 @@ class Observer:
         """Return a wrapper of a module's method: ``then`` gets its arguments, once it has run."""
 
         def around(register: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(register)
             def registering(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
                 __tracebackhide__ = True
                 register(*args, **kwargs)
@@ -201,7 +199,6 @@ class Observer:
         """Wrap ``Module.__setattr__``, which gives modules other ones, and buffers."""
         tensor, kind = self._tensor, self._module
 
-        @functools.wraps(assign)
         def __setattr__(module: Module, name: str, value: object) -> None:  # noqa: N807 - PyTorch's
             __tracebackhide__ = True
             assign(module, name, value)
@@ -220,7 +217,6 @@ class Observer:
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
 
-        @functools.wraps(apply)
         def observed_apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
             self._applying += 1
@@ -236,7 +232,6 @@ class Observer:
     def around_swap(self, swap: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``torch.utils.swap_tensors``, which refuses tensors with weak references: ours."""
 
-        @functools.wraps(swap)
         def swap_tensors(t1: Tensor, t2: Tensor) -> None:
             __tracebackhide__ = True
             known = [tensor for tensor in (t1, t2) if id(tensor) in self._parameters]
@@ -284,7 +279,6 @@ class Observer:
         """Wrap a function that runs a backward pass; a pass within another is part of it."""
         parameters = inspect.signature(run)
 
-        @functools.wraps(run)
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
             arguments = parameters.bind(*args, **kwargs).arguments
@@ -318,7 +312,6 @@ class Observer:
     def around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a ``zero_grad``; its lines are noted if it keeps the gradients."""
 
-        @functools.wraps(zero_grad)
         def observed_zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
             __tracebackhide__ = True
             if not set_to_none and not self._compiling():

@@ -91,7 +91,7 @@ class WrappedFunctions:
         )
         inner.__kwdefaults__ = function.__kwdefaults__
         for around in layers:
-            inner = around(inner)
+            inner = functools.update_wrapper(around(inner), inner)
         if function in self._lasting:
             function.__code__, calls = self._lasting[function]
             calls[:] = [inner]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import category_rows, provenance_text, site_rows
 from pytest_gpumem.report.parts.tables import named_table, rows_table
-from pytest_gpumem.report.text import aligned_table, printable, shortened, size, wrapped
-from pytest_gpumem.sizes import MIB
+from pytest_gpumem.report.text import aligned_table, mib, printable, shortened, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,9 +33,9 @@ def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
             rows.append(
                 (
                     f"    ({printable(key.part)})" if below else f"  {printable(key.name)}",
-                    f"{max(peak.allocated for peak in entry.peaks) / MIB:.2f}",
-                    f"{max(peak.reserved for peak in entry.peaks) / MIB:.2f}",
-                    f"{pinned / MIB:.2f}" if (pinned := entry.peak_pinned) else "",
+                    mib(entry.peak_allocated),
+                    mib(entry.peak_reserved),
+                    mib(entry.peak_pinned or None),
                     "" if entry.batch_size is None else str(entry.batch_size),
                     "" if entry.world_size is None else f"{entry.rank} of {entry.world_size}",
                     str(len(entry.peaks)) if len(entry.peaks) > 1 else "",

@@ -65,10 +65,7 @@ def _counts(changes: Changes) -> str:
 def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
     """Return the cells of a move, without its name: a row for each peak that moved."""
     if not move.rows:
-        highest = (
-            "" if entry is None else mib(max(peak.allocated for peak in entry.peaks))
-            for entry in (move.old, move.new)
-        )
+        highest = (mib(each.peak_allocated if each else None) for each in (move.old, move.new))
         return [("allocated", *highest, "", "")]
     several = move.new is not None and len(move.new.peaks) > 1
     return [

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
     from pytest_gpumem.baselines.commits import BaselineHistory
     from pytest_gpumem.baselines.key import Key
-    from pytest_gpumem.measurement import BaselineEntry
 
 MAX_MOVES: Final = 5
 """tests that a commit lists, where several are asked for"""
@@ -61,7 +60,7 @@ def move_words(change: EntryChange) -> str:
     words = []
     if change.kind in {ChangeKind.APPEARED, ChangeKind.VANISHED}:
         entry = change.new or change.old
-        size = "" if entry is None else f" with {mib(_allocated(entry))} MiB"
+        size = "" if entry is None else f" with {mib(entry.peak_allocated)} MiB"
         words.append(f"{change.kind}{size}")
     elif change.mismatch:
         words.append(f"cannot be compared: {change.mismatch}")
@@ -82,17 +81,13 @@ def cells_of(change: EntryChange) -> tuple[str, ...]:
     entry = change.new
     if entry is None:
         return ("gone", "", "", "")
-    cells = mib(_allocated(entry)), mib(max(peak.reserved for peak in entry.peaks))
+    cells = mib(entry.peak_allocated), mib(entry.peak_reserved)
     if change.old is None or change.mismatch:
         return (*cells, "", "")
-    old_allocated = _allocated(change.old)
-    difference = _allocated(entry) - old_allocated
+    old_allocated = change.old.peak_allocated
+    difference = entry.peak_allocated - old_allocated
     share = f"{100 * difference / old_allocated:+.1f}" if old_allocated and difference else ""
     return (*cells, f"{difference / MIB:+.2f}" if difference else "0", share)
-
-
-def _allocated(entry: BaselineEntry) -> int:
-    return max(peak.allocated for peak in entry.peaks)
 
 
 def _part(key: Key) -> str:

@@ -75,11 +75,10 @@ def matching_history(
     directory = Path(arguments.baseline_dir)
     try:
         history = read_history(directory, limit=limit, accept=accepts, module=module)
-    except OutsideRepositoryError as error:
-        remedy = "name the baselines' folder with --baseline-dir"
-        raise BaselineError(arguments.baseline_dir, str(error), remedy) from error
     except GitError as error:
         remedy = "run gpumem in a git repository, with git installed"
+        if isinstance(error, OutsideRepositoryError):
+            remedy = "name the baselines' folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, str(error), remedy) from error
     if history.steps:
         return history

@@ -80,17 +80,9 @@ def _collect(arguments: Sequence[str]) -> Collected:
     """Have pytest collect all tests; return the answer of the plugin in its session."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "collected.json"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-q",
-            "-p",
-            collect_plugin.__name__,
-        ]
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
         process = subprocess.run(
-            [*command, *arguments],
+            [*command, "-p", collect_plugin.__name__, *arguments],
             env={**os.environ, collect_plugin.VARIABLE: str(answer)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

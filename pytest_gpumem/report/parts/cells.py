@@ -45,8 +45,7 @@ def peak_cells(measurement: Measurement) -> tuple[str, str]:
 
 def pinned_cell(result: Result) -> str:
     """Return the peak pinned in MiB; "" where nothing was."""
-    pinned = result.measurement.peak_pinned if result.measurement else 0
-    return mib(pinned) if pinned else ""
+    return mib((result.measurement and result.measurement.peak_pinned) or None)
 
 
 def change_cell(result: Result) -> str:
