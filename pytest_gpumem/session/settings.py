@@ -18,7 +18,7 @@ from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, re
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pytest_gpumem.judge.verdict import Policy
     from pytest_gpumem.session.output_files import Output
@@ -395,21 +395,26 @@ def in_ci() -> bool:
 def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Settings:
     """Return the session's settings.
 
-    Args:
-        get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card").
-        root: the folder that relative folders start from, and relative files of the ini file;
-            those of the command line start from the working folder.
+    ``get`` returns an option's value and where it was given: "--gpumem-card" or "gpumem_card".
+    Relative folders start from ``root``, and so do relative files of the ini file; those of the
+    command line start from the working folder.
     """
     read = {option: get(option) for option in OPTIONS}
     values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}
+    written = {option.name: f"{where}={value}" for option, (value, where) in read.items()}
+    given = {
+        option.name
+        for option, (value, where) in read.items()
+        if where != option.ini or value != option.default
+    }
     repeated = tuple(
-        where if value == option.of_flag else f"{where}={value}"
+        where if value == option.of_flag else written[option.name]
         for option, (value, where) in read.items()
         if option.repeated and where == option.flag
     )
     values["cards"] = values["cards"] or ()
     values["all"] = values["all"] or ()
-    if values["all"] and not _is_given("visible", read):
+    if values["all"] and "visible" not in given:
         values["visible"] = "session"  # or conditions at the top of files would skip the tests
     template = folder_of_root(str(values["baseline_dir"]), root)
     folders = [root / template]
@@ -420,10 +425,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
 
         folders = baseline_folders(root, template)
     values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])
-    for option, (folder_name, where) in read.items():
-        if option.name in {"baseline_dir", "snapshots"}:
-            place = folders[0] if option.name == "baseline_dir" else root / str(folder_name)
-            _require_possible(place, f"{where}={folder_name}", option.name)
+    _require_possible(folders[0], written["baseline_dir"], "baseline_dir")
+    _require_possible(root / str(values["snapshots"]), written["snapshots"], "snapshots")
     option_of: dict[object, str] = {}
     for name in (output.name for output in OUTPUTS):
         path = values[name]
@@ -437,21 +440,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         raise SpecError("--gpumem-against with --gpumem-update-baselines", problem, remedy)
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
-    derived = {
-        "repeated": repeated,
-        "names_card": _is_given("card", read),
-        "folder_by_torch": proposed,
-    }
+    derived = {"repeated": repeated, "names_card": "card" in given, "folder_by_torch": proposed}
     return Settings(**values, **derived)  # type: ignore[arg-type] # each was read above
-
-
-def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:
-    """Return whether an option has another value than its default, or stands on a command line."""
-    return any(
-        where != option.ini or value != option.default
-        for option, (value, where) in read.items()
-        if option.name == name
-    )
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
