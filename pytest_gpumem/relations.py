@@ -186,13 +186,11 @@ def _read(
         relation = _relation_to(name, value.strip(), part)
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
-    if reference is None:
-        with suppress(SpecError):
-            return Relation(name, "", Fraction(0), parse_size(value))
     if reference is not None:
-        raise SpecError(
-            call_text, "this is neither a share of that part nor a size", f'write {name}="+ 64MiB"'
-        )
+        problem = "this is neither a share of that part nor a size"
+        raise SpecError(call_text, problem, f'write {name}="+ 64MiB"')
+    with suppress(SpecError):
+        return Relation(name, "", Fraction(0), parse_size(value))
     problem = f"this names no part that was measured before (measured: {_listed(parts)})"
     raise SpecError(call_text, problem, _EXAMPLES.format(name))
 

@@ -45,6 +45,8 @@ MAX_DEVICES: Final = 16
 _MAX_WARMUP: Final = 1000
 MAX_NAME_LENGTH: Final = 60
 _SIZES: Final = {"batch_size", "batch_sizes"}
+_INHERITED: Final = ("tolerance", "batch_size", "baseline", "devices", "world_size", "rank")
+"""fields that a part of a test has of the test"""
 
 
 @dataclass(frozen=True)
@@ -167,18 +169,15 @@ def _no_several(call_text: str, single: str) -> SpecError:
 
 def _sized(spec: MemorySpec) -> MemorySpec:
     """Return a spec with the largest of several batch sizes as its batch size."""
-    limits = {
-        name: getattr(spec, name)
-        for name in ("max_mib_per_sample", "max_fixed_gib")
-        if getattr(spec, name) is not None
-    }
     if spec.batch_sizes is None:
-        for name, value in limits.items():
-            raise SpecError(
-                f"@pytest.mark.gpu_memory({name}={value!r})",
-                f"{name} needs several batch sizes",
-                "write batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the test",
-            )
+        for name in ("max_mib_per_sample", "max_fixed_gib"):
+            if (value := getattr(spec, name)) is not None:
+                raise SpecError(
+                    f"@pytest.mark.gpu_memory({name}={value!r})",
+                    f"{name} needs several batch sizes",
+                    "write batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the "
+                    "test",
+                )
         return spec
     if spec.batch_size is not None:
         raise SpecError(
@@ -228,14 +227,7 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
         call_text = f"gpu_memory.measure({shown(name)})"
         remedy = "write gpu_memory.measure('forward')"
         raise SpecError(call_text, "a part of a test needs a name, as text", remedy)
-    inherited: dict[str, Any] = {
-        "tolerance": base.tolerance,
-        "batch_size": base.batch_size,
-        "baseline": base.baseline,
-        "devices": base.devices,
-        "world_size": base.world_size,
-        "rank": base.rank,
-    }
+    inherited: dict[str, Any] = {name: getattr(base, name) for name in _INHERITED}
     own = _read_all(kwargs, _PART_READERS, f"gpu_memory.measure({shown(name)}, ")
     return MemorySpec(**{**inherited, **own})
 

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.children import watch_this_fork
@@ -142,17 +142,6 @@ class ProgramItem:
         return measurement
 
 
-class Judged(NamedTuple):
-    """The verdict on a program."""
-
-    results: list[Result]
-    """of the program and its parts; none of one that failed by an error of its own"""
-    lines: list[str]
-    """to print"""
-    failed: bool
-    """whether the program fails by its memory, or by a file that was not written"""
-
-
 class JudgedProgram:
     """A program's measurement, its verdict and its reports."""
 
@@ -260,8 +249,13 @@ class JudgedProgram:
         assert self._session.run is not None  # noqa: S101 - open() has called begin()
         return self._session.run
 
-    def finish(self, error: BaseException | None, *, passed: bool) -> Judged:
+    def finish(
+        self, error: BaseException | None, *, passed: bool
+    ) -> tuple[list[Result], list[str], bool]:
         """Judge the program that has ended, well or with an error; write its baseline and reports.
+
+        Return the results (none of one that failed by an error of its own), lines to print, and
+        whether the program fails by its memory, or by a file that was not written.
 
         Raises:
             GpuMemError: the measurement means nothing.
@@ -285,7 +279,7 @@ class JudgedProgram:
         failed, nodeid = any(result.verdict.failed for result in results), self._item.nodeid
         lines = failure_text(results, 1).splitlines()
         if not is_judged(self._arguments):
-            return Judged(results, lines, failed)
+            return results, lines, failed
         for when in ("setup", "call", "teardown"):
             data = to_text(results) if results and when == "call" else None
             ok = when != "call" or (passed and not failed)
@@ -308,4 +302,4 @@ class JudgedProgram:
                 for result in results
                 if result.measurement and result.measurement.peak_reserved  # not a launcher's
             ]
-        return Judged(results, lines, failed)
+        return results, lines, failed

@@ -58,11 +58,10 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
         entry = entries[key]
         several = len(entry.peaks) > 1
         part = f" ({key.part})" if key.part else ""
-        rows = [
-            [f"device {index}" if several else "", size(peak.allocated), size(peak.reserved)]
-            for index, peak in enumerate(entry.peaks)
-        ]
-        rows = [["", "peak allocated", "peak reserved"], *rows]
+        rows = [["", "peak allocated", "peak reserved"][not several :]]
+        for index, peak in enumerate(entry.peaks):
+            cells = [f"device {index}", size(peak.allocated), size(peak.reserved)]
+            rows.append(cells[not several :])
         facts = []
         if entry.peak_pinned:
             facts.append(f"peak pinned {size(entry.peak_pinned)}")
@@ -80,9 +79,7 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
         blocks = [
             wrapped("", f"{key.nodeid}{part} on {key.device}", width),
             "\n".join(facts),
-            aligned_table(rows, ["left", "right", "right"])
-            if several
-            else aligned_table([row[1:] for row in rows], ["right", "right"]),
+            aligned_table(rows, ["left", "right", "right"][-len(rows[0]) :]),
         ]
         for index, breakdown in enumerate(entry.breakdowns):
             where = f", device {index}" if several else ""

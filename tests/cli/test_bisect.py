@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.judged import NOW, PLAIN, measured
 
-from pytest_gpumem.cli.bisect import candidates, installation, release_dates
+from pytest_gpumem.cli.bisect import candidates, installation
 from pytest_gpumem.cli.bisect.halving import Halving
 from pytest_gpumem.cli.bisect.installation import (
     Environment,
@@ -27,7 +27,6 @@ from pytest_gpumem.cli.bisect.installation import (
     completed,
     reason_of,
 )
-from pytest_gpumem.cli.bisect.release_dates import release_of_the_day
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Lookup, Policy
@@ -488,7 +487,7 @@ def index(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple/")
-    release_dates._upload_times.cache_clear()
+    candidates._upload_times.cache_clear()
     yield
     server.shutdown()
     server.server_close()
@@ -498,7 +497,7 @@ def index(monkeypatch):
 def test_a_package_that_is_released_together_is_of_the_day(gpumem, suite):
     monthly = {"1.0": "0.1", "1.1": "0.3", "1.2": "0.4", "2.0": "0.4"}
     for version, other in monthly.items():
-        assert release_of_the_day("lib", version, "lib_zoo") == other
+        assert candidates.release_of_the_day("lib", version, "lib_zoo") == other
     words = ("bisect", "lib", "1.0", "1.1", TEST)
     status, output, _ = gpumem(*words, "--as-of", "lib_zoo")
     assert status == 1, output  # nothing grew

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.baselines.git import GitError, run_git
+from pytest_gpumem.cli.bisect.candidates import release_of_the_day
 from pytest_gpumem.cli.bisect.installation import (
     Environment,
     SetupError,
     UnreachedError,
     clean_environment,
 )
-from pytest_gpumem.cli.bisect.release_dates import release_of_the_day
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.json_report import read_report
 
