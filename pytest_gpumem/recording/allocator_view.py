@@ -149,18 +149,13 @@ class _History(NamedTuple):
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
     """Keep the frames of a snapshot that a function of the file's name keeps."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
-    blocks = [
-        holder for segment in snapshot["segments"] for holder in (segment, *segment["blocks"])
-    ]
-    events = [event for events in snapshot["device_traces"] for event in events]
-    for record in (*blocks, *events):
-        frames = record.get("frames")
-        if frames and id(frames) not in kept_frames:  # records share them
-            kept_frames[id(frames)] = (
-                frames,
-                [frame for frame in frames if keeps(frame["filename"])],
-            )
-        if frames:
+    records = [each for segment in snapshot["segments"] for each in (segment, *segment["blocks"])]
+    records += [event for events in snapshot["device_traces"] for event in events]
+    for record in records:
+        if frames := record.get("frames"):
+            if id(frames) not in kept_frames:  # records share them
+                kept = [frame for frame in frames if keeps(frame["filename"])]
+                kept_frames[id(frames)] = frames, kept
             record["frames"] = kept_frames[id(frames)][1]
 
 
@@ -396,17 +391,18 @@ class AllocatorView:
                     if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
-    def begin_history(self, *, frames: bool) -> None:
+    @contextmanager
+    def history(self, *, frames: bool) -> Iterator[None]:
         """Switch the history on; the test's code sees events of its own history only."""
         self._notify()
         self._histories.append(frames)
         self._begin_anew()
-
-    def end_history(self, *, frames: bool) -> None:
-        """End a history that was begun so."""
-        self._notify()
-        self._histories.remove(frames)
-        self._begin_anew()
+        try:
+            yield
+        finally:
+            self._notify()
+            self._histories.remove(frames)
+            self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Begin the real history anew, with all that the histories under way need."""

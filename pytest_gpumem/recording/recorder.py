@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.recording.allocator_log import AllocatorLog
@@ -37,8 +36,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
-        VIEW.begin_history(frames=True)
-        self._stack.callback(partial(VIEW.end_history, frames=True))
+        self._stack.enter_context(VIEW.history(frames=True))
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
@@ -100,12 +98,9 @@ class Recorder:
 def history() -> Iterator[list[list[dict[str, Any]]]]:
     """Give a list that has, at the end, the allocator's events of each device, without frames."""
     events: list[list[dict[str, Any]]] = []
-    VIEW.begin_history(frames=False)
-    try:
+    with VIEW.history(frames=False):
         yield events
         events.extend(VIEW.snapshot()["device_traces"])
-    finally:
-        VIEW.end_history(frames=False)
 
 
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:

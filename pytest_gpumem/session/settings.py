@@ -336,13 +336,8 @@ class Settings:
         return asked and self.github == "auto"
 
     @property
-    def missing_fails(self) -> bool:
-        """Whether a test without a baseline to compare with fails."""
-        return self.missing_baseline == "fail" or self.strict_in_ci
-
-    @property
     def strict_in_ci(self) -> bool:
-        """Whether that is so because the session runs in CI, and no option says otherwise."""
+        """Whether tests without a baseline fail because of CI alone: no option decides."""
         return self.missing_baseline == "auto" and in_ci()
 
     @property
@@ -358,8 +353,9 @@ class Settings:
         """The options that bear on verdicts."""
         from pytest_gpumem.judge.verdict import BASE_COMMIT, Policy
 
+        fails = self.missing_baseline == "fail" or self.strict_in_ci
         return Policy(
-            missing_baseline="fail" if self.missing_fails else "note",
+            missing_baseline="fail" if fails else "note",
             shrinkage=self.shrinkage,
             provenance=self.provenance,
             tolerance=self.tolerance,
