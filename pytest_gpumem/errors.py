@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class ExceptionInfo(Protocol):
-        """pytest's record of an exception."""
-
-        def errisinstance(self, exc: type[BaseException]) -> bool:
-            """Return whether it is of this class."""
+from typing import Any
 
 
 class GpuMemError(Exception):
@@ -33,12 +24,12 @@ class GpuMemError(Exception):
         return f"{self.given}: {self.problem}; {self.remedy}"
 
 
-def is_own_error(excinfo: ExceptionInfo) -> bool:
+def is_own_error(excinfo: Any) -> bool:  # noqa: ANN401 - pytest's ExceptionInfo
     """Return whether pytest leaves frames out: of an error of this package the test's line tells.
 
     Modules that a test calls have it as ``__tracebackhide__``.
     """
-    return excinfo.errisinstance(GpuMemError)
+    return bool(excinfo.errisinstance(GpuMemError))
 
 
 class SpecError(GpuMemError, ValueError):

@@ -59,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function",
         metavar="MODULE:FUNCTION",
-        help=(
-            "a step function: train:step or train.py:step; the function gets a size if it "
-            "takes an argument"
-        ),
+        help="a step function: train:step or train.py:step; the function gets a size if it "
+        "takes an argument",
     )
     parser.add_argument(
         "--card",

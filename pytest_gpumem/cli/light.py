@@ -72,10 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cudnn",
         action="store_true",
-        help=(
-            "keep cuDNN (0.9 GB): cuDNN itself then gives the workspaces of convolutions and "
-            "attention"
-        ),
+        help="keep cuDNN (0.9 GB): cuDNN itself then gives the workspaces of convolutions and "
+        "attention",
     )
     parser.add_argument(
         "--triton", action="store_true", help="keep Triton (1 GB), which torch.compile needs"

@@ -82,18 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EXPRESSION",
         help="accept only these tests, as with pytest's -k",
     )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="accept all tests, including tests within their tolerance",
-    )
-    parser.add_argument(
-        "--skip-refused",
-        action="store_true",
-        help="accept the other tests if some are refused, such as those that ran out of memory",
-    )
-    parser.add_argument("--yes", action="store_true", help="write without asking")
-    parser.add_argument("--any-commit", action="store_true", help="accept reports of any commit")
+    skipping = "accept the other tests if some are refused, such as those that ran out of memory"
+    for flag, meaning in (
+        ("--all", "accept all tests, including tests within their tolerance"),
+        ("--skip-refused", skipping),
+        ("--yes", "write without asking"),
+        ("--any-commit", "accept reports of any commit"),
+    ):
+        parser.add_argument(flag, action="store_true", help=meaning)
     parser.add_argument(
         "--device",
         metavar="KEY",

@@ -7,12 +7,12 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.cli.bisect.candidates import (
-    Candidates,
     commits_between,
     releases_between,
     titles_of,
@@ -177,8 +177,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         candidates = releases_between(package, good, bad, prereleases=arguments.pre)
     trials = Trials(question, Path(FOLDER).absolute(), timeout=arguments.timeout)
     trials.begin(fresh=arguments.fresh)
-    bisection = Bisection(arguments, package, candidates, titles, trials)
-    return bisection.run()
+    return Bisection(arguments, package, *candidates, titles, trials).run()
 
 
 def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
@@ -204,40 +203,37 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     return package, good, bad, tuple(tests)
 
 
+@dataclass
 class Bisection:
     """One search, told on the standard error as it goes."""
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        package: str,
-        candidates: Candidates,
-        titles: Mapping[str, str],
-        trials: Trials,
-    ) -> None:
-        self._arguments = arguments
-        self._package = package
-        self._versions, self._falls = candidates
-        self._titles = titles
-        self._trials = trials
-        self._figures: dict[str, VersionFigures] = {}
+    arguments: argparse.Namespace
+    package: str
+    versions: list[str]
+    """from the good one to the bad one"""
+    falls: bool
+    """whether the bad one is the older"""
+    titles: Mapping[str, str]
+    trials: Trials
+    figures: dict[str, VersionFigures] = field(default_factory=dict)
+    """of each version that was tried"""
 
     def run(self) -> Outcome:
         """Try both ends, then halve the versions between them."""
-        versions = self._versions
+        versions = self.versions
         search = Halving(versions)
-        kind = "commits" if self._titles else "releases"
+        kind = "commits" if self.titles else "releases"
         _tell_user(
-            f"{len(versions)} {kind} of {self._package} from {self._title(versions[0])} to "
+            f"{len(versions)} {kind} of {self.package} from {self._title(versions[0])} to "
             f"{self._title(versions[-1])}: at most {search.trials_left + 2} to try; reports and "
-            f"logs are kept in {self._trials.folder}"
+            f"logs are kept in {self.trials.folder}"
         )
         self._try_end(versions[0])
         self._try_end(versions[-1])
-        followed = leading_growth(self._figures[versions[0]], self._figures[versions[-1]])
+        followed = leading_growth(self.figures[versions[0]], self.figures[versions[-1]])
         if followed is None:
             first, last = versions[0], versions[-1]
-            head = f"nothing grew between {self._package} {first} and {last}"
+            head = f"nothing grew between {self.package} {first} and {last}"
             self._write_answer({"found": None})
             return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
         low, high = (self._value(version, followed) for version in (versions[0], versions[-1]))
@@ -259,23 +255,23 @@ class Bisection:
         return self._answer(search, followed)
 
     def _try(self, version: str) -> None:
-        if not self._trials.is_known(version):
+        if not self.trials.is_known(version):
             _tell_user(f"  {self._title(version)}: installing and running its tests")
-        results = self._trials.report(version).results
-        self._figures[version] = VersionFigures(*measured_entries(results))
+        results = self.trials.report(version).results
+        self.figures[version] = VersionFigures(*measured_entries(results))
 
     def _try_end(self, version: str) -> None:
         try:
             self._try(version)
         except SkippedError as reason:
             raise SpecError(
-                f"{self._package} {self._title(version)}",
+                f"{self.package} {self._title(version)}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
                 "correct the tests or --with, or choose another end; --fresh tries this end again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:
-        value = self._figures[version].value(followed)
+        value = self.figures[version].value(followed)
         if value is None:
             raise SkippedError(f"{followed.key.nodeid} was not measured with this version")
         return value
@@ -285,15 +281,15 @@ class Bisection:
         _tell_user(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
 
     def _answer(self, search: Halving, followed: Followed) -> Outcome:
-        good, bad = self._versions[search.last_good], self._versions[search.first_bad]
+        good, bad = self.versions[search.last_good], self.versions[search.first_bad]
         low, high = self._value(good, followed), self._value(bad, followed)
         (change,) = (each for each in self._changes(good, bad) if each.key == followed.key)
         sizes = [None if value == OUT_OF_MEMORY else int(value) for value in (low, high)]
-        old_size, new_size = reversed(sizes) if self._falls else sizes
+        old_size, new_size = reversed(sizes) if self.falls else sizes
         answer = {
-            "found": good if self._falls else bad,
-            "before": bad if self._falls else good,
-            "takes": "less" if self._falls else "more",
+            "found": good if self.falls else bad,
+            "before": bad if self.falls else good,
+            "takes": "less" if self.falls else "more",
             "nodeid": followed.key.nodeid,
             "part": followed.key.part,
             "device": followed.key.device,
@@ -308,16 +304,16 @@ class Bisection:
         if search.untried:
             skipped = ", ".join(map(self._title, search.untried))
             lines.append(
-                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} "
+                f"{self.package} {self._title(bad)} takes more, and {self._title(good)} "
                 f"does not; these versions between them were skipped: {skipped}"
             )
-        elif self._falls:
-            lines.append(f"{self._package} {self._title(good)} is the first that takes less:")
+        elif self.falls:
+            lines.append(f"{self.package} {self._title(good)} is the first that takes less:")
         else:
-            lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
-        texts = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
+            lines.append(f"{self.package} {self._title(bad)} is the first that takes more:")
+        texts = [_size(high), _size(low)] if self.falls else [_size(low), _size(high)]
         more = "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
-        more = more.replace("+", "-") if self._falls else more
+        more = more.replace("+", "-") if self.falls else more
         lines.append(f"{followed.name}: {' -> '.join(texts)}{more}")
         blocks = ["\n".join(lines), self._table(good, bad)]
         blocks += self._next_steps(good, bad, followed)
@@ -325,14 +321,14 @@ class Bisection:
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
         """Write the answer, where a file is asked for; None stands for out of memory."""
-        if self._arguments.json is None:
+        if self.arguments.json is None:
             return
-        ends = self._versions[0], self._versions[-1]
-        head = {"package": self._package, "good": ends[0], "bad": ends[1], "skipped": [*untried]}
-        write_json(self._arguments.json, {**head, **answer})
+        ends = self.versions[0], self.versions[-1]
+        head = {"package": self.package, "good": ends[0], "bad": ends[1], "skipped": [*untried]}
+        write_json(self.arguments.json, {**head, **answer})
 
     def _next_steps(self, good: str, bad: str, followed: Followed) -> list[str]:
-        first, last = self._versions[0], self._versions[-1]
+        first, last = self.versions[0], self.versions[-1]
         steps = []
         if (good, bad) != (first, last):
             steps.append(f"show it again: {self._command(good, bad)}")
@@ -350,10 +346,10 @@ class Bisection:
         return steps
 
     def _command(self, good: str, bad: str) -> str:
-        arguments = self._arguments
-        ends = [name[:12] if name in self._titles else name for name in (good, bad)]
+        arguments = self.arguments
+        ends = [name[:12] if name in self.titles else name for name in (good, bad)]
         of_releases = arguments.git is None
-        words = ["gpumem", "bisect", *([self._package] if of_releases else []), *ends]
+        words = ["gpumem", "bisect", *([self.package] if of_releases else []), *ends]
         words += arguments.words[3 if of_releases else 2 :]
         words += [] if of_releases else ["--git", str(arguments.git)]
         for requirement in arguments.requirements:
@@ -369,18 +365,18 @@ class Bisection:
 
     def _table(self, good: str, bad: str) -> str:
         changes = self._changes(good, bad)
-        old_name, new_name = (f"{self._package} {self._title(version)}" for version in (good, bad))
+        old_name, new_name = (f"{self.package} {self._title(version)}" for version in (good, bad))
         width = shutil.get_terminal_size().columns
         return table(Changes(old_name, new_name, tuple(changes)), width)
 
     def _changes(self, good: str, bad: str) -> list[EntryChange]:
-        old, new = self._figures[good], self._figures[bad]
+        old, new = self.figures[good], self.figures[bad]
         return pair_entries(
             old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
         )
 
     def _title(self, version: str) -> str:
-        return self._titles.get(version, version)
+        return self.titles.get(version, version)
 
 
 def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None:

@@ -63,10 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--artifact",
         metavar="NAME",
         default="",
-        help=(
-            "the name of the CI artifact with the --json file, for the command that accepts "
-            "its figures"
-        ),
+        help="the name of the CI artifact with the --json file, for the command that accepts "
+        "its figures",
     )
 
 
