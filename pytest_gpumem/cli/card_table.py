@@ -40,17 +40,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         fields = described(torch.cuda.get_device_properties(0), torch.__version__)
         return Outcome(card_file_text(fields))
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")
-    rows = [
-        (
-            card.name,
-            f"{card.total_memory / GIB:.2f} GiB",
-            f"{card.usable_memory / GIB:.2f} GiB",
-            "{}.{}".format(*card.capability),
-            str(card.sm_count),
-            card.device_name,
-        )
-        for card in CARDS.values()
-    ]
+    rows = []
+    for card in CARDS.values():
+        memory = (f"{nbytes / GIB:.2f} GiB" for nbytes in (card.total_memory, card.usable_memory))
+        capability = "{}.{}".format(*card.capability)
+        rows.append((card.name, *memory, capability, str(card.sm_count), card.device_name))
     return Outcome(aligned_table([titles, *rows], ("left", *["right"] * 4, "left")))
 
 

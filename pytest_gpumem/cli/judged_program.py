@@ -155,22 +155,10 @@ class JudgedProgram:
         self._item, self._root = item, Path.cwd()
         if arguments.update and arguments.baseline is None:
             raise SpecError("--update", "no folder is named", "write --baseline=baselines --update")
-        self._spec = spec_from_marks(
-            [
-                (
-                    (),
-                    {
-                        **{name: getattr(arguments, name) for name in LIMITS},
-                        "devices": arguments.devices,
-                        "card": arguments.card,
-                        "world_size": arguments.world_size,
-                        "rank": arguments.rank,
-                        "baseline": arguments.baseline is not None,
-                    },
-                )
-            ],
-            find_card=lambda name: find_card(name).name,
-        )
+        fields = (*LIMITS, "devices", "card", "world_size", "rank")
+        declared = {name: getattr(arguments, name) for name in fields}
+        declared["baseline"] = arguments.baseline is not None
+        self._spec = spec_from_marks([((), declared)], find_card=lambda name: find_card(name).name)
 
         def get(option: Option) -> tuple[object, str]:
             name = SETTINGS.get(option.name)

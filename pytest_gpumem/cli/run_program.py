@@ -281,16 +281,11 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     if children and not measurement.peak_reserved:
         peaks = []
     peaks += [(child.name, *entry) for child in children for entry in child.peaks.items()]
-    rows = [
-        (
-            name,
-            f"cuda:{index}",
-            format_size(peak.allocated),
-            format_size(peak.reserved),
-            f"{peak.reserved / room:.0%}" if room else "",
-        )
-        for name, index, peak in peaks
-    ]
+    rows = []
+    for name, index, peak in peaks:
+        sizes = format_size(peak.allocated), format_size(peak.reserved)
+        share = f"{peak.reserved / room:.0%}" if room else ""
+        rows.append((name, f"cuda:{index}", *sizes, share))
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
     first = 0 if children else 1  # one process needs no name
     table = tabulate(

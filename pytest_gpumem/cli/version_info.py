@@ -72,20 +72,17 @@ def run(_arguments: argparse.Namespace) -> Outcome:
 
 def rows() -> Iterator[tuple[str, str]]:
     """Yield the name and the version, or the description, of each thing that matters."""
+
+    def torch_build() -> str:
+        return describe_torch(torch_facts.result(), virtual_facts.result().get("stubs", ()))
+
     with ThreadPoolExecutor() as pool:  # importing torch takes seconds, in two processes
         torch_facts = pool.submit(facts_of, TORCH_PROGRAM)
         virtual_facts = pool.submit(facts_of, VIRTUAL_PROGRAM)
         yield "pytest-gpumem", __version__
         yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
         yield "system", f"{platform.platform()}, {os.cpu_count()} CPUs"
-        yield (
-            "torch",
-            _described(
-                lambda: describe_torch(
-                    torch_facts.result(), virtual_facts.result().get("stubs", ())
-                )
-            ),
-        )
+        yield "torch", _described(torch_build)
         yield "GPU", _described(lambda: describe_gpus(torch_facts.result()))
         yield "NVIDIA driver", _described(CudaDevice().driver)
         yield "virtual GPU", _described(lambda: describe_virtual(virtual_facts.result()))

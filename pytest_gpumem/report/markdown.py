@@ -175,17 +175,12 @@ def _details(result: Result) -> Iterator[str]:
         categories = [*device.categories, device.total, device.cached]
         rows = [(row.name, *_size_cells(row)) for row in categories]
         tables.append(pipe_table((f"at the peak{where}", *sides), rows))
-        sites = [
-            (
-                code(row.name),
-                *_size_cells(row),
-                row.site.category if row.site else "",
-                str(row.blocks) if row.blocks else "",
-                code(row.site.module) if row.site else "",
-                code(row.site.code) if row.site else "",
-            )
-            for row in device.sites[:MAX_SITES]
-        ]
+        sites = []
+        for row in device.sites[:MAX_SITES]:
+            category = row.site.category if row.site else ""
+            places = map(code, (row.site.module, row.site.code) if row.site else ("", ""))
+            blocks = str(row.blocks or "")
+            sites.append((code(row.name), *_size_cells(row), category, blocks, *places))
         heads = (f"allocated by{where}", *sides, "of", "blocks", "module", "code")
         tables.append(pipe_table(heads, sites))
         hidden = len(device.sites) - len(sites)

@@ -52,14 +52,8 @@ class SessionResults:
         """ranks of torchrun's that the results are of; 0: torchrun started none"""
 
     def __bool__(self) -> bool:
-        return bool(
-            self._unread
-            or self._read
-            or self.skipped
-            or self.unmeasured
-            or self.hidden_skips
-            or self._problems
-        )
+        of_tests = self._unread, self._read, self.skipped, self.unmeasured, self.hidden_skips
+        return any((*of_tests, self._problems))
 
     def add(  # noqa: PLR0913 - what a report says
         self,

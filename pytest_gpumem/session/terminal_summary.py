@@ -49,14 +49,9 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
     if expected and named:
-        expected = DeviceInfo(
-            "virtual",
-            named[0].name,
-            named[0].total_memory,
-            named[0].capability,
-            named[0].sm_count,
-            named[0].context,
-        )
+        card = named[0]
+        facts = card.name, card.total_memory, card.capability, card.sm_count, card.context
+        expected = DeviceInfo("virtual", *facts)
     further = [card.name for card in named[1:]] if expected else []
     sentences = (
         session_text.header(expected, cards=further) if expected else [f"{device.kind} device"]

@@ -329,13 +329,8 @@ def _refusals(
             yield test, f"it declares card={min(cards)!r}"
         elif recorded[folder] and not cards and test.device not in declared[folder]:
             keys = ", ".join(device_keys(folder))
-            yield (
-                test,
-                (
-                    f"there are baselines for {keys} only: --device={test.device} also "
-                    "accepts this device"
-                ),
-            )
+            option = f"--device={test.device} also accepts this device"
+            yield test, f"there are baselines for {keys} only: {option}"
 
 
 def _without_figures(

@@ -160,15 +160,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         problem = "a commit was not uploaded to an index"
         remedy = "pin the other package: --with NAME==VERSION"
         raise SpecError(f"--as-of {arguments.as_of[0]} --git {arguments.git}", problem, remedy)
-    question = VersionQuestion(
-        package,
-        tests,
-        tuple(arguments.requirements),
-        arguments.git,
-        arguments.device,
-        arguments.light,
-        tuple(arguments.as_of),
-    )
+    how = arguments.git, arguments.device, arguments.light, tuple(arguments.as_of)
+    question = VersionQuestion(package, tests, tuple(arguments.requirements), *how)
     titles: dict[str, str] = {}
     if arguments.git is not None:
         candidates = commits_between(arguments.git, good, bad)

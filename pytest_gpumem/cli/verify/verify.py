@@ -39,6 +39,7 @@ BEGINNING: Final = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": '
 """a pattern of the first bytes of the file of ``--json``"""
 LIMIT: Final = 0.01
 """of peak allocated memory: more is a failure"""
+FIGURES: Final = ("allocated", "reserved")
 CHILD: Final = ("-m", "pytest_gpumem.cli.verify.measuring")
 TIMEOUT: Final = 1800
 """seconds of a child process"""
@@ -92,14 +93,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         for step, figures in measured["steps"].items()
     ]
     if arguments.json is not None:
-        document = {
-            "format": FORMAT,
-            "gpumem": __version__,
-            "card": card[0],
-            "measured": measured,
-            "predicted": predicted,
-        }
-        write_json(arguments.json, document)
+        head = {"format": FORMAT, "gpumem": __version__, "card": card[0]}
+        write_json(arguments.json, {**head, "measured": measured, "predicted": predicted})
     status = (
         FOUND if any(row.error or abs(row.relative("allocated")) > LIMIT for row in rows) else OK
     )
@@ -144,16 +139,10 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
 def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
     """Return the table and the verdict."""
     ran = [row for row in rows if not row.error]
-    cells = [
-        (
-            row.name,
-            mib(row.measured["allocated"]),
-            percent(row, "allocated"),
-            mib(row.measured["reserved"]),
-            percent(row, "reserved"),
-        )
-        for row in ran
-    ]
+    cells = []
+    for row in ran:
+        pairs = [(mib(row.measured[figure]), percent(row, figure)) for figure in FIGURES]
+        cells.append((row.name, *pairs[0], *pairs[1]))
     titles = ("step", "allocated, MiB", "predicted", "reserved, MiB", "predicted")
     align = ("left", "right", "right", "right", "right")
     table = tabulate(cells, titles, disable_numparse=True, colalign=align if cells else None)
@@ -166,7 +155,7 @@ def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
     )
     head = f"{device} ({versions}) and its prediction as {card}"
     failed = [f"failed: {row.error}" for row in rows if row.error]
-    verdicts = [verdict(ran, figure) for figure in ("allocated", "reserved")] if ran else []
+    verdicts = [verdict(ran, figure) for figure in FIGURES] if ran else []
     text = "\n".join([head, "", table, "", *failed, *verdicts])
     return "\n".join(map(printable, text.splitlines()))
 

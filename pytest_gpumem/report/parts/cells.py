@@ -75,16 +75,12 @@ def budget_cell(result: Result) -> str:
 def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
     """Return a row for each figure: its name, budget, baseline, measured size and difference."""
     several = len({row.device for row in comparisons}) > 1
-    return [
-        (
-            row.title + (f", device {row.device}" if several else ""),
-            size(row.budget),
-            size(row.baseline),
-            size(row.measured),
-            signed_size(row.difference),
-        )
-        for row in comparisons
-    ]
+    rows = []
+    for row in comparisons:
+        title = row.title + (f", device {row.device}" if several else "")
+        sizes = map(size, (row.budget, row.baseline, row.measured))
+        rows.append((title, *sizes, signed_size(row.difference)))
+    return rows
 
 
 def circumstances(result: Result) -> str:

@@ -62,41 +62,27 @@ def cause_table(
     kind, measurement = result.verdict.kind, result.measurement
     if kind is Kind.REGRESSED or result.beside is not None:
         causes = result.verdict.causes
-        lines = _amount_lines(
-            [
-                _AmountRow(
-                    format_size(cause.nbytes, signed=True),
-                    printable(cause.category) if cause.site else "",
-                    code_words(cause.site) if cause.site else (cause.category,),
-                    cause.reasons,
-                    cause.keepers,
-                )
-                for cause in causes[:MAX_SITES]
-            ],
-            width,
-            cut_at,
-            max_reasons,
-        )
+        rows = []
+        for cause in causes[:MAX_SITES]:
+            size, category = format_size(cause.nbytes, signed=True), printable(cause.category)
+            places = code_words(cause.site) if cause.site else (cause.category,)
+            category = category if cause.site else ""
+            rows.append(_AmountRow(size, category, places, cause.reasons, cause.keepers))
+        lines = _amount_lines(rows, width, cut_at, max_reasons)
         if len(causes) > MAX_SITES:
             growth = sum(cause.nbytes for cause in causes[MAX_SITES:])
             number = len(causes) - MAX_SITES
-            places = "1 more line" if number == 1 else f"{number} more lines"
-            lines.append(CauseLine(f"  {format_size(growth, signed=True)} at {places}"))
+            more = "1 more line" if number == 1 else f"{number} more lines"
+            lines.append(CauseLine(f"  {format_size(growth, signed=True)} at {more}"))
         return lines
     if kind in HINTED:
         oom = measurement.out_of_memory if measurement else None
         at = f"  requested at {printable(oom.site)}" if oom is not None and oom.site else ""
         request = [CauseLine(at)] if at else []
-        rows = [
-            _AmountRow(
-                format_size(line.site.nbytes),
-                line.site.category,
-                code_words(line.site),
-                line.reasons,
-                line.keepers,
-            )
-            for line in result.held_lines
-        ]
+        rows = []
+        for line in result.held_lines:
+            size, places = format_size(line.site.nbytes), code_words(line.site)
+            rows.append(_AmountRow(size, line.site.category, places, line.reasons, line.keepers))
         return [*request, *_amount_lines(rows, width, cut_at, max_reasons)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one

@@ -85,14 +85,11 @@ def quiet_line(
 def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:
     """Return lines that say how many results of each device were compared with baselines."""
     sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
-    return [
-        wrapped(
-            "gpumem: ",
-            f"baselines on {key}: {sentence}" if len(sentences) > 1 else f"baselines: {sentence}",
-            width,
-        )
-        for key, sentence in sentences.items()
-    ]
+    lines = []
+    for key, sentence in sentences.items():
+        subject = f"baselines on {key}" if len(sentences) > 1 else "baselines"
+        lines.append(wrapped("gpumem: ", f"{subject}: {sentence}", width))
+    return lines
 
 
 def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
