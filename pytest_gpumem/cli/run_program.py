@@ -125,7 +125,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if outcome is not None:
         return outcome
     # A session of pytest in the program takes this device and card for its marked tests.
-    os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
+    os.environ[RUN_DEVICE] = "cuda" if choice.device.runs_kernels else "virtual"
+    os.environ[RUN_CARD] = card.name
     return Outcome("", measure_program(program, choice, arguments))
 
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tabulate import tabulate
 
 from pytest_gpumem.cli.outcome import Outcome
-from pytest_gpumem.devices import virtual
-from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices import driver, virtual
 from pytest_gpumem.devices.torch_build import installed_torch
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.version import __version__
@@ -84,7 +83,7 @@ def rows() -> Iterator[tuple[str, str]]:
         yield "system", f"{platform.platform()}, {os.cpu_count()} CPUs"
         yield "torch", _described(torch_build)
         yield "GPU", _described(lambda: describe_gpus(torch_facts.result()))
-        yield "NVIDIA driver", _described(CudaDevice().driver)
+        yield "NVIDIA driver", _described(driver.version)
         yield "virtual GPU", _described(lambda: describe_virtual(virtual_facts.result()))
     for package in PACKAGES:
         yield package, _described(partial(installed_version, package))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+    from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.notes import Note
 
 Values = Literal["auto", "full", "off"]
@@ -122,8 +122,6 @@ class ValueEngine:
 class Device:
     """A kind of GPU that steps can run on; the answers here are those of a real GPU."""
 
-    kind: DeviceKind
-    """its name in options and baselines; code that measures asks for a reason instead"""
     runs_kernels = True
     """whether kernels run, after the calls that launch them have returned"""
     values = ValueEngine()
@@ -142,14 +140,11 @@ class Device:
         """
         return None
 
-    def driver(self) -> str:
-        """Return the driver's version, for the provenance."""
-        raise NotImplementedError
-
     def open(self, card: Card | None, count: int) -> DeviceInfo:
-        """Make ``count`` devices ready, as ``card`` where one is named.
+        """Make ``count`` devices ready, as ``card`` where one is named, until ``close``.
 
-        A real GPU does not change with the card's name: the card's memory is then a cap.
+        A real GPU does not change with the card's name: the card's memory is then a cap. Other
+        processes that share the GPUs wait for ``close``.
 
         Raises:
             DeviceError: the device is missing, or is another one than was asked for.
@@ -170,10 +165,6 @@ class Device:
 
     def close(self) -> None:
         """Undo ``open``: to code outside of marked tests the machine is as it was."""
-
-    def cap_total(self, index: int) -> int:
-        """Return the bytes that PyTorch's memory fraction is a fraction of, on one device."""
-        raise NotImplementedError
 
     def make_room(self, extra: list[int]) -> None:
         """Give each device so many bytes beyond its card's memory, where that is possible.
@@ -213,7 +204,3 @@ class Device:
             DeviceError: this process has a default process group, or PyTorch has none of NCCL.
         """
         raise NotImplementedError
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Return a test's turn on the devices that were opened: other processes' tests wait."""
-        return nullcontext()

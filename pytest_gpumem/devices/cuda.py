@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import Device
 from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
@@ -32,30 +31,18 @@ if TYPE_CHECKING:
 class CudaDevice(Device):
     """The GPUs that this process's torch sees."""
 
-    kind = "cuda"
-
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
 
         Args:
-            shared: other processes (pytest-xdist's workers) measure on them too: tests take turns.
+            shared: other processes (pytest-xdist's workers) measure on them too: they take turns.
             first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
         self.first = first
-        self._count = 1
         self._first_use: FirstUse | None = None
-
-    def driver(self) -> str:
-        """Return the driver's version ("580.159.03"), "unknown" where it cannot be read."""
-        import torch
-
-        if not torch.version.hip:
-            return driver.version()
-        try:
-            return Path("/sys/module/amdgpu/version").read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            return "unknown"
+        self._turn = ExitStack()
+        """has the locks of this process's turn"""
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
@@ -93,7 +80,6 @@ class CudaDevice(Device):
         if self._first_use is not None:
             self._first_use.happen()
         self._require(count, torch.cuda.device_count() if torch.cuda.is_available() else 0)
-        self._count = count
         start_cuda()
         TIMED_PLANS.begin(torch)
         torch.cuda.set_device(self.first)
@@ -105,9 +91,12 @@ class CudaDevice(Device):
                 f"{properties.name} has only {format_size(properties.total_memory)}",
                 "run this test on a larger GPU, or write --gpumem-device=virtual",
             )
-        for index in range(self.first, self.first + count):
-            total = self.cap_total(index)
+        numbers = range(self.first, self.first + count)
+        for index in numbers:
+            total = int(torch.cuda.get_device_properties(index).total_memory)
             set_memory(index, total if card is None else card.total_memory, total)
+        if self._shared:
+            self._take_turn(numbers)
         return DeviceInfo(
             kind="cuda",
             name=properties.name,
@@ -116,11 +105,23 @@ class CudaDevice(Device):
             sm_count=properties.multi_processor_count,
         )
 
-    def cap_total(self, index: int) -> int:
-        """Return the GPU's total memory."""
+    def _take_turn(self, numbers: range) -> None:
+        """Wait until no other process has one of the GPUs, and have them until ``close``."""
         import torch
 
-        return int(torch.cuda.get_device_properties(index).total_memory)
+        self.close()
+        # A MIG instance is the only one that CUDA shows; its UUID may be that of the whole GPU.
+        uuids = (str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
+        self._turn.enter_context(locked([own_instance()] if own_instance() else uuids))
+
+        @self._turn.callback
+        def empty_cache() -> None:
+            with suppress(RuntimeError):  # after an error of CUDA's every call fails
+                VIEW.empty_cache()  # which other processes have no use of
+
+    def close(self) -> None:
+        """Let other processes have their turn."""
+        self._turn.close()
 
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
@@ -133,24 +134,6 @@ class CudaDevice(Device):
     ) -> AbstractContextManager[None]:
         """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; collectives do nothing."""
         return joined(rank, size, by_program=by_program)
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """See :meth:`pytest_gpumem.devices.base.Device.turn`; waits where GPUs are shared."""
-        if not self._shared:
-            yield
-            return
-        import torch
-
-        # A MIG instance is the only one that CUDA shows; its UUID may be that of the whole GPU.
-        numbers = range(self.first, self.first + self._count)
-        uuids = (str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
-        with locked([own_instance()] if own_instance() else uuids):
-            try:
-                yield
-            finally:
-                with suppress(RuntimeError):  # after an error of CUDA's every call fails
-                    VIEW.empty_cache()  # which other processes have no use of
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -56,8 +57,22 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
     return VisibleGpus(process.returncode != 1, tuple(names))
 
 
-def version() -> str:
-    """Return the driver's version ("580.159.03"), "unknown" where NVML does not tell it.
+def version(kind: str = "cuda") -> str:
+    """Return the driver's version of a kind of device, "unknown" where it cannot be read."""
+    import torch
+
+    if kind == "virtual":
+        return kind
+    if not torch.version.hip:
+        return nvidia_version()
+    try:
+        return Path("/sys/module/amdgpu/version").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return "unknown"
+
+
+def nvidia_version() -> str:
+    """Return the version of NVIDIA's driver ("580.159.03"), "unknown" where NVML tells none.
 
     nvml.h: nvmlInit_v2(void), nvmlSystemGetDriverVersion(char *, unsigned), nvmlShutdown(void).
     """

@@ -183,17 +183,16 @@ def kept_fractions(devices: int | range) -> Iterator[None]:
             CAPS.apply(device)
 
 
-def set_cap(device: int, limit: int | None, total: int, foreign: int = 0) -> None:
+def set_cap(device: int, limit: int | None, foreign: int = 0) -> None:
     """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts this cap.
 
     Args:
         device: its number.
         limit: bytes, foreign memory included.
-        total: bytes that PyTorch's own fraction is a fraction of.
         foreign: bytes reserved by earlier tests, on top of which a fraction of the test's holds.
     """
     cap = CAPS.cap(device)
-    cap.limit, cap.total, cap.foreign = limit, total, foreign
+    cap.limit, cap.foreign = limit, foreign
     CAPS.apply(device)
 
 

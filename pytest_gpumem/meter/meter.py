@@ -552,8 +552,7 @@ class Meter:
         previous, self._limit = self._limit, limit
         for device, foreign in zip(self.devices, self.kept_foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
-            total = self.device.cap_total(device)
-            set_cap(device, bytes_in_all, total, foreign.reserved)
+            set_cap(device, bytes_in_all, foreign.reserved)
         return previous
 
     @contextmanager
@@ -608,7 +607,7 @@ class Meter:
         pinned_count: PinnedCount = "by time" if LOOPS.begun > self._loops_before else "counted"
         return Measurement(
             device=self.info,
-            provenance=provenance(self.device),
+            provenance=provenance(self.info),
             peaks=own_peaks,
             held=without_few_pinned(self._isolation.initial_foreign),
             retained=without_few_pinned(retained),

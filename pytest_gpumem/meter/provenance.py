@@ -6,13 +6,14 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.devices import driver
 from pytest_gpumem.measurement import Provenance
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.measurement import DeviceInfo
 
 
-def provenance(device: Device) -> Provenance:
+def provenance(info: DeviceInfo) -> Provenance:
     """Return the versions and the allocator settings of this process."""
     import torch
 
@@ -20,7 +21,7 @@ def provenance(device: Device) -> Provenance:
         torch=str(torch.__version__),
         cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda),
         cudnn=cudnn_version(),
-        driver=device.driver(),
+        driver=driver.version(info.kind),
         allocator=os.environ.get(
             "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
         ),

@@ -53,9 +53,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
         facts = card.name, card.total_memory, card.capability, card.sm_count, card.context
         expected = DeviceInfo("virtual", *facts)
     further = [card.name for card in named[1:]] if expected else []
-    sentences = (
-        session_text.header(expected, cards=further) if expected else [f"{device.kind} device"]
-    )
+    sentences = session_text.header(expected, cards=further) if expected else ["cuda device"]
     if settings.all:
         sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
     elif settings.shown_always and expected:

@@ -131,7 +131,6 @@ class Run:
             info = device.open(card, spec.devices)
             explainer = child_explainer(root) if record else ""
             stack.enter_context(CHILDREN.watching(values, explainer))
-            stack.enter_context(device.turn())
             if spec.world_size is not None:
                 stack.enter_context(device.join_alone(spec.rank or 0, spec.world_size))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
@@ -319,7 +318,7 @@ class Run:
                 spec,
                 Measurement(
                     self.info,
-                    provenance(self.device),
+                    provenance(self.info),
                     *(peaks, none, none),
                     attributions=attributions if None not in attributions else (),
                 ),

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.virtual_gpu import GIB, MIB, virtual_card, virtual_device
 
-from pytest_gpumem.devices import cuda
+from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.base import Alternatives
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.memory_cap import CAPS, SET_FRACTION
+from pytest_gpumem.devices.memory_cap import CAPS, SET_FRACTION, set_memory
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
@@ -64,8 +64,8 @@ def test_it_measures_the_same_bytes_as_the_virtual_device_does(gpu):
 
 def test_its_cap_is_a_fraction_of_the_total_that_it_asks_for(gpu):
     """On a real GPU both are one; on this virtual one PyTorch may have kept its first total."""
-    device = CudaDevice()
-    assert device.cap_total(0) == CARDS["A100-40GB"].total_memory
+    CudaDevice().open(None, 1)
+    assert CAPS.cap(0).total == CARDS["A100-40GB"].total_memory
 
 
 def test_a_named_card_must_have_no_more_than_the_gpu(gpu):
@@ -140,14 +140,14 @@ def test_it_stays_visible_and_cannot_grow(gpu):
 def test_the_drivers_version_is_told_by_its_library_and_amd_s_by_the_kernel(
     torch, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("pytest_gpumem.devices.driver.version", lambda: "580.159.03")
-    assert CudaDevice().driver() == "580.159.03"
+    monkeypatch.setattr(driver, "nvidia_version", lambda: "580.159.03")
+    assert driver.version("cuda") == "580.159.03"
     monkeypatch.setattr(torch.version, "hip", "7.2.26015")
     version = tmp_path / "version"
-    monkeypatch.setattr(cuda, "Path", lambda name: version)
-    assert CudaDevice().driver() == "unknown"
+    monkeypatch.setattr(driver, "Path", lambda name: version)
+    assert driver.version("cuda") == "unknown"
     version.write_text("6.12.12\n")
-    assert CudaDevice().driver() == "6.12.12"
+    assert driver.version("cuda") == "6.12.12"
 
 
 def test_before_its_first_use_it_is_asked_for_by_nvml_and_opened_once(gpu, monkeypatch):
@@ -178,10 +178,11 @@ def test_before_its_first_use_it_is_asked_for_by_nvml_and_opened_once(gpu, monke
 
 def test_alone_it_takes_no_turns(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with CudaDevice(shared=False).turn():
-        assert list(tmp_path.iterdir()) == []
-    with CudaDevice(shared=True).turn():
-        assert [path.name for path in tmp_path.iterdir()] == [f"pytest-gpumem-{os.getuid()}"]
+    for shared, folders in ((False, []), (True, [f"pytest-gpumem-{os.getuid()}"])):
+        device = CudaDevice(shared=shared)
+        device.open(None, 1)
+        assert [path.name for path in tmp_path.iterdir()] == folders
+        device.close()
 
 
 def test_the_allocators_cache_is_free_for_other_processes_after_a_turn(gpu, monkeypatch, tmp_path):
@@ -190,9 +191,9 @@ def test_the_allocators_cache_is_free_for_other_processes_after_a_turn(gpu, monk
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     device = CudaDevice(shared=True)
     device.open(None, 1)
-    with device.turn():
-        torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-        assert torch.cuda.memory_reserved() == 60 * MIB
+    torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_reserved() == 60 * MIB
+    device.close()
     assert torch.cuda.memory_reserved() == 0
 
 
@@ -200,9 +201,10 @@ def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):
     import torch
 
     card = replace(CARDS["T4"], context=0)
-    device = CudaDevice()
+    device, kept_total = CudaDevice(), CAPS.cap(0).total  # which this process's PyTorch kept
     info = device.open(card, 1)
-    meter = Meter(gpu, info, 1)  # gpu: it knows the total that this process's PyTorch kept
+    set_memory(0, card.total_memory, kept_total)
+    meter = Meter(device, info, 1)
     meter.start()
     meter.cap(card.usable_memory)
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpumem.devices import select, torch_build
-from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.driver import VisibleGpus
 from pytest_gpumem.devices.torch_build import TorchBuild, installed_torch
 from pytest_gpumem.devices.virtual import device as virtual
+from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.meter.provenance import provenance
 
 HIP = TorchBuild("2.15.0+rocm7.2", None, "7.2.26015")
@@ -60,6 +60,6 @@ def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):
 def test_a_baseline_s_provenance_names_hip(torch, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.2.26015")
     monkeypatch.setattr(torch.version, "cuda", None)
-    device = CudaDevice()
-    assert provenance(device).cuda == "HIP 7.2.26015"
-    assert device.driver() == "unknown"  # of amdgpu, which this machine has not
+    found = provenance(DeviceInfo("cuda", "MI300X", 0, (9, 4), 304))
+    assert found.cuda == "HIP 7.2.26015"
+    assert found.driver == "unknown"  # of amdgpu, which this machine has not

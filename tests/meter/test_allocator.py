@@ -330,7 +330,7 @@ def test_a_limit_beyond_the_device_is_no_cap():
 def test_a_cap_holds_until_it_is_lifted_and_leaves_the_current_device(device):
     import torch
 
-    set_cap(1, 30 * MIB, device.cap_total(1))
+    set_cap(1, 30 * MIB)
     try:
         assert torch.cuda.current_device() == 0
         with pytest.raises(torch.OutOfMemoryError):
@@ -338,7 +338,7 @@ def test_a_cap_holds_until_it_is_lifted_and_leaves_the_current_device(device):
         tensor(31 * MIB, 0)  # the other device has none
         tensor(30 * MIB, 1)
     finally:
-        set_cap(1, None, device.cap_total(1))
+        set_cap(1, None)
     tensor(100 * MIB, 1)
 
 

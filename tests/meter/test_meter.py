@@ -418,12 +418,13 @@ def test_the_provenance_says_what_it_was_made_with(device, monkeypatch):
 
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
-    found = provenance(device)
+    info = device.open(None, 1)
+    found = provenance(info)
     assert (found.torch, found.cuda) == (torch.__version__, torch.version.cuda)
     assert found.cudnn == str(torch.backends.cudnn.version())
     assert (found.driver, found.allocator) == ("virtual", "max_split_size_mb:128")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
-    assert provenance(device).allocator == "garbage_collection_threshold:0.8"
+    assert provenance(info).allocator == "garbage_collection_threshold:0.8"
 
 
 def test_a_cudnn_that_pytorch_refuses_is_none(monkeypatch):

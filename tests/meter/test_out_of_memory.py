@@ -26,10 +26,10 @@ def device():
     """Two devices, of which each may reserve 100 MiB."""
     with virtual_card(CARD_80GIB, count=2) as device:
         for index in (0, 1):
-            set_cap(index, 100 * MIB, device.cap_total(index))
+            set_cap(index, 100 * MIB)
         yield device
         for index in (0, 1):
-            set_cap(index, None, device.cap_total(index))
+            set_cap(index, None)
 
 
 def refused(size, index=0):

@@ -131,7 +131,6 @@ def require_possible(count: int) -> None:
 class VirtualDevice(Device):
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
-    kind = "virtual"
     runs_kernels = False
     first = 0
     """the first device to measure on; those before it are other ranks'"""
@@ -278,10 +277,6 @@ class VirtualDevice(Device):
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
         return _info(self.card)
-
-    def driver(self) -> str:
-        """Return "virtual"."""
-        return "virtual"
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
@@ -456,7 +451,7 @@ class VirtualDevice(Device):
         if self._curtain is not None:
             self._curtain.show(count)
 
-    def cap_total(self, index: int) -> int:
+    def _cap_total(self, index: int) -> int:
         """Return the total memory that PyTorch multiplies a fraction with.
 
         Newer versions of PyTorch's allocator keep the total that they read first, older ones read
@@ -472,13 +467,14 @@ class VirtualDevice(Device):
 
         torch.cuda.empty_cache()
         room = torch.cuda.memory_reserved(0) + PROBE
-        set_cap(0, room, FIRST_TOTAL)
+        CAPS.cap(0).total = FIRST_TOTAL
+        set_cap(0, room)
         try:
             torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(PROBE // 2, 0))
         except torch.OutOfMemoryError:
             return False
         finally:
-            set_cap(0, None, FIRST_TOTAL)
+            set_cap(0, None)
             torch.cuda.empty_cache()
         return True
 
@@ -499,7 +495,7 @@ class VirtualDevice(Device):
             return
         card = self._opened_card or self.card
         for index in range(min(count, torch.cuda.device_count())):
-            set_memory(index, card.total_memory, self.cap_total(index))
+            set_memory(index, card.total_memory, self._cap_total(index))
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""

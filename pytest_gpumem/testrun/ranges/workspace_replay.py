@@ -210,7 +210,7 @@ class _Stage:
         held = self._base.reserved - initial.reserved
         run.device.make_room([held] * run.spec.devices)
         limit = None if run.limit is None else run.limit + held
-        set_cap(device, limit, run.device.cap_total(device), held)
+        set_cap(device, limit, held)
 
     def end(self) -> None:
         """Give all back."""

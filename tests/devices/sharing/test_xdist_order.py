@@ -171,11 +171,10 @@ def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch):
     monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
     with virtual_card("T4"):
         device = CudaDevice(shared=True)
-        device.open(None, 1)
         for name in ("MIG-a", "MIG-c"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
-            with device.turn():
-                assert locks.pop() == [name]
+            device.open(None, 1)
+            assert locks.pop() == [name]
             watch_gpus(range(1))
     assert asked == ["MIG-a", "MIG-c"]
 
@@ -230,8 +229,7 @@ def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch):
         device = CudaDevice(shared=True)
         for number in (2, 3, 1):
             device.open(None, number)
-            with device.turn():
-                assert len(locks.pop()) == number
+            assert len(locks.pop()) == number
 
 
 STEPS = """

@@ -112,7 +112,7 @@ def test_memory_runs_out_at_the_cards_capacity_exactly(device):
 def test_a_cap_is_exact(device, limit):
     import torch
 
-    set_cap(0, limit, device.cap_total(0))
+    set_cap(0, limit)
     try:
         most = limit // ROUND * ROUND
         one = tensor(most)
@@ -123,7 +123,7 @@ def test_a_cap_is_exact(device, limit):
         with pytest.raises(torch.OutOfMemoryError):
             tensor(most + 1)
     finally:
-        set_cap(0, None, device.cap_total(0))
+        set_cap(0, None)
 
 
 def test_two_devices_hold_memory_of_their_own():
@@ -303,7 +303,7 @@ def test_random_sequences_agree_with_a_model_of_the_allocator(device, seed):
     chance = random.Random(seed)
     limit = 400 * MIB
     model, live = Allocator(limit, oldest_first=takes_the_oldest_segment_first()), []
-    set_cap(0, limit, device.cap_total(0))
+    set_cap(0, limit)
     streams = [torch.cuda.current_stream().cuda_stream, torch.cuda.Stream().cuda_stream]
     torch.cuda.reset_peak_memory_stats()
     seen = dict.fromkeys(["emptied", "freed", "given", "refused"], 0)
@@ -337,4 +337,4 @@ def test_random_sequences_agree_with_a_model_of_the_allocator(device, seed):
     finally:
         for block, _ in live:
             torch.cuda.caching_allocator_delete(block)
-        set_cap(0, None, device.cap_total(0))
+        set_cap(0, None)

@@ -72,10 +72,10 @@ def test_caps_are_exact_on_every_card(name):
     import torch
 
     card = CARDS[name]
-    with virtual_card(card) as device:
+    with virtual_card(card):
         for limit in (3 * GIB, card.usable_memory // 2 + 12345, card.usable_memory):
             whole = limit // (2 * MIB) * (2 * MIB)
-            set_cap(0, limit, device.cap_total(0))
+            set_cap(0, limit)
             try:
                 block = torch.cuda.caching_allocator_alloc(whole, 0)
                 assert torch.cuda.memory_reserved() == whole
@@ -85,7 +85,7 @@ def test_caps_are_exact_on_every_card(name):
                 with pytest.raises(torch.OutOfMemoryError):
                     torch.cuda.caching_allocator_alloc(whole + 1, 0)
             finally:
-                set_cap(0, None, device.cap_total(0))
+                set_cap(0, None)
             torch.cuda.empty_cache()
 
 
