@@ -129,9 +129,11 @@ def listed_source() -> str:
         for word in words:
             before, _, rest = word.partition("{")
             letters, _, after = rest.partition("}")
+            # Another definition, in C or in a list, takes the place of a refusal.
+            kind = "GM_API __attribute__((weak)) int" if action == "refused" else "GM_API int"
             for name in (f"{before}{letter}{after}" for letter in letters.split(",")):
                 code = body.replace("{0}", status).replace("{1}", name)
-                lines.append(f"GM_API int {name}({parameters}) {{ {code} }}")
+                lines.append(f"{kind} {name}({parameters}) {{ {code} }}")
     return "\n".join(lines) + "\n"
 
 

@@ -44,9 +44,10 @@ LIBRARIES: Final = re.compile(
 DECLARATION: Final = re.compile(rf"\b({'|'.join(STATUSES)})\b[\s\w]*?\b(p?[a-z]+[A-Z]\w+)\s*\(")
 HEAD: Final = """\
 # Functions that NVIDIA's libraries give to programs, and that no torch of today links. The virtual
-# GPU refuses each with the "not supported" status of its library: an error names the function.
-# Otherwise a call would end in NVIDIA's own library, without a driver. A line has a status, then
-# functions; setup.py makes C of them. Made by release/refused_exports.py of NVIDIA's headers.
+# GPU refuses each that no C file answers, with the "not supported" status of its library: an error
+# names the function. Otherwise a call would end in NVIDIA's own library, without a driver. A line
+# has a status, then functions; setup.py makes C of them. Made by release/refused_exports.py of
+# NVIDIA's headers.
 """
 
 
@@ -65,8 +66,8 @@ def answered() -> set[str]:
     """Return the functions that the library answers in another way, or that its other list has."""
     libraries = NATIVE / "libraries"
     listed = set((libraries / "refused_functions.txt").read_text(encoding="utf-8").split())
-    earlier = set((libraries / "refused_exports.txt").read_text(encoding="utf-8").split())
-    return (symbols(NATIVE / "libgpumem_cuda.so").given - earlier) | listed
+    library = symbols(NATIVE / "libgpumem_cuda.so")
+    return (library.given - library.weak) | listed
 
 
 def main(folders: list[str]) -> None:

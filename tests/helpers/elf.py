@@ -10,7 +10,7 @@ DYNSYM = 11  # SHT_DYNSYM
 VERNEED = 0x6FFFFFFE  # SHT_GNU_verneed
 MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
 FUNCTION_OR_UNKNOWN = {0, 2, 10}  # STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC
-UNDEFINED, LOCAL = 0, 0
+UNDEFINED, LOCAL, WEAK = 0, 0, 2
 
 
 class Symbols(NamedTuple):
@@ -18,6 +18,8 @@ class Symbols(NamedTuple):
 
     wanted: frozenset[str]
     given: frozenset[str]
+    weak: frozenset[str] = frozenset()
+    """of those that it gives: another definition would have taken their place"""
 
 
 def symbols(path):
@@ -66,10 +68,12 @@ def needs(path):
 
 
 def _sorted_out(table, names):
-    wanted, given = set(), set()
+    wanted, given, weak = set(), set(), set()
     for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", table):
         if info >> 4 == LOCAL or info & 15 not in FUNCTION_OR_UNKNOWN or not name:
             continue
         text = names[name : names.index(b"\0", name)].decode()
         (wanted if section == UNDEFINED else given).add(text)
-    return Symbols(frozenset(wanted), frozenset(given))
+        if section != UNDEFINED and info >> 4 == WEAK:
+            weak.add(text)
+    return Symbols(*map(frozenset, (wanted, given, weak)))
