@@ -117,3 +117,16 @@ class Patch:
                 owner = getattr(owner, part, None)
             if hasattr(owner, last):
                 yield name, owner, last
+
+
+def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a ``make`` of :meth:`Patch.wrap`; the wrapper takes the original before all else."""
+
+    def make(original: Any) -> Any:  # noqa: ANN401 - another package's
+        def wrapped(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the original
+            __tracebackhide__ = True
+            return wrapper(original, *args, **options)
+
+        return wrapped
+
+    return make

@@ -26,7 +26,7 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
 from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -223,19 +223,13 @@ class _Watch:
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
 
-        def folding(reset: Callable[[int], object]) -> Callable[[int], object]:
-            def reset_peaks(device: int) -> object:
-                self._fold()
-                return reset(device)
+        def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
+            self._fold()
+            return reset(device)
 
-            return reset_peaks
-
-        def joining(initialise: Callable[..., object]) -> Callable[..., object]:
-            def join(*arguments: object, **options: object) -> None:
-                initialise(*arguments, **options)
-                self._rank = str(self._torch.distributed.get_rank())
-
-            return join
+        def join(initialise: Callable[..., object], *arguments: object, **options: object) -> None:
+            initialise(*arguments, **options)
+            self._rank = str(self._torch.distributed.get_rank())
 
         def announce() -> None:
             from multiprocessing.util import Finalize
@@ -250,8 +244,8 @@ class _Watch:
             Finalize(None, self._end, exitpriority=0)
             atexit.register(self._end)
 
-        PEAK_RESET.wrap(self._torch._C, folding)
-        GROUP_JOINED.wrap(self._torch.distributed, joining)
+        PEAK_RESET.wrap(self._torch._C, wrapped_by(fold_and_reset))
+        GROUP_JOINED.wrap(self._torch.distributed, wrapped_by(join))
         self._torch.cuda._lazy_call(announce)
 
     def _end(self) -> None:

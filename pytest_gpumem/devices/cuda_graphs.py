@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
@@ -46,23 +46,21 @@ class Graphs:
             IMPORTS.call_after("torch", self._wrap)
 
     def _wrap(self, torch: ModuleType) -> None:
-        def make(method: Callable[..., object]) -> Callable[..., object]:
-            def call(graph: Any, *arguments: Any, **options: Any) -> object:  # noqa: ANN401 - PyTorch's
-                result = method(graph, *arguments, **options)
-                if method.__name__ == "capture_begin":
-                    self._capturing.append((graph, torch.cuda.current_stream()))
-                else:
-                    self._blocks.pop(graph, None)
-                    self._capturing = [pair for pair in self._capturing if pair[0] is not graph]
-                    if method.__name__ == "capture_end":
-                        self._blocks[graph] = {*VIEW.live_blocks()}
-                return result
-
-            return call
+        @wrapped_by
+        def call(method: Callable[..., object], graph: Any, *args: Any, **options: Any) -> object:  # noqa: ANN401 - PyTorch's
+            result = method(graph, *args, **options)
+            if method.__name__ == "capture_begin":
+                self._capturing.append((graph, torch.cuda.current_stream()))
+            else:
+                self._blocks.pop(graph, None)
+                self._capturing = [pair for pair in self._capturing if pair[0] is not graph]
+                if method.__name__ == "capture_end":
+                    self._blocks[graph] = {*VIEW.live_blocks()}
+            return result
 
         graphs = sys.modules.get(CAPTURES.module)  # missing where torch could not be imported
         if graphs is not None:
-            CAPTURES.wrap(graphs, make)
+            CAPTURES.wrap(graphs, call)
 
     @property
     def blocks(self) -> set[Place]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gpumem.devices.variables import set_variable
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -188,24 +188,23 @@ def checkpoint_alone(stack: ExitStack) -> None:
     none of them, as those of absent ranks are.
     """
 
-    def beginning_alone(begin: Callable[..., None]) -> Callable[..., None]:
-        def begin_alone(
-            self: object,
-            group: object,
-            use_dist: bool,  # noqa: FBT001 - PyTorch's names
-            coordinator_rank: int,
-        ) -> None:
-            del use_dist
-            begin(self, group, False, coordinator_rank)  # noqa: FBT003
-
-        return begin_alone
+    @wrapped_by
+    def begin_alone(
+        begin: Callable[..., None],
+        self: object,
+        group: object,
+        use_dist: bool,  # noqa: FBT001 - PyTorch's names
+        coordinator_rank: int,
+    ) -> None:
+        del use_dist
+        begin(self, group, False, coordinator_rank)  # noqa: FBT003
 
     def finding_valid(validate: Callable[..., object]) -> Callable[..., object]:
         # Newer versions of PyTorch return the list of all that is wrong.
         valid: object = True if validate.__annotations__["return"] in (bool, "bool") else []
         return lambda *_arguments: valid
 
-    CHECKPOINTS.wrap(importlib.import_module(CHECKPOINTS.module), beginning_alone, stack)
+    CHECKPOINTS.wrap(importlib.import_module(CHECKPOINTS.module), begin_alone, stack)
     PLANS.wrap(importlib.import_module(PLANS.module), finding_valid, stack)
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,38 +84,30 @@ class Curtain:
         """the first one of each file; one that asked itself replaces one that did not"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
         # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
-        COUNTS.wrap(torch._C, self._counting)
+        COUNTS.wrap(torch._C, wrapped_by(self._count_after))
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
-        INITIALISATION.wrap(torch._C, self._refusing)  # not in a build without CUDA
+        INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
 
     def _count(self) -> int:
         if not self._shown:
             self._note_question()
         return self._shown
 
-    def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
-        """Return PyTorch's question of the driver, which lets no forked process use CUDA later."""
+    def _count_after(self, count: Callable[[], int]) -> int:
+        """Ask the driver as PyTorch does, which lets no forked process use CUDA later."""
+        if self._shown:
+            count()
+        return self._count()
 
-        def count_shown() -> int:
-            if self._shown:
-                count()
-            return self._count()
-
-        return count_shown
-
-    def _refusing(self, initialise: Callable[[], None]) -> Callable[[], None]:
-        """Return PyTorch's initialisation of CUDA, which is refused while no GPU is shown.
+    def _initialise(self, initialise: Callable[[], None]) -> None:
+        """Initialise CUDA, and refuse that while no GPU is shown.
 
         PyTorch keeps what its first try sees: after one without NVML, its allocator of expandable
         segments ends the process with a segmentation fault.
         """
-
-        def initialise_shown() -> None:
-            if not self._shown:
-                raise RuntimeError(HIDDEN)
-            initialise()
-
-        return initialise_shown
+        if not self._shown:
+            raise RuntimeError(HIDDEN)
+        initialise()
 
     def _note_question(self) -> None:
         frame: FrameType | None = sys._getframe(2)

@@ -16,7 +16,7 @@ from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
     WITHOUT_CONSTANTS,
     recorded,
 )
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,28 +49,21 @@ def current_mode() -> Any:
     return module.ValueMode.current if module is not None else None
 
 
-def _keeping_compiled(compiles: Any) -> Any:
-    def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        kept = _recorded(graph)  # before: it is changed
-        compiled = compiles(graph, *args, **options)
-        _keep(compiled, *kept)
-        return compiled
-
-    return compile_graph
+def _compile(compiles: Any, graph: Any, *args: Any, **options: Any) -> Any:
+    __tracebackhide__ = True
+    kept = _recorded(graph)  # before: it is changed
+    compiled = compiles(graph, *args, **options)
+    _keep(compiled, *kept)
+    return compiled
 
 
-def _keeping_loaded(loads: Any) -> Any:
+def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
     """Keep the graph of code that a process without this package, or values, has cached."""
-
-    def load_graph(graph: Any, *args: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        compiled = loads(graph, *args, **options)
-        if not hasattr(compiled, GRAPH):
-            _keep(compiled, *_recorded(graph))
-        return compiled
-
-    return load_graph
+    __tracebackhide__ = True
+    compiled = loads(graph, *args, **options)
+    if not hasattr(compiled, GRAPH):
+        _keep(compiled, *_recorded(graph))
+    return compiled
 
 
 def _recorded(graph: Any) -> tuple[str, bytes]:
@@ -78,26 +71,20 @@ def _recorded(graph: Any) -> tuple[str, bytes]:
     attribute = GRAPH
 
     def values_of(tensor: Any) -> Any:
+        """Return the values of a graph's own tensor, which are those of its code; None: unknown."""
         nonlocal attribute
-        values = _values_of(tensor)
-        if values is None:
+        mode = current_mode()
+        if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):
             attribute = WITHOUT_CONSTANTS
-        return values
+            return None
+        from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
+
+        return over_device_memory(tensor.detach())
 
     nodes = b""
     with suppress(Exception):  # a graph like none before: its values are unknown then
         nodes = recorded(graph, values_of)
     return attribute, nodes
-
-
-def _values_of(tensor: Any) -> Any:
-    """Return the values of a graph's own tensor, which are those of its code; None: unknown."""
-    mode = current_mode()
-    if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):
-        return None
-    from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
-
-    return over_device_memory(tensor.detach())
 
 
 def _keep(compiled: Any, attribute: str, graph: bytes) -> None:
@@ -106,20 +93,21 @@ def _keep(compiled: Any, attribute: str, graph: bytes) -> None:
             setattr(compiled, attribute, graph)
 
 
-def _computing(call: Any) -> Any:
-    def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        mode = current_mode()
-        if mode is None or kwargs or len(args) != 1:
-            return call(compiled, *args, **kwargs)
-        from pytest_gpumem.devices.virtual.compilation.graph_values import call_with_values
+def _call(call: Any, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    mode = current_mode()
+    if mode is None or kwargs or len(args) != 1:
+        return call(compiled, *args, **kwargs)
+    from pytest_gpumem.devices.virtual.compilation.graph_values import call_with_values
 
-        return call_with_values(mode, compiled, call, args[0])
-
-    return computed
+    return call_with_values(mode, compiled, call, args[0])
 
 
-WRAPPERS: Final = ((COMPILES, _keeping_compiled), (LOADS, _keeping_loaded), (CALLS, _computing))
+WRAPPERS: Final = (
+    (COMPILES, wrapped_by(_compile)),
+    (LOADS, wrapped_by(_load)),
+    (CALLS, wrapped_by(_call)),
+)
 """what is wrapped in what"""
 
 
@@ -144,8 +132,7 @@ def with_constants(computing: Callable[[], AbstractContextManager[None]], run: A
     def computed(self: Any, *args: Any, **kwargs: Any) -> Any:
         values = (node.meta.get("val") for node in self.module.graph.nodes)
         devices = (getattr(getattr(value, "device", None), "type", "") for value in values)
-        is_for_gpu = "cuda" in devices
-        with computing() if is_for_gpu else nullcontext():
+        with computing() if "cuda" in devices else nullcontext():
             return run(self, *args, **kwargs)
 
     return computed

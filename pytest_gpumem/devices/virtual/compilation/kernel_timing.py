@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from pytest_gpumem.devices.virtual.compilation.compiled_code import preceded_by
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,24 +94,21 @@ class KernelTiming:
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield the functions that are wrapped, with their wrappers."""
-        yield BENCHMARKS, self._untimed
+        yield BENCHMARKS, wrapped_by(self._benchmark)
         yield CHOICES, preceded_by(self._see_choice)
         yield LAUNCHES, preceded_by(self._see_launch)
         yield (
             COPIED,
             lambda copy: lambda *args, **options: {} if is_shown() else copy(*args, **options),
         )
-        yield BENCHES, self._benched_once
+        yield BENCHES, wrapped_by(self._bench_once)
         yield TUNED_CALLS, preceded_by(self._see_tuned_call)
 
-    def _untimed(self, method: Any) -> Any:
-        def benchmark_gpu(*arguments: Any, **options: Any) -> Any:
-            if not is_shown():
-                return method(*arguments, **options)
-            self._asked = True
-            return [TIME] if options.get("return_mode") == "all" else TIME
-
-        return benchmark_gpu
+    def _benchmark(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        if not is_shown():
+            return method(*arguments, **options)
+        self._asked = True
+        return [TIME] if options.get("return_mode") == "all" else TIME
 
     # -- Inductor's kernels --
 
@@ -131,23 +128,20 @@ class KernelTiming:
 
     # -- kernels that a program tunes by Triton --
 
-    def _benched_once(self, bench: Any) -> Any:
-        """Have each configuration called once: one with too much shared memory is never picked."""
+    @staticmethod
+    def _bench_once(bench: Any, tuner: Any, *arguments: Any, **options: Any) -> Any:
+        """Call each configuration once: one with too much shared memory is never picked."""
 
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
             return [TIME] * len(quantiles)
 
-        def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:
-            if not is_shown():
-                return bench(tuner, *arguments, **options)
-            with ExitStack() as stack:
+        with ExitStack() as stack:
+            if is_shown():
                 BENCH.on(tuner, "do_bench", call_once, stack)
                 # Nothing is written, so nothing is restored: the copies would stay in the cache.
                 BENCH.on(tuner, "restore_value", [], stack)
-                return bench(tuner, *arguments, **options)
-
-        return untimed
+            return bench(tuner, *arguments, **options)
 
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown():

@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,36 +63,32 @@ class MaxAutotuneSwitch:
         """Wrap the function that compiles; ``module`` is that of COMPILATION."""
         config = getattr(module, "config", None)
         self._is_missing = not hasattr(config, TUNING[0]) or not COMPILATION.wrap(
-            module, functools.partial(self._untuned, config)
+            module, wrapped_by(functools.partial(self._compile, config))
         )
 
-    def _untuned(self, config: Any, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(compile_graph)
-        settings = [name for name in TUNING + LESSER if has(config, name)]
+    def _compile(
+        self, config: Any, compile_graph: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        import torch
 
-        def untuned(*arguments: Any, **options: Any) -> Any:
-            import torch
+        call = inspect.signature(compile_graph).bind(*arguments, **options)
+        if compiles_for_gpu(arguments[1] if len(arguments) > 1 else ()):
+            refuse_without_triton()
+        patches = call.arguments.get(SETTINGS) or {}
 
-            call = signature.bind(*arguments, **options)
-            if compiles_for_gpu(arguments[1] if len(arguments) > 1 else ()):
-                refuse_without_triton()
-            patches = call.arguments.get(SETTINGS) or {}
+        def is_on(name: str) -> bool:
+            return bool(patches.get(name, getattr(config, name, False)))
 
-            def is_on(name: str) -> bool:
-                return bool(patches.get(name, getattr(config, name, False)))
-
-            # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
-            if torch.cuda.is_available():
-                off = [CHOICES_KEPT] * is_on(CHOICES_KEPT)
-                if any(map(is_on, TUNING)):
-                    self._turned_off = True
-                    off += settings
-                # Inductor has these in the key of its caches, and compiles the backward with them.
-                if off:  # it calls itself once more with them
-                    call.arguments[SETTINGS] = {**patches, **dict.fromkeys(off, False)}
-            return compile_graph(*call.args, **call.kwargs)
-
-        return untuned
+        # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
+        if torch.cuda.is_available():
+            off = [CHOICES_KEPT] * is_on(CHOICES_KEPT)
+            if any(map(is_on, TUNING)):
+                self._turned_off = True
+                off += [name for name in TUNING + LESSER if has(config, name)]
+            # Inductor has these in the key of its caches, and compiles the backward with them.
+            if off:  # it calls itself once more with them
+                call.arguments[SETTINGS] = {**patches, **dict.fromkeys(off, False)}
+        return compile_graph(*call.args, **call.kwargs)
 
 
 def compiles_for_gpu(example_inputs: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.uncertain_numbers import plain_number
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +35,12 @@ def trace_numbers(module: ModuleType) -> None:
     if hasattr(module, TRACED_SINCE):
         return
 
-    def as_constant(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(self: Any, value: Any) -> Any:
-            number = plain_number(value)
-            if number is None:
-                return wrap(self, value)
-            self.install_guards(module.GuardBuilder.TYPE_MATCH)
-            return module.ConstantVariable.create(value=number, source=self.source)
-
-        return wrapped
+    @wrapped_by
+    def as_constant(wrap: Callable[..., Any], self: Any, value: Any) -> Any:
+        number = plain_number(value)
+        if number is None:
+            return wrap(self, value)
+        self.install_guards(module.GuardBuilder.TYPE_MATCH)
+        return module.ConstantVariable.create(value=number, source=self.source)
 
     TRACED.wrap(module, as_constant)

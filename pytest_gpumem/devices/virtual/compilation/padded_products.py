@@ -30,7 +30,7 @@ from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
     is_shown,
 )
 from pytest_gpumem.devices.virtual.workspace_sizes import chosen_workspace
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -164,9 +164,11 @@ class PaddedProducts:
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield the functions that are wrapped, with their wrappers."""
         yield KEYS, preceded_by(self._note_asked)
-        yield ANSWERS, self._answering
-        yield COMPILED, self._keeping
-        yield CODE_CALLS, self._telling
+        # No answer is "not faster" to PyTorch: the cache may have a real GPU's answers, and without
+        # an answer PyTorch would make operands of full size next.
+        yield ANSWERS, lambda look_up: lambda key: False if is_shown() else look_up(key)
+        yield COMPILED, wrapped_by(self._compile)
+        yield CODE_CALLS, wrapped_by(self._call)
 
     # -- while it compiles --
 
@@ -175,53 +177,39 @@ class PaddedProducts:
         if is_shown() and not options.get("is_base_time_key"):
             self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 
-    @staticmethod
-    def _answering(look_up: Any) -> Any:
-        """Answer that padding is not faster: the cache may have a real GPU's answers.
-
-        Without an answer, PyTorch would make operands of full size next.
-        """
-        return lambda key: False if is_shown() else look_up(key)
-
-    def _keeping(self, make: Any) -> Any:
-        def made(*args: Any, **options: Any) -> Any:
-            __tracebackhide__ = True
-            compiled = make(*args, **options)
-            if self._asked and hasattr(compiled, "current_callable"):
-                setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))
-                self._asked.clear()
-            return compiled
-
-        return made
+    def _compile(self, make: Any, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        compiled = make(*args, **options)
+        if self._asked and hasattr(compiled, "current_callable"):
+            setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))
+            self._asked.clear()
+        return compiled
 
     # -- while it runs --
 
-    def _telling(self, call: Any) -> Any:
-        def called(compiled: Any, *args: Any, **options: Any) -> Any:
-            __tracebackhide__ = True
-            products = getattr(compiled, PRODUCTS, ())
-            if products and is_shown():
-                # Of code from a cache of an earlier version, which had more fields, the first ones.
-                fields_of = (product[: len(Product._fields)] for product in products)
-                self._tell(compiled, [Product(*of_product) for of_product in fields_of])
-            if not self._products:
-                return call(compiled, *args, **options)
-            settings = getattr(compiled, "fx_kwargs", None) or {}
-            is_backward = bool(settings.get("is_backward"))
-            saves = not is_backward and not settings.get("is_inference")
-            outer = getattr(self._calls, "current", None)
-            current = self._calls.current = CodeCall(is_backward, saves, time_ns() / 1000)
-            try:
-                return call(compiled, *args, **options)
-            finally:
-                self._calls.current = outer
-                if saves:
-                    self._saved.append(current.saved)
-                elif is_backward and self._saved:
-                    for numbers in self._saved.pop():
-                        self._workspaces.keep_until(numbers, time_ns() / 1000)
-
-        return called
+    def _call(self, call: Any, compiled: Any, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        products = getattr(compiled, PRODUCTS, ())
+        if products and is_shown():
+            # Of code from a cache of an earlier version, which had more fields, the first ones.
+            fields_of = (product[: len(Product._fields)] for product in products)
+            self._tell(compiled, [Product(*of_product) for of_product in fields_of])
+        if not self._products:
+            return call(compiled, *args, **options)
+        settings = getattr(compiled, "fx_kwargs", None) or {}
+        is_backward = bool(settings.get("is_backward"))
+        saves = not is_backward and not settings.get("is_inference")
+        outer = getattr(self._calls, "current", None)
+        current = self._calls.current = CodeCall(is_backward, saves, time_ns() / 1000)
+        try:
+            return call(compiled, *args, **options)
+        finally:
+            self._calls.current = outer
+            if saves:
+                self._saved.append(current.saved)
+            elif is_backward and self._saved:
+                for numbers in self._saved.pop():
+                    self._workspaces.keep_until(numbers, time_ns() / 1000)
 
     def _tell(self, compiled: Any, products: Sequence[Product]) -> None:
         """Tell the memory of timing, as if this run had compiled the code just now."""
@@ -231,38 +219,33 @@ class PaddedProducts:
         self._called[id(compiled)] = ref(compiled)
         module = sys.modules.get(MULTIPLICATIONS.module)
         if not self._watches and module is not None:
-            self._watches = MULTIPLICATIONS.wrap(module, self._multiplying)
+            self._watches = MULTIPLICATIONS.wrap(module, wrapped_by(self._multiply))
         for product in products:
             if product not in self._products:
                 self._products[product] = None
                 called, operands = product.timed()
                 add_timed(self._workspaces, called, flushed(), operands)
 
-    def _multiplying(self, multiply: Any) -> Any:
-        def multiplied(*args: Any, **options: Any) -> Any:
-            __tracebackhide__ = True
-            call = getattr(self._calls, "current", None)
-            if call is None or len(args) < 2 or not is_shown():  # noqa: PLR2004 - the operands
-                return multiply(*args, **options)
-            first, second = args[-2:]
-            sizes = (*first.shape, second.shape[-1])
-            size = first.element_size()
-            products = (known for known in tuple(self._products) if known.is_of(sizes, size))
-            product = next(products, None)
-            if product is None:
-                return multiply(*args, **options)
-            began = time_ns() / 1000
-            result = multiply(*args, **options)
-            self._add(product, sizes, call, began, options.get("out", result))
+    def _multiply(self, multiply: Any, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        call = getattr(self._calls, "current", None)
+        if call is None or len(args) < 2 or not is_shown():  # noqa: PLR2004 - the operands
+            return multiply(*args, **options)
+        first, second = args[-2:]
+        sizes = (*first.shape, second.shape[-1])
+        size = first.element_size()
+        products = (known for known in tuple(self._products) if known.is_of(sizes, size))
+        product = next(products, None)
+        began = time_ns() / 1000
+        result = multiply(*args, **options)
+        if product is not None:
+            self._add_copies(product, sizes, call, began, options.get("out", result))
             call.last_began = began
-            return result
+        return result
 
-        return multiplied
-
-    def _add(
+    def _add_copies(
         self, product: Product, sizes: tuple[int, ...], call: CodeCall, began: float, result: Any
     ) -> None:
-        """Add the memory of padding in a call of a product."""
         *copies, result_copy = product.padded(sizes)
         ended = time_ns() / 1000
         if product not in self._timed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import current_mode
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,31 +25,28 @@ MIN_ADDRESS: Final = 1 << 40
 """no size or index is as large; addresses are"""
 
 
-def telling(run: Any) -> Any:
-    """Return the launch of a kernel after which only its arguments are unknown."""
-
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        mode = current_mode()
-        if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
-            return run(self, *args, **kwargs)
-        mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
-        if mode.running_here.opened is not None:  # a function of Python's, which tells it too
-            return run(self, *args, **kwargs)
-        tensors = [*_tensors_in([*args, *kwargs.values()])]
-        if any(_is_address(mode, tensor) for tensor in tensors):
-            return run(self, *args, **kwargs)
-        mode.count(1)
-        try:
-            return run(self, *args, **kwargs)
-        finally:
-            mode.count(-1)
-            for tensor in tensors:
-                if not isinstance(tensor, int) and tensor.is_cuda:
-                    storage = tensor.untyped_storage()
-                    mode.forget(storage.data_ptr(), storage.nbytes())
-
-    return told
+@wrapped_by
+def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Launch a kernel, after which only its arguments are unknown."""
+    __tracebackhide__ = True
+    mode = current_mode()
+    if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
+        return run(self, *args, **kwargs)
+    mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
+    if mode.running_here.opened is not None:  # a function of Python's, which tells it too
+        return run(self, *args, **kwargs)
+    tensors = [*_tensors_in([*args, *kwargs.values()])]
+    if any(_is_address(mode, tensor) for tensor in tensors):
+        return run(self, *args, **kwargs)
+    mode.count(1)
+    try:
+        return run(self, *args, **kwargs)
+    finally:
+        mode.count(-1)
+        for tensor in tensors:
+            if not isinstance(tensor, int) and tensor.is_cuda:
+                storage = tensor.untyped_storage()
+                mode.forget(storage.data_ptr(), storage.nbytes())
 
 
 def _tensors_in(arguments: Any) -> Iterator[Any]:

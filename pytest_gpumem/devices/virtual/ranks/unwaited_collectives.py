@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
 from pytest_gpumem.devices.virtual.native import LIBRARY
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -136,35 +136,23 @@ class UnwaitedCollectives:
 
     # What wraps PyTorch's functions:
 
-    def keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of a process group's that keeps the Work that it returns."""
+    def keep(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a process group's, and keep the Work that it returns."""
+        work = collective(*args, **kwargs)
+        self.begun(work)
+        return work
 
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            work = method(*args, **kwargs)
-            self.begun(work)
-            return work
+    def wait(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a Work's, and let go of the Work."""
+        try:
+            return wait(work, *args, **kwargs)
+        finally:
+            self._works.pop(id(work), None)
 
-        return collective
-
-    def waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of a Work's that lets go of it."""
-
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(work, *args, **kwargs)
-            finally:
-                self._works.pop(id(work), None)
-
-        return wait
-
-    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts the backward passes that begin."""
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            self._passes += is_outermost_pass()
-            return function(*args, **kwargs)
-
-        return run_backward
+    def count(self, run_backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Count a backward pass that begins."""
+        self._passes += is_outermost_pass()
+        return run_backward(*args, **kwargs)
 
 
 UNWAITED: Final = UnwaitedCollectives()
@@ -185,7 +173,7 @@ def unwaited_collectives_kept() -> Iterator[None]:
     UNWAITED.device = lambda: (native.gpumem_launches(), native.gpumem_waits())
     with ExitStack() as stack:
         stack.callback(UNWAITED.clear)
-        WORKS.wrap(bindings, UNWAITED.keeping, stack)
-        WAITS.wrap(bindings, UNWAITED.waiting, stack)
-        PASSES.wrap(torch.autograd, UNWAITED.counting, stack)
+        WORKS.wrap(bindings, wrapped_by(UNWAITED.keep), stack)
+        WAITS.wrap(bindings, wrapped_by(UNWAITED.wait), stack)
+        PASSES.wrap(torch.autograd, wrapped_by(UNWAITED.count), stack)
         yield

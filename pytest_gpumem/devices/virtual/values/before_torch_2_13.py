@@ -29,7 +29,7 @@ from pytest_gpumem.devices.virtual.values.dispatch_keys import (
 )
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
 from pytest_gpumem.devices.virtual.values.operators import register
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,14 +136,12 @@ class LateOperators:
         if not IS_ABOVE_PYTHON:
             return
 
-        def registering(enter: Callable[[object], Any]) -> Callable[[object], Any]:
-            def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
-                self.register()
-                return enter(mode)
+        @wrapped_by
+        def register_and_enter(enter: Callable[[object], Any], mode: object) -> Any:  # noqa: ANN401 - as the function
+            self.register()
+            return enter(mode)
 
-            return entered
-
-        MODES.wrap(torch.utils._python_dispatch, registering)
+        MODES.wrap(torch.utils._python_dispatch, register_and_enter)
 
     def register(self) -> None:
         """Give all operators a kernel that have come since."""

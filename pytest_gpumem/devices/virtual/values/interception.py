@@ -40,7 +40,7 @@ from pytest_gpumem.devices.virtual.values.dispatch_keys import (
 )
 from pytest_gpumem.devices.virtual.values.host_tensors import NATIVE
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 from pytest_gpumem.recording.collector import Uncounted
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def keep_from_tracers() -> None:
     entered, and only then: torch.compile's guards compare a thread's keys, which must be the same
     when it makes them and when its code runs.
     """
-    wrappers = {"__enter__": _entering, "__exit__": _leaving, "__torch_dispatch__": _without_keys}
+    wrappers = {"__enter__": _enter, "__exit__": _leave, "__torch_dispatch__": _dispatch}
     TRACERS.put(
         torch,
         {
@@ -322,28 +322,22 @@ _guards: Final[list[Any]] = []
 """of the tracers that are entered, the innermost last"""
 
 
-def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
-    def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
-        result = enter(mode)
-        _guards.append(Without(KEYS))
-        _guards[-1].__enter__()
-        return result
-
-    return entered
+@wrapped_by
+def _enter(enter: Callable[..., Any], mode: object) -> Any:  # noqa: ANN401 - as the function
+    result = enter(mode)
+    _guards.append(Without(KEYS))
+    _guards[-1].__enter__()
+    return result
 
 
-def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
-    def left(*args: Any) -> Any:  # noqa: ANN401 - as the function
-        if _guards:
-            _guards.pop().__exit__(None, None, None)
-        return leave(*args)
-
-    return left
+@wrapped_by
+def _leave(leave: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as the function
+    if _guards:
+        _guards.pop().__exit__(None, None, None)
+    return leave(*args)
 
 
-def _without_keys(function: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-        with Without(KEYS):
-            return function(*args, **kwargs)
-
-    return traced
+@wrapped_by
+def _dispatch(dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+    with Without(KEYS):
+        return dispatch(*args, **kwargs)
