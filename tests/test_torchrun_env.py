@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from pytest_gpumem.plugin import torchrun
-from pytest_gpumem.plugin.torchrun import Exchange
+from pytest_gpumem.session import torchrun
+from pytest_gpumem.session.torchrun import Exchange
 from pytest_gpumem.torchrun_env import current_rank
 
 ENVIRONMENT = {

@@ -4,7 +4,7 @@
 
 Each step of fidelity/ runs on a virtual H100 where no cuDNN is asked, so that every convolution has
 a range. Its requests are served once more with the least and the largest workspaces
-(testrun/ranges/workspace_replay.py); then the step itself runs with these. It fails if a
+(replay/workspace_replay.py); then the step itself runs with these. It fails if a
 peak differs by a byte. Benchmark mode, with cuDNN asked, is tried on networks of torchvision.
 """
 
@@ -70,9 +70,9 @@ def recorded_step(name: str) -> Callable[[], None]:
 def compare(name: str, step: Callable[[], None]) -> list[str]:
     """Return a row of the table."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.replay.alternatives import NoRangeError
+    from pytest_gpumem.replay.workspace_replay import WorkspaceReplay
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.ranges.alternatives import NoRangeError
-    from pytest_gpumem.testrun.ranges.workspace_replay import WorkspaceReplay
     from pytest_gpumem.testrun.run import Run
 
     device = VirtualDevice.loaded()

@@ -137,8 +137,8 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
         its peaks allocated and reserved in bytes, and its range: these at the lower end, then at
         the upper one, and the reason; without a range no bytes, and a reason if there is one.
     """
+    from pytest_gpumem.replay.size_range import with_ranges
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.ranges.size_range import with_ranges
     from pytest_gpumem.testrun.run import Run
 
     spec = MemorySpec()

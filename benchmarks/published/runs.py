@@ -25,7 +25,7 @@ from benchmarks.harness import MIB, ROOT, in_fork, line, percent, table
 from benchmarks.published.rows import KINDS, Row, read
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.testrun.ranges.size_range import widened
+from pytest_gpumem.replay.size_range import widened
 
 if TYPE_CHECKING:
     import argparse

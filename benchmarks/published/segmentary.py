@@ -26,7 +26,7 @@ from benchmarks.harness import MIB, line, percent, read, spread, table
 from benchmarks.published.runner import looked, unseen
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.testrun.ranges.size_range import widened
+from pytest_gpumem.replay.size_range import widened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

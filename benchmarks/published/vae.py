@@ -20,7 +20,7 @@ from benchmarks.published.runner import looked, unseen
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.testrun.ranges.size_range import widened
+from pytest_gpumem.replay.size_range import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

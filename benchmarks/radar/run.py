@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from benchmarks.harness import OFFLINE, RESULTS, line
-from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
+from pytest_gpumem.cli.recorded.changes import pair_entries
 from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.text import signed_size
@@ -33,7 +33,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpumem.baselines.changes import EntryChange
+    from pytest_gpumem.cli.recorded.changes import EntryChange
 
 FOLDER = Path(__file__).parents[1]
 KEPT = Path(".gpumem-radar")

@@ -29,8 +29,8 @@ def main() -> None:
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.cuda import CudaDevice
     from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.explain.explanations import explanations
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.explain import explain
     from pytest_gpumem.testrun.run import Run
 
     device = VirtualDevice.load(find_card("H100")) if options.virtual else CudaDevice()
@@ -55,7 +55,7 @@ def main() -> None:
                 times[kind].append(1000 * (time.perf_counter() - started) / STEPS)
                 run.measurement()
                 started = time.perf_counter()
-                found = explain(run, [""], Path.cwd(), timelines=False)
+                found = explanations(run.recorded([""]), Path.cwd(), timelines=False)
                 if found:
                     times["explained"].append(1000 * (time.perf_counter() - started))
                 del step

@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest_gpumem
@@ -139,7 +138,7 @@ def by_gpumem(case: Case) -> Answer:
     assert device is not None
     meter = Meter(device, device.open(None, 1), 1)
     meter.start(count_held=True)
-    found = Prober(meter, Path.cwd(), print, patience=1e9).largest(trainer.step, DEFAULT)
+    found = Prober(meter, print, patience=1e9).largest(trainer.step, DEFAULT)
     meter.stop()
     assert [it.value for it in found.probes] == trainer.tried
     return Answer(found.value, len(found.probes))

@@ -47,9 +47,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from pytest_gpumem.baselines.record_forms import Bytes, Forms
-from pytest_gpumem.baselines.strict_json import JsonProblem, parse_json
+from pytest_gpumem.baselines.paths import Key, baseline_files, baseline_path, module_at, read_file
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.json_forms import Bytes, Forms, JsonProblem, parse_json
 from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,
@@ -63,7 +63,7 @@ from pytest_gpumem.measurement import (
 from pytest_gpumem.source_lines import package_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 FORMAT: Final = 3
@@ -371,3 +371,38 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.breakdowns:
         fields["breakdown"] = [_fields(breakdown, _Breakdown) for breakdown in entry.breakdowns]
     return fields
+
+
+class _DeviceName(msgspec.Struct):
+    key: str
+
+
+class _Names(msgspec.Struct):
+    """A baseline file without its figures."""
+
+    device: _DeviceName
+    module: str
+    tests: dict[str, msgspec.Raw]
+
+
+def read_names(
+    directory: Path, is_wanted: Callable[[str], bool] = lambda _module: True
+) -> list[Key]:
+    """Return the keys of tests with a baseline in a folder, without decoding figures: quickly.
+
+    A file that cannot be read has none here; reading its figures raises the error.
+
+    Files named after a module that ``is_wanted`` refuses are not read.
+    """
+    keys = []
+    for path in baseline_files(directory):
+        module = module_at(directory, path)
+        if module is not None and not is_wanted(module):
+            continue
+        try:
+            names = msgspec.json.decode(read_file(path) or b"", type=_Names)
+        except (BaselineError, msgspec.DecodeError, UnicodeError, RecursionError):
+            continue  # a RecursionError is of brackets in thousands
+        if baseline_path(directory, names.device.key, names.module) == path:
+            keys += [Key(names.device.key, names.module, test) for test in names.tests]
+    return keys

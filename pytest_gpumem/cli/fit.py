@@ -152,7 +152,7 @@ def _answer(
         meter.start(count_held=True)
         max_bytes = read_max_gib(arguments.max_gib)
         meter.cap(min(card.usable_memory, max_bytes or card.usable_memory))
-        prober = Prober(meter, Path.cwd(), show, patience=1.0)
+        prober = Prober(meter, show, patience=1.0)
         asked: Probe | None = None
         largest: Largest | None = None
         if not sized:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.cli.phases import Phases
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.children import watch_this_fork
 from pytest_gpumem.errors import GpuMemError, SpecError
@@ -26,9 +27,6 @@ from pytest_gpumem.session.settings import OPTIONS, add_options_of_run, read_set
 from pytest_gpumem.session.terminal_summary import failure_text
 from pytest_gpumem.spec import spec_from_marks
 from pytest_gpumem.testrun.marked_item import Attempt
-from pytest_gpumem.testrun.phases import Phases
-from pytest_gpumem.testrun.run import child_explainer
-from pytest_gpumem.testrun.unused_device import is_unused
 
 if TYPE_CHECKING:
     import argparse
@@ -199,7 +197,7 @@ class JudgedProgram:
     @property
     def explainer(self) -> str:
         """What tells where the peaks of its processes come from; "": nothing does."""
-        return child_explainer(self._root) if is_judged(self._arguments) else ""
+        return self._session.explainer.of_children(self._root) if is_judged(self._arguments) else ""
 
     def refuse_replacement(self) -> None:
         """Let a judged program not replace its process: nothing measures the new one."""
@@ -257,7 +255,7 @@ class JudgedProgram:
             remedy = "let all processes end by themselves, or leave the limits and --baseline out"
             raise GpuMemError(self._item.nodeid, problem, remedy)
         used_below = any(child.peaks for child in self._children.children())
-        if run is not None and error is None and is_unused(run) and not used_below:
+        if run is not None and error is None and run.is_unused and not used_below:
             if self._is_held:
                 problem = f"the program took no memory of {run.info.name}: it has no peak to judge"
                 remedy = "run what uses CUDA, or leave the limits and --baseline out"

@@ -43,7 +43,7 @@ SLOW: Final = 120
 # A broken torch may end the process that imports it: not this one.
 TORCH_PROGRAM: Final = """
 import json, torch
-from pytest_gpumem.meter.provenance import cudnn_version
+from pytest_gpumem.meter.allocator import cudnn_version
 count = torch.cuda.device_count()
 gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
 print(json.dumps({

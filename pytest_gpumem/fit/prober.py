@@ -9,24 +9,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.errors import GpuMemError, SpecError, is_own_error
-from pytest_gpumem.fit.rehearsal import Rehearsal, rehearsable
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
 from pytest_gpumem.meter.peaks import fullest
+from pytest_gpumem.recording.recording import Recorded
+from pytest_gpumem.replay.rehearsal import Rehearsal, rehearsable
 from pytest_gpumem.sizes import duration, format_size, shown
 from pytest_gpumem.spec_fields import MAX_BATCH
 from pytest_gpumem.tracebacks import clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from pytest_gpumem.measurement import Breakdown
     from pytest_gpumem.meter.meter import Meter
     from pytest_gpumem.meter.peaks import Apart
 
     Step = Callable[[int], object]
+    Explain = Callable[[Recorded], Breakdown | None]
 
 __tracebackhide__ = is_own_error
 
@@ -43,10 +44,10 @@ class Prober:
     """
 
     meter: Meter
-    root: Path
-    """the project's folder, for the names of files"""
     tell: Callable[[str], None]
     """shows a line to the waiting user"""
+    explain: Explain | None = None
+    """returns the breakdown of a recorded run's peak on its first device; None: nothing does"""
     patience: float = PATIENCE_S
     """seconds before any line is shown"""
 
@@ -129,13 +130,8 @@ class Prober:
                 f"write sizes smaller than {largest}",
             )
         scaling = Scaling.of(fitting)
-        if not grows_evenly(scaling):
-            breakdowns = {
-                size: breakdown
-                for size in fitting
-                if (breakdown := self.breakdown(step, size)) is not None
-            }
-            scaling = scaling.named(uneven(breakdowns))
+        if self.explain is not None and not grows_evenly(scaling):
+            scaling = scaling.named(uneven(self._breakdowns(step, fitting, self.explain)))
         if predict is not None:
             probe = self.probe(step, predict)
             measured = probe.peak.allocated if probe.fits else None
@@ -146,19 +142,21 @@ class Prober:
         """Run a step once; its errors pass, but for those of running out of memory."""
         return self._run(step, value)[0]
 
-    def breakdown(self, step: Step, value: int) -> Breakdown | None:
-        """Return the breakdown of a step's peak; None where that cannot be told."""
-        probe, tally = self._run(step, value, record=True)
-        recording = tally.recording
-        if recording is None or recording.overflowed or not probe.fits:
-            return None
-        from pytest_gpumem.attribution.attributor import Attributor, Subject
-
-        index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        device, foreign = self.meter.devices[index], self.meter.kept_foreign[index]
-        subject = Subject(device, tally.peaks[index], foreign, tally.windows)
-        attribution = Attributor(recording, self.root).attribution(subject, timeline=False)
-        return attribution.breakdown if attribution else None
+    def _breakdowns(
+        self, step: Step, sizes: Iterable[int], explain: Explain
+    ) -> dict[int, Breakdown]:
+        """Run a step again with some sizes; return the breakdowns of the peaks, where known."""
+        breakdowns = {}
+        for size in sizes:
+            probe, tally = self._run(step, size, record=True)
+            index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
+            foreign = self.meter.isolation.kept_foreign[index:]
+            windows, peaks = {"": tally.windows}, {"": tally.peaks[index:]}
+            devices = self.meter.devices[index:]
+            recorded = Recorded(tally.recording, devices, foreign, windows, peaks)
+            if probe.fits and (breakdown := explain(recorded)) is not None:
+                breakdowns[size] = breakdown
+        return breakdowns
 
     def _run(
         self, step: Step, value: int, *, record: bool = False, script: bool = False

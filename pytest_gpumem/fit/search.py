@@ -158,8 +158,8 @@ class Search:
     did not. Where the first value does not fit, two that are near are tried, and then one that is
     far below: from that value the search goes up as from a small first value.
 
-    Where an oracle can predict (:class:`~pytest_gpumem.fit.rehearsal.Rehearsal`), its prediction is
-    tried first.
+    Where an oracle can predict (:class:`~pytest_gpumem.replay.rehearsal.Rehearsal`), its prediction
+    is tried first.
 
     Args:
         capacity: bytes that a step may reserve.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import provenance_text
-from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison
+from pytest_gpumem.breakdowns import provenance_text, toolchain_text
+from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison, Lead
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.relations import Bound, Relation
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.spec import MemorySpec
+
+
+MIN_STEPS: Final = 4
+"""steps without which nothing can be told: two in the last half, and two before"""
 
 
 class Limit(NamedTuple):
@@ -256,6 +261,18 @@ class Case:
         return Comparison(device, name, measured, baseline, allowance, min(limits, default=None))
 
     @cached_property
+    def toolchain_lead(self) -> Lead | None:
+        """The versions that differ from the baseline's; None where none that allocates does."""
+        if self.entry is None or self.policy.against:
+            return None
+        old, new = self.entry.provenance, self.measurement.provenance
+        # A driver by itself changes nothing that PyTorch allocates; with others it is named.
+        if replace(old, driver=new.driver) == new:
+            return None
+        versions = toolchain_text(old, new)
+        return Lead("toolchain", versions, place=versions)
+
+    @cached_property
     def highest(self) -> str:
         """Both peaks of the fullest device, in words."""
         measurement = self.measurement
@@ -282,3 +299,40 @@ class Case:
 def both_sizes(sizes: Peak | OutOfMemory) -> str:
     """Return allocated and reserved in words."""
     return f"{format_size(sizes.allocated)} allocated, {format_size(sizes.reserved)} reserved"
+
+
+class StepGrowth(NamedTuple):
+    """Memory that still grows when the last step ends, in bytes."""
+
+    initial: int
+    """after the first half of the steps"""
+    final: int
+    """after the last step"""
+    rises: tuple[int, ...]
+    """the change in each step of the last half"""
+
+
+def last_half(steps: int) -> int:
+    """Return the index of the step that the last half of the steps follows."""
+    return steps - steps // 2 - 1
+
+
+def growth(levels: Sequence[int]) -> StepGrowth | None:
+    """Return the growth of memory in the last half of the steps; None where it has stopped.
+
+    Memory still grows if it rose in both quarters of that half, each time by more than it fell
+    again anywhere in the half. So a cache may fill in the first half, and may fill once later; and
+    steps of different sizes are no growth. A leak in each k-th step is one from 4 k steps on.
+
+    ``levels`` has the bytes after each step.
+    """
+    if len(levels) < MIN_STEPS:
+        return None
+    half = levels[last_half(len(levels)) :]
+    # What a step leaves for good is the lowest level from there on.
+    lows = [*accumulate(reversed(half), min)][::-1]
+    fall = max(level - low for level, low in zip(half, lows, strict=True))
+    middle = len(half) // 2
+    if min(lows[middle] - lows[0], lows[-1] - lows[middle]) <= fall:
+        return None
+    return StepGrowth(half[0], half[-1], tuple(late - early for early, late in pairwise(half)))

@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import blocks_text, provenance_text, site_name
-from pytest_gpumem.judge.causes import growth_causes
-from pytest_gpumem.judge.comparison import Case, both_sizes
-from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.step_growth import growth
+from pytest_gpumem.breakdowns import blocks_text, provenance_text, site_name
+from pytest_gpumem.judge.comparison import Case, both_sizes, growth
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     KEEP_LESS,
@@ -21,12 +18,14 @@ from pytest_gpumem.judge.verdict import (
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
+    Growth,
     Kind,
     Lookup,
     Policy,
     UpdateCommand,
     Verdict,
     beyond_tolerance,
+    unexplained,
 )
 from pytest_gpumem.measurement import MIN_OUTSIDE
 from pytest_gpumem.notes import Note, NoteKind, notes_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.comparison import Limit
-    from pytest_gpumem.judge.verdict import Lead
+    from pytest_gpumem.judge.verdict import Lead, Why
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
@@ -53,6 +52,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     nodeid: str = "",
     card_bytes: int | None = None,
     relations: Sequence[Bound] = (),
+    why: Why = unexplained,
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
@@ -60,12 +60,12 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 
     ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test as a
     command line in the working folder names it. ``card_bytes`` is the card's memory less its CUDA
-    context.
+    context. ``why`` tells the causes of a peak that grew.
     """
     case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or not within its limits, fails however its baseline looks.
     failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
-    return failure or _without_baseline(case) or _largest(case) or _compared(case)
+    return failure or _without_baseline(case) or _largest(case) or _compared(case, why)
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
@@ -409,7 +409,7 @@ def _largest(case: Case) -> Verdict | None:
     return _updatable(case, verdict, purpose)
 
 
-def _compared(case: Case) -> Verdict:
+def _compared(case: Case, why: Why) -> Verdict:
     beyond = beyond_tolerance(case.comparisons)
     unguarded = []
     if case.policy.guard == "allocated":
@@ -457,12 +457,7 @@ def _compared(case: Case) -> Verdict:
             )
         notes = [Note(NoteKind.BREAKDOWN, sentence)]
     old = case.entry.breakdowns if case.entry else ()
-    causes = growth_causes(beyond[0], old, case.measurement.attributions)
-    toolchain = None
-    if case.entry is not None and not case.policy.against:
-        toolchain = case.entry.provenance, case.measurement.provenance
-    growth = beyond[0].difference or 0
-    lead = lead_of(causes, case.lookup.edits, toolchain, growth=growth)
+    causes, lead = why(Growth(beyond[0], old, case.measurement.attributions, case.toolchain_lead))
     notes = [*_pinned_by(case.measurement), *notes]
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
-from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.verdict import HOST_FIGURES, Comparison, Kind, Verdict, beyond_tolerance
-from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Measurement, Peak
+from pytest_gpumem.breakdowns import HeldLine, largest_lines
+from pytest_gpumem.judge.verdict import (
+    HOST_FIGURES,
+    Comparison,
+    Growth,
+    Kind,
+    Verdict,
+    beyond_tolerance,
+    unexplained,
+)
+from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
-from pytest_gpumem.notes import NoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.notes import Note
+    from pytest_gpumem.judge.verdict import Why
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
 
 
 # A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
 KEPT_SITES = 10
-
-_RANK = re.compile(r"rank \d{1,7}")
 
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
@@ -80,33 +82,6 @@ class Result:
     "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
     """in a report of several sessions, the index of the session"""
-
-    def explained(self, attributions: tuple[Attribution, ...]) -> Result:
-        """Return it with the origin of its peaks, and with the causes of its growth by that."""
-        row, verdict = self.leading_comparison, self.verdict
-        if not attributions or self.measurement is None:
-            return self
-        if verdict.kind is Kind.REGRESSED and row is not None:
-            causes = growth_causes(row, self.breakdowns_before, attributions)
-            verdict = replace(verdict, causes=causes)
-        measurement = replace(self.measurement, attributions=attributions)
-        return replace(self, verdict=verdict, measurement=measurement)
-
-    def _beside(self, part: Result) -> Result:
-        if part.measurement is None or self.measurement is None:
-            return self
-        old = tuple(attribution.breakdown for attribution in part.measurement.attributions)
-        new = self.measurement.attributions
-        peak = part.measurement.peak_allocated
-        over = max(
-            self.verdict.comparisons, key=lambda row: (row.peak == "allocated", row.measured)
-        )
-        row = replace(over, baseline=peak, allowance=0)
-        causes = growth_causes(row, old, new, of_one_program=False)
-        beside = Beside(part.part, part.measurement.peaks, old)
-        lead = lead_of(causes, growth=row.difference or 0)
-        verdict = replace(self.verdict, causes=causes, lead=lead)
-        return replace(self, beside=beside, verdict=verdict)
 
     @property
     def name(self) -> str:
@@ -195,16 +170,14 @@ class Result:
         return next(iter(beyond_tolerance(rows) + rows), None)
 
 
-def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
-    """Return how many results are of each kind, in the order of :class:`Kind`, without zeros."""
-    counter = Counter(result.verdict.kind for result in results)
-    return {kind: counter[kind] for kind in Kind if counter[kind]}
-
-
-def urgency(result: Result) -> int:
-    """Return the sort key of reports: failed results first, then those that failed as expected."""
-    failed = result.verdict.failed + (result.verdict.failed and not result.expected)
-    return len(Kind) * (2 - failed) + result.verdict.kind.severity
+def too_much(results: Iterable[Result]) -> bool:
+    """Return whether any of them failed because it takes too much memory of its device."""
+    return any(
+        result.verdict.failed
+        and result.verdict.kind.too_much
+        and not (result.is_host_too_much or result.verdict.of_held)
+        for result in results
+    )
 
 
 def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
@@ -219,51 +192,24 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
     return ", ".join([*limits, *["steady=True"] * spec.steady])
 
 
-def with_others(results: Sequence[Result]) -> list[Result]:
+def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Result]:
     """Return a test's results; those that another part's peak limits have that part beside them."""
     by_part = {result.part: result for result in results}
-    return [
-        result._beside(by_part[result.verdict.beside])
-        if result.verdict.beside in by_part and result.verdict.beside
-        else result
-        for result in results
-    ]
-
-
-def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
-    """Return the results, with one for ranks of a test that follow one another and are alike."""
-    shown: list[Result] = []
-    first = last = -2
+    complete = []
     for result in results:
-        rank = int(result.part[5:]) if _RANK.fullmatch(result.part) else -2
-        if rank == last + 1 and _alike(shown[-1], result):
-            shown[-1] = replace(shown[-1], part=f"ranks {first}-{rank}")
-        else:
-            shown.append(result)
-            first = rank
-        last = rank
-    return shown
-
-
-def _alike(first: Result, second: Result) -> bool:
-    peaks = [result.measurement and result.measurement.peaks for result in (first, second)]
-    return (first.nodeid, first.verdict, peaks[0]) == (second.nodeid, second.verdict, peaks[1])
-
-
-def hints_of(result: Result) -> list[Note]:
-    """Return the hints of a test, each once.
-
-    Another data type lowers any peak: that is said where memory is over its limit.
-    """
-    measurement = result.measurement
-    if measurement is None:
-        return []
-    hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
-    verdict = result.verdict
-    if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
-        hints += measurement.hints  # on what was reserved before a part, which is too much
-    over = result.device_over_limit is not None
-    return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]
+        verdict, new = result.verdict, result.measurement
+        part = by_part.get(verdict.beside) if verdict.beside else None
+        if part is None or part.measurement is None or new is None:
+            complete.append(result)
+            continue
+        old = tuple(attribution.breakdown for attribution in part.measurement.attributions)
+        over = max(verdict.comparisons, key=lambda row: (row.peak == "allocated", row.measured))
+        row = replace(over, baseline=part.measurement.peak_allocated, allowance=0)
+        causes, lead = why(Growth(row, old, new.attributions, of_one_program=False))
+        beside = Beside(part.part, part.measurement.peaks, old)
+        verdict = replace(verdict, causes=causes, lead=lead)
+        complete.append(replace(result, beside=beside, verdict=verdict))
+    return complete
 
 
 def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:

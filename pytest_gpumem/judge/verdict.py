@@ -6,10 +6,11 @@ Everything here is pure. Sizes are bytes.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Keeper, Signed, Site  # noqa: TC001
@@ -17,11 +18,11 @@ from pytest_gpumem.notes import Note, Noted, NoteKind
 from pytest_gpumem.sizes import MIB, Tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
 
-    from pytest_gpumem.measurement import BaselineEntry
+    from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown
 
 PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
@@ -141,22 +142,6 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """A line of the project that changed since a baseline was committed."""
-
-    path: str
-    """as a :class:`~pytest_gpumem.measurement.Site` has it"""
-    line: int
-    """from 1: its number now; of a line that is gone, that of the line in its place"""
-    old: str
-    """the line itself, without its indent; "" of one that is new"""
-    new: str
-    """"" of one that is gone"""
-    grows: bool = False
-    """whether the line itself allocates memory that grew, or keeps it"""
-
-
-@dataclass(frozen=True, slots=True)
 class Lookup:
     """The outcome of looking for a test's baseline."""
 
@@ -166,8 +151,6 @@ class Lookup:
     """the keys of other devices with a baseline of this test"""
     error: str | None = None
     """why the baseline file cannot be read: the verdict is then incomparable, and fails"""
-    edits: tuple[Edit, ...] = ()
-    """the lines that changed since the baseline's commit and bear on a growth, the closest first"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +272,29 @@ class Lead:
     line: int = 0
     place: str = ""
     """its subject alone, which several tests may share: "model.py:29 (Tiny.forward)" """
+
+
+class Growth(NamedTuple):
+    """A figure that grew beyond tolerance, with all records that bear on the reason."""
+
+    row: Comparison
+    old: Sequence[Breakdown]
+    """of the baseline, one a device; none where it has none"""
+    new: Sequence[Attribution]
+    """of the measurement, one a device; none where its peaks are not explained"""
+    toolchain: Lead | None = None
+    """the versions that differ from the baseline's; None where these are the same"""
+    of_one_program: bool = True
+    """whether both are of the same code, edited perhaps, and not of two parts"""
+
+
+Why = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
+"""tells the causes of a growth, the first cause first, and what leads a report on the growth"""
+
+
+def unexplained(growth: Growth) -> tuple[tuple[Cause, ...], Lead | None]:
+    """Return that another toolchain measured the baseline, and no cause."""
+    return (), growth.toolchain
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
 """Counting the caching allocator's bytes, and all that makes the count right.
 
-It may import devices, recording and base modules.
+It may import libraries, devices, recording and base modules.
 """

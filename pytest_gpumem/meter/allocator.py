@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator: its figures, its settings, and the same state before every step.
+"""PyTorch's caching allocator: figures, settings and versions, the same state before every step.
 
 All functions expect torch to be imported and CUDA initialised.
 """
@@ -10,19 +10,23 @@ import os
 import time
 import warnings
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.pinned import empty_pinned_cache
+from pytest_gpumem.measurement import Peak, Provenance
+from pytest_gpumem.meter.host_memory import empty_pinned_cache
 from pytest_gpumem.meter.plugs import WORKSPACES
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import begin_count, begin_count_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pytest_gpumem.measurement import DeviceInfo
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """an environment variable; its presence counts, whatever its value"""
@@ -30,6 +34,12 @@ PINNED: Final = "pinned"
 """the key of the statistics of pinned host memory, beside those of a test's first device"""
 MAX_COLLECTIONS: Final = 50
 """collections, each of which may find objects that the last one has let go of"""
+SWITCHED_OFF: Final = Note(
+    NoteKind.OUTSIDE,
+    "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
+    "and not on again: memory allocated without this allocator is in no peak; later tests "
+    "use the allocator again",
+)
 Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
 
@@ -235,3 +245,29 @@ def _set_allocator(settings: str) -> None:
     if not hasattr(torch._C, binding):  # older than torch 2.9
         binding = "_cuda_cudaCachingAllocator_set_allocator_settings"
     getattr(torch._C, binding)(settings)
+
+
+def provenance(info: DeviceInfo) -> Provenance:
+    """Return the versions and the allocator settings of this process."""
+    import torch
+
+    return Provenance(
+        torch=str(torch.__version__),
+        cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda),
+        cudnn=cudnn_version(),
+        driver=driver.version(info.kind),
+        allocator=os.environ.get(
+            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        ),
+    )
+
+
+@cache
+def cudnn_version() -> str:
+    """Return cuDNN's version, "none" where PyTorch can use none; a slow question, asked once."""
+    from torch.backends import cudnn
+
+    try:
+        return str((cudnn.version() if cudnn.is_available() else None) or "none")
+    except RuntimeError:  # the GPU is older than this cuDNN supports, or the libraries differ
+        return "none"

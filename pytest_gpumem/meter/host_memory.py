@@ -1,15 +1,25 @@
-"""The host memory of this process: its resident set, as Linux counts it (proc_pid_status(5)).
+"""The host memory of this process: its resident set, and the part that PyTorch has pinned.
 
-Unlike a device's memory it does not repeat to the byte: modules that a test imports are in it, and
-memory that the C library keeps.
+The resident set is Linux's (proc_pid_status(5)). Unlike a device's memory it does not repeat to the
+byte: modules that a test imports are in it, and memory that the C library keeps.
+
+The figure of pinned memory is ``allocated_bytes`` of ``torch.cuda.host_memory_stats``: all blocks
+that PyTorch's allocator has pinned, those included that no tensor has at the moment.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_view import VIEW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STATUS: Final = Path("/proc/self/status")
 RESET: Final = Path("/proc/self/clear_refs")
@@ -64,3 +74,97 @@ def _resident(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
     raise OSError(f"{STATUS} has no {name}")
+
+
+PINNED_EARLY: Final = Note(
+    NoteKind.PINNED_COPIES,
+    "pinned memory was free again before the program had waited for its copies; a GPU may keep "
+    "this memory until the copies are done, so peak pinned may be higher",
+)
+LOOP: Final = Patch(
+    "torch.utils.data._utils.pin_memory",
+    "_pin_memory_loop",
+    reason="DataLoader's threads that pin batches ahead of time are counted",
+)
+
+
+class PinnedStats(NamedTuple):
+    """Statistics of PyTorch's allocator of pinned host memory, in bytes; empty of an old torch."""
+
+    owned: dict[str, int]
+    """blocks that it has pinned, with those that no tensor has: of ``"allocated_bytes"``"""
+    active: dict[str, int]
+    """blocks of tensors, and of copies that are under way: of ``"active_bytes"``"""
+
+
+def pinned_stats() -> PinnedStats:
+    """Return the statistics of now; those of versions before 2.10 have other names and peaks."""
+    stats = VIEW.pinned_stats()
+    if "active_bytes" not in stats:
+        return PinnedStats({}, {})
+    return PinnedStats(stats["allocated_bytes"], stats["active_bytes"])
+
+
+def require_pinned_stats(declared: str) -> None:
+    """Refuse a limit that cannot be held.
+
+    Args:
+        declared: the limit as it was declared.
+
+    Raises:
+        DeviceError: PyTorch does not tell how much memory is pinned.
+    """
+    import torch
+
+    if not pinned_stats().owned:
+        raise DeviceError(
+            declared,
+            f"torch {torch.__version__} does not tell how much host memory is pinned",
+            "install torch 2.10 or newer, or leave out this limit",
+        )
+
+
+def empty_pinned_cache() -> None:
+    """Have the allocator give back memory that no tensor has."""
+    import torch
+
+    owned = pinned_stats().owned
+    if owned and owned["current"]:
+        torch._C._host_emptyCache()
+
+
+class PinningLoops:
+    """DataLoader's threads that pin batches before they are asked for: how many depends on time."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        """threads that have begun to pin"""
+        self._ended = 0
+        self._watches = False
+
+    @property
+    def alive(self) -> int:
+        """The number of those at work."""
+        return self.begun - self._ended
+
+    def watch(self) -> None:
+        """Count them from now on; nothing where that is done, or no DataLoader can exist."""
+        if self._watches or LOOP.module not in sys.modules:
+            return
+        self._watches = True
+
+        def counted(loop: Callable[..., Any]) -> Callable[..., Any]:
+            def pin_memory_loop(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+                self.begun += 1
+                try:
+                    return loop(*args, **kwargs)
+                finally:
+                    self._ended += 1
+
+            return pin_memory_loop
+
+        LOOP.wrap(sys.modules[LOOP.module], counted)
+
+
+LOOPS: Final = PinningLoops()
+"""those of this process"""

@@ -12,8 +12,8 @@ from pytest_gpumem.meter.allocator import (
     current_in,
     settle,
 )
+from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
-from pytest_gpumem.meter.pinned import pinned_stats
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.notes import NoteKind, notes_of
@@ -72,34 +72,20 @@ class Isolation:
             for kept, nbytes in zip(self.kept_foreign, released, strict=True)
         ]
 
-    def separate(
-        self,
-        owned: Sequence[Peak] | None,
-        owned_blocks: Collection[tuple[int, int]],
-        *,
-        count_held: bool,
-    ) -> list[Stats]:
+    def separate(self, *, count_held: bool) -> list[Stats]:
         """Take the memory held now as foreign, on settled devices; return the statistics then.
 
-        Args:
-            owned: memory held now that belongs to the step.
-            owned_blocks: device and address of its blocks.
-            count_held: all of it does.
+        ``count_held``: all of it belongs to the step.
         """
         all_stats = self.stats()
         held = [current_in(stats) for stats in all_stats]
-        full = any(peak.reserved for peak in held)
-        if count_held:
-            owned = held
-        foreign = held if owned is None else list(map(minus, held, owned))
-        if full and not count_held:  # else the free rooms are the step's own
+        foreign = [NOTHING] * len(held) if count_held else held
+        if any(peak.reserved for peak in foreign):  # else the free rooms are the step's own
             self.plugs.fill()
             all_stats = self.stats()
         blocks = {}
         if any(peak.allocated for peak in foreign):
-            blocks = {
-                place: size for place, size in self.blocks().items() if place not in owned_blocks
-            }
+            blocks = self.blocks()
             self._divided = has_gaps(VIEW.segments())
         self.initial_foreign, self.kept_foreign = foreign, list(foreign)
         self._pins = Pins(self.devices, blocks)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.torch_import import hide_from_compiler
+from pytest_gpumem.libraries.compile_watch import COMPILER
+from pytest_gpumem.libraries.dropout_state import DROPOUT
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
+    SWITCHED_OFF,
     alloc_retries,
     collect_all,
     collect_garbage,
@@ -21,20 +24,24 @@ from pytest_gpumem.meter.allocator import (
     own_garbage_only,
     peak_active,
     peak_in,
+    provenance,
     require_native_allocator,
     reset_peaks,
     segments_held,
     settle,
     switch_on,
 )
-from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
-from pytest_gpumem.meter.dropout_state import DROPOUT
-from pytest_gpumem.meter.host_memory import HostWatch
+from pytest_gpumem.meter.host_memory import LOOPS, PINNED_EARLY, HostWatch, pinned_stats
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import NOTHING, Apart, Tally, outside, without_few_pinned
-from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
-from pytest_gpumem.meter.provenance import provenance
+from pytest_gpumem.meter.peaks import (
+    NOTHING,
+    Apart,
+    CompilerMemory,
+    Tally,
+    outside,
+    without_few_pinned,
+)
 from pytest_gpumem.meter.step_watch import GarbageWatch, Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
@@ -43,7 +50,6 @@ from pytest_gpumem.recording.graphs import HOOKS
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 from pytest_gpumem.recording.recorder import Recorder, history
 from pytest_gpumem.recording.recording import Span, beginning, now
-from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -55,20 +61,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
     from pytest_gpumem.recording.recording import Known, Recording
-
-MIN_INHERITED: Final = 20 << 20
-"""bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""
-PINNED_EARLY: Final = Note(
-    NoteKind.PINNED_COPIES,
-    "pinned memory was free again before the program had waited for its copies; a GPU may keep "
-    "this memory until the copies are done, so peak pinned may be higher",
-)
-SWITCHED_OFF: Final = Note(
-    NoteKind.OUTSIDE,
-    "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
-    "and not on again: memory allocated without this allocator is in no peak; later tests "
-    "use the allocator again",
-)
 
 
 class Meter:
@@ -96,11 +88,14 @@ class Meter:
         self.count = count
         self.devices = range(device.first, device.first + count)
         """their numbers in this process"""
-        self._isolation = Isolation(self.devices)
+        self.isolation = Isolation(self.devices)
+        """divides the allocators' memory: the step's, and other holders'"""
         # They refer to the meter weakly: in a cycle, a meter would be garbage that the next one's
         # collection finds, and then a second one follows.
         meter = weakref.proxy(self)
-        self._garbage = GarbageWatch(partial(Meter._allocated, meter))
+        self._garbage = GarbageWatch(
+            lambda: [current_in(stats).allocated for stats in meter.isolation.stats()]
+        )
         self.steps = Steps(lambda: [peak.allocated for peak in meter.counted()], self._garbage)
         self._steady = steady
         self._optimizers = OptimizerWatch(
@@ -109,7 +104,7 @@ class Meter:
         self._stepping = False
         """an optimizer's step is under way, if no error has ended it"""
         self._stack = ExitStack()
-        self._whole = Tally(self._isolation.foreign)
+        self._whole = Tally(self.isolation.foreign)
         self._open = [self._whole]
         self._limit: int | None = None
         self._extra_room = 0
@@ -126,40 +121,27 @@ class Meter:
         self._loops_before = 0
         """threads of DataLoader's that had begun to pin, those at work left out"""
 
-    def start(
-        self,
-        owned: Sequence[Peak] | None = None,
-        owned_blocks: Collection[tuple[int, int]] = (),
-        *,
-        count_held: bool = False,
-    ) -> None:
-        """Settle, and begin to count.
-
-        Args:
-            owned: memory held now that belongs to the step (of a module's fixtures that it uses),
-                one Peak a device.
-            owned_blocks: device and address of its blocks.
-            count_held: all memory held now belongs to it.
+    def start(self, *, count_held: bool = False) -> None:
+        """Settle, and begin to count; ``count_held``: all memory held now belongs to the step.
 
         Raises:
             DeviceError: PyTorch's allocator is not the native one.
         """
         require_native_allocator()
         LOOPS.watch()
-        self._isolation.plugs.release()
+        self.isolation.plugs.release()
         await_autograd()  # or what they free soon would count as foreign memory
-        # All that is held is foreign memory of a step that owns none: also what garbage holds.
-        owns_none = owned is None and not count_held
-        needs_collection = self._isolation.has_new_blocks if owns_none else None
+        # All that is held is foreign memory, also what garbage holds, unless it is the step's.
+        needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
-        all_stats = self._isolation.separate(owned, owned_blocks, count_held=count_held)
+        all_stats = self.isolation.separate(count_held=count_held)
         self.make_room()
         self._retries = alloc_retries(all_stats)
-        self._stack.callback(self._isolation.stop)
+        self._stack.callback(self.isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(awaited_passes())
-        self._stack.enter_context(DROPOUT.renewed(self._isolation.is_foreign))
+        self._stack.enter_context(DROPOUT.renewed(self.isolation.is_foreign))
         NODE_NUMBERS.begin()
         HOOKS.install()
         hide_from_compiler()
@@ -173,18 +155,15 @@ class Meter:
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
         if self._recorder is not None:
-            self._record(self._recorder)
+            self._recorder.start(self.isolation.plugs.blocks)
+            self._stack.callback(self._recorder.abandon)
         self._stack.callback(switch_on)  # first: plugs are freed by the caching allocator alone
         self._begin(all_stats)
-
-    def _record(self, recorder: Recorder) -> None:
-        recorder.start(self._isolation.plugs.blocks)
-        self._stack.callback(recorder.abandon)
 
     def _begin(self, all_stats: Sequence[Stats]) -> None:
         """Begin to count, with the allocators' present statistics."""
         held = [current_in(stats) for stats in all_stats]
-        WATCH.start(self._isolation.own_of)
+        WATCH.start(self.isolation.own_of)
         self.steps.forget()
         self._garbage.forget()
         self._use.start([peak.reserved for peak in held])
@@ -195,7 +174,7 @@ class Meter:
             reset_peaks(self.devices)
         self._stepping = False
         self._compiler = CompilerMemory()
-        self._whole.begin(self._isolation.own(held))
+        self._whole.begin(self.isolation.own(held))
         self._open = [self._whole]
 
     def stop(self) -> None:
@@ -204,33 +183,9 @@ class Meter:
 
     # -- reading --
 
-    def _allocated(self) -> list[int]:
-        """Return the bytes that are allocated now on each device, foreign memory included."""
-        return [current_in(stats).allocated for stats in self._isolation.stats()]
-
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
-        return self._isolation.own_now()
-
-    @property
-    def foreign(self) -> tuple[Peak, ...]:
-        """Memory of earlier tests that is still held and not counted, one Peak a device."""
-        return tuple(self._isolation.foreign)
-
-    @property
-    def initial_foreign(self) -> tuple[Peak, ...]:
-        """Memory of earlier tests that was held when the step began, one Peak a device."""
-        return tuple(self._isolation.initial_foreign)
-
-    @property
-    def returned(self) -> set[tuple[int, int]]:
-        """Device and address of foreign blocks that went back; newer blocks may lie at these."""
-        return self._isolation.returned
-
-    @property
-    def kept_foreign(self) -> tuple[Peak, ...]:
-        """The same with the part that the step has freed: the allocator has that part as yet."""
-        return tuple(self._isolation.kept_foreign)
+        return self.isolation.own_now()
 
     def make_room(self, extra: int | None = None) -> None:
         """Let foreign memory take nothing of the memory that the step can have.
@@ -239,7 +194,9 @@ class Meter:
             extra: bytes beyond that, from now on; None: as many as before.
         """
         self._extra_room = self._extra_room if extra is None else extra
-        self.device.make_room([peak.reserved + self._extra_room for peak in self.kept_foreign])
+        self.device.make_room(
+            [peak.reserved + self._extra_room for peak in self.isolation.kept_foreign]
+        )
 
     def _follow_foreign(self) -> None:
         """Have cap and device follow foreign memory that went back, or became the step's."""
@@ -250,7 +207,7 @@ class Meter:
         """Call ``torch.cuda.empty_cache()`` for the test's code: its freed memory goes back."""
         self.note()
         with self._recorder.ours(settles=False) if self._recorder else nullcontext():
-            result, changed = self._isolation.empty_cache(empty)
+            result, changed = self.isolation.empty_cache(empty)
         if changed:
             reset_peaks(self.devices)
             self._follow_foreign()
@@ -259,13 +216,13 @@ class Meter:
     def note(self) -> None:
         """Put the peaks so far into every open tally."""
         with Uncounted():
-            self._note(self._isolation.stats())
+            self._note(self.isolation.stats())
 
     def _note(self, all_stats: Sequence[Stats]) -> None:
-        if self._isolation.see_lost():
+        if self.isolation.see_lost():
             self._follow_foreign()
-        peaks = self._isolation.own([peak_in(stats) for stats in all_stats])
-        active = self._isolation.own([Peak(peak_active(stats), 0) for stats in all_stats])
+        peaks = self.isolation.own([peak_in(stats) for stats in all_stats])
+        active = self.isolation.own([Peak(peak_active(stats), 0) for stats in all_stats])
         for tally in self._open:
             tally.raise_to(
                 peaks, active=[peak.allocated for peak in active], stepping=self._stepping
@@ -278,11 +235,7 @@ class Meter:
     @property
     def alloc_retries(self) -> int:
         """The number of times that the device was full and the allocator emptied its cache."""
-        return alloc_retries(self._isolation.stats()) - self._retries
-
-    def blocks(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each live block, foreign ones included."""
-        return self._isolation.blocks()
+        return alloc_retries(self.isolation.stats()) - self._retries
 
     def _before_step(self) -> None:
         self._stepping = False  # an error may have ended the last step without a hook's call
@@ -326,7 +279,7 @@ class Meter:
             self.note()
             self._open.remove(tally)
             tally.ends = tally.start, self.counted()
-            tally.notes = self._isolation.notes(tally.peaks)
+            tally.notes = self.isolation.notes(tally.peaks)
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -341,7 +294,7 @@ class Meter:
         """
         self.resettle()
         open_tallies, refusals = self._open, WATCH.count
-        retries = alloc_retries(self._isolation.stats())
+        retries = alloc_retries(self.isolation.stats())
         held = self.counted()
         tally = Apart(held)
         self._open, self._stepping = [tally], False
@@ -354,7 +307,7 @@ class Meter:
         finally:
             refused = WATCH.count > refusals
             WATCH.forget(refusals)
-            self._retries += alloc_retries(self._isolation.stats()) - retries
+            self._retries += alloc_retries(self.isolation.stats()) - retries
             self.resettle()
             if refused:
                 self.await_release(sum(peak.allocated for peak in held))
@@ -395,7 +348,7 @@ class Meter:
                 ]
         elif record:
             recorder = Recorder()
-            recorder.start(self._isolation.plugs.blocks)
+            recorder.start(self.isolation.plugs.blocks)
             try:
                 yield
             finally:
@@ -416,10 +369,10 @@ class Meter:
         self.fold()
         self._left_off |= is_switched_off()
         switch_on()  # the rooms that are filled are the caching allocator's
-        if self._isolation.is_empty():
+        if self.isolation.is_empty():
             return
         with self._recorder.ours() if self._recorder else nullcontext():
-            changed = self._isolation.settle()
+            changed = self.isolation.settle()
         if changed:
             self._follow_foreign()
         self._use.forget()
@@ -463,7 +416,7 @@ class Meter:
         if all(peak == NOTHING for peak in peaks):
             return
         self.fold()
-        self._isolation.adopt(peaks, known.keys())
+        self.isolation.adopt(peaks, known.keys())
         self._follow_foreign()
         if self._recorder is not None:
             self._recorder.take(known)
@@ -496,8 +449,9 @@ class Meter:
                 self._recorder.abandon()
             # An error may have left the old one in the midst of a step.
             self._recorder = Recorder(at_moment)
-            self._record(self._recorder)
-        all_stats = self._isolation.stats()
+            self._recorder.start(self.isolation.plugs.blocks)
+            self._stack.callback(self._recorder.abandon)
+        all_stats = self.isolation.stats()
         self._retries = alloc_retries(all_stats)
         self._begin(all_stats)
         if self._recorder is not None:
@@ -508,11 +462,6 @@ class Meter:
     def ran_apart(self) -> bool:
         """Whether code ran apart (a search's probes), with memory that is not the step's."""
         return bool(self._apart)
-
-    @property
-    def is_reserved_in_doubt(self) -> bool:
-        """Whether the step may have reserved another figure than alone, beside foreign memory."""
-        return self._isolation.is_reserved_in_doubt
 
     @property
     def records(self) -> bool:
@@ -550,7 +499,7 @@ class Meter:
     def cap(self, limit: int | None) -> int | None:
         """Cap the bytes that the step may reserve on each device; return the previous cap."""
         previous, self._limit = self._limit, limit
-        for device, foreign in zip(self.devices, self.kept_foreign, strict=True):
+        for device, foreign in zip(self.devices, self.isolation.kept_foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
             set_cap(device, bytes_in_all, foreign.reserved)
         return previous
@@ -574,13 +523,13 @@ class Meter:
         notes: Sequence[Note] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        all_stats = self._isolation.stats()
+        all_stats = self.isolation.stats()
         self._note(all_stats)
         segments = segments_held(all_stats)
         whole = tally is None
         held = [current_in(stats) for stats in all_stats]
         use = self._use.result([peak.reserved for peak in held]) if whole else ()
-        retained = self._isolation.own(held)
+        retained = self.isolation.own(held)
         if whole and any(peak.allocated for peak in retained):
             collect_garbage()
             retained = self.counted()
@@ -590,7 +539,7 @@ class Meter:
             own += self._use.notes(use, self.info.name, max(peaks, default=0))
             if self._left_off or is_switched_off():
                 own.append(SWITCHED_OFF)
-            own += [*self._isolation.notes(self._whole.peaks), *DROPOUT.notes]
+            own += [*self.isolation.notes(self._whole.peaks), *DROPOUT.notes]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
         ended = whole and out_of_memory is None
@@ -609,30 +558,15 @@ class Meter:
             device=self.info,
             provenance=provenance(self.info),
             peaks=own_peaks,
-            held=without_few_pinned(self._isolation.initial_foreign),
+            held=without_few_pinned(self.isolation.initial_foreign),
             retained=without_few_pinned(retained),
             alloc_retries=self.alloc_retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
-            hints=_inherited(tally) if tally and out_of_memory is None else (),
+            hints=tally.inherited() if tally and out_of_memory is None else (),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
             pinned_count=pinned_count if pinned_stats().owned else "uncounted",
         )
-
-
-def _inherited(part: Tally) -> tuple[Note, ...]:
-    """Return a hint if the fullest device had reserved a part's peak before the part began."""
-    start, peak = max(
-        zip(part.start, part.peaks, strict=True), key=lambda device: device[1].reserved
-    )
-    if peak.reserved > start.reserved or peak.reserved - peak.allocated < MIN_INHERITED:
-        return ()
-    sentence = (
-        f"the allocator had reserved {format_size(start.reserved)} before the part began, and the "
-        "part took no more: look at the code before the part, or call torch.cuda.empty_cache() "
-        "before it"
-    )
-    return (Note(NoteKind.STILL_HELD, sentence),)

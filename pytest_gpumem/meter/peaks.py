@@ -13,18 +13,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_log import SEGMENT
 from pytest_gpumem.recording.recording import Span
-from pytest_gpumem.sizes import MIB
+from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording
 
 NOTHING: Final = Peak(0, 0)
 MIN_PINNED: Final = MIB
 """bytes of pinned memory that count: PyTorch pins a few itself, for ``Tensor.item()`` say"""
+
+
+MIN_SHARE: Final = 1000
+"""memory that the compiler leaves, below this part of the peak is within the default tolerance"""
+
+
+MIN_INHERITED: Final = 20 << 20
+"""bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""
 
 
 def plus(left: Peak, right: Peak) -> Peak:
@@ -90,6 +99,20 @@ class Tally:
         if not stepping:
             self.passes = list(map(maximum, self.passes, peaks))
 
+    def inherited(self) -> tuple[Note, ...]:
+        """Return a hint if the fullest device had reserved a part's peak before the part began."""
+        start, peak = max(
+            zip(self.start, self.peaks, strict=True), key=lambda device: device[1].reserved
+        )
+        if peak.reserved > start.reserved or peak.reserved - peak.allocated < MIN_INHERITED:
+            return ()
+        sentence = (
+            f"the allocator had reserved {format_size(start.reserved)} before the part began, and "
+            "the part took no more: look at the code before the part, or call "
+            "torch.cuda.empty_cache() before it"
+        )
+        return (Note(NoteKind.STILL_HELD, sentence),)
+
 
 class Apart(Tally):
     """The tally of a run that is no part of the step, such as a search's try."""
@@ -108,3 +131,48 @@ def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
                 yield Span(start, hole.start)
                 start = hole.end
         yield Span(start, span.end)
+
+
+class CompilerMemory:
+    """The memory that the compiler has taken in a step, one Peak a device."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        """the spans of time in which the compiler worked"""
+        self._highest: list[Peak] = []
+        self._left: list[int] = []
+        """bytes of free memory that came into the allocators' caches"""
+
+    def add(
+        self, span: Span, highest: Sequence[Peak], before: Sequence[Peak], after: Sequence[Peak]
+    ) -> None:
+        """Add some work: the highest memory meanwhile, and the memory before and after."""
+        self.spans.append(span)
+        number = len(highest)
+        left = [max(0, free(end) - free(start)) for start, end in zip(before, after, strict=True)]
+        self._highest = list(map(maximum, self._highest or [NOTHING] * number, highest))
+        self._left = list(map(sum, zip(self._left or [0] * number, left, strict=True)))
+
+    def notes(self, peaks: Sequence[Peak]) -> list[str]:
+        """Return a sentence about memory that matters beside the step's peaks."""
+        if not self.spans:
+            return []
+        more = fullest(list(map(minus, self._highest, peaks))).allocated
+        left, peak = max(self._left), fullest(peaks).reserved
+        sentences = []
+        if more >= MIB:
+            sentences.append(
+                f"while torch.compile compiled or timed kernels, {format_size(more)} more than the "
+                "peak were allocated: they are not counted, because runs with warm caches have none"
+            )
+        if left >= SEGMENT and left * MIN_SHARE >= peak:
+            sentences.append(
+                f"torch.compile left {format_size(left)} in PyTorch's cache of free memory: peak "
+                "reserved may be less with warm caches (warmup=1 leaves compilation out)"
+            )
+        return sentences
+
+
+def free(held: Peak) -> int:
+    """Return the bytes that an allocator holds and has not given to a tensor."""
+    return held.reserved - held.allocated

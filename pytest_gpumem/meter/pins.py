@@ -288,7 +288,19 @@ class _Finder:
         known = self._remembered(places)
         missing = {place for place in places if not known.get(place)}
         if missing != self._missing:
-            known = self._search(places)
+            import torch
+            from torch.utils.weak import TensorWeakRef
+
+            known = {place: [] for place in places}
+            live = live_tensors()
+            for tensor in live:
+                known.get(place_of(tensor), []).append(tensor)
+            visited: set[Any] = set()
+            with torch._C.DisableTorchFunctionSubclass():
+                for tensor in live:
+                    for saved in graph_tensors(tensor, visited):
+                        known.get(place_of(saved), []).append(saved)
+            self._known = {place: [*map(TensorWeakRef, found)] for place, found in known.items()}
             self._missing = {place for place in places if not known.get(place)}
         for place, tensors in known.items():
             yield from ((place, tensor) for tensor in tensors)
@@ -309,24 +321,6 @@ class _Finder:
             known[place] = [
                 tensor for tensor in tensors if tensor is not None and place_of(tensor) == place
             ]
-        return known
-
-    def _search(self, places: Collection[Place]) -> dict[Place, list[Tensor]]:
-        import torch
-        from torch.utils.weak import TensorWeakRef
-
-        known: dict[Place, list[Tensor]] = {place: [] for place in places}
-        tensors = live_tensors()
-        for tensor in tensors:
-            known.get(place_of(tensor), []).append(tensor)
-        visited: set[Any] = set()
-        with torch._C.DisableTorchFunctionSubclass():
-            for tensor in tensors:
-                for saved in graph_tensors(tensor, visited):
-                    known.get(place_of(saved), []).append(saved)
-        self._known = {
-            place: [TensorWeakRef(tensor) for tensor in found] for place, found in known.items()
-        }
         return known
 
 

@@ -24,7 +24,7 @@ from pytest_gpumem.plugin.device_choice import (
     settings_of,
 )
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
-from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
+from pytest_gpumem.plugin.pytest_item import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
 from pytest_gpumem.session.settings import FIRST_OPTIONS, OPTIONS
 

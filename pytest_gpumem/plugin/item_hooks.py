@@ -11,11 +11,6 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import CHOICE, SETTINGS, choice_of
-from pytest_gpumem.plugin.hidden_skips import (
-    hidden_skip,
-    skip_decorated,
-    skip_reason,
-)
 from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
@@ -26,7 +21,13 @@ from pytest_gpumem.plugin.pytest_item import (
     watch_requests,
     watch_uses,
 )
-from pytest_gpumem.plugin.report_data import ATTRIBUTE, ReportData
+from pytest_gpumem.plugin.report_data import (
+    ATTRIBUTE,
+    ReportData,
+    hidden_skip,
+    skip_decorated,
+    skip_reason,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -193,7 +194,7 @@ class ItemHooks:
         if not is_marked(item):
             return
         from pytest_gpumem.devices.cards import find_card
-        from pytest_gpumem.plugin.parametrize import spread_fields
+        from pytest_gpumem.plugin.pytest_item import spread_fields
         from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
 

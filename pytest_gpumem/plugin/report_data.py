@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, TypedDict
 
+from pytest_gpumem.session.hidden_skip import HiddenSkip
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     from pytest_gpumem.report.model import OwnOutcome
@@ -20,6 +24,8 @@ OWN_CLASS: Final = re.compile(r"^(?:Failed|pytest_gpumem\.errors\.\w+): ")
 """the class before the words of pytest.fail(), or of an error of this package: it says no more"""
 MAX_TEXT: Final = 4000
 """characters of a traceback that are kept, its last"""
+ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)
+"""words of a reason that tell of a missing GPU"""
 
 
 class ReportData(TypedDict, total=False):
@@ -34,7 +40,7 @@ class ReportData(TypedDict, total=False):
     own_error: bool
     """True if the report has results, but failed by an error of the test's own"""
     hidden_skip: list[object]
-    """the fields of a :class:`~pytest_gpumem.plugin.hidden_skips.HiddenSkip`"""
+    """the fields of a :class:`~pytest_gpumem.session.hidden_skip.HiddenSkip`"""
 
 
 def data_of(report: pytest.TestReport | pytest.CollectReport) -> ReportData:
@@ -51,7 +57,6 @@ def has_verdict(report: pytest.TestReport) -> bool:
 
 def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     """Return the outcome of a phase that the test's own code decided; None of a rerun."""
-    from pytest_gpumem.plugin.hidden_skips import skip_reason
     from pytest_gpumem.report.model import OwnOutcome
 
     nodeid = data_of(report).get("nodeid", report.nodeid)
@@ -68,3 +73,34 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     word = "failed" if report.when == "call" else "error"
     first = OWN_CLASS.sub("", lines[0].strip()) if lines else ""
     return OwnOutcome(nodeid, word, first, longrepr[-MAX_TEXT:])
+
+
+def hidden_skip(
+    config: pytest.Config, path: Path, reason: str, *, whole_file: bool = False
+) -> HiddenSkip | None:
+    """Return the record of a skip that the hidden GPU explains; None of any other.
+
+    The virtual GPU is hidden outside of marked tests, unless ``--gpumem-visible=session``: a
+    condition like ``skipif(not torch.cuda.is_available())`` is evaluated at the import, and holds
+    for good.
+
+    ``reason`` has no "Skipped: "; with ``whole_file`` the file was skipped as it was collected.
+    """
+    from pytest_gpumem.devices import virtual
+
+    question = virtual.question_of(path, config.rootpath)
+    if question is None or not (question.direct or ABOUT_GPUS.search(reason)):
+        return None
+    return HiddenSkip(whole_file, reason, question.place(config.rootpath))
+
+
+def skip_reason(longrepr: object) -> str:
+    """Return the reason of a skipped report: pytest keeps file, line and "Skipped: reason"."""
+    message = longrepr[2] if isinstance(longrepr, tuple) else longrepr
+    return str(message).removeprefix("Skipped: ")
+
+
+def skip_decorated(item: pytest.Item) -> bool:
+    """Return whether unittest's decorators skip a test: it does so itself, in the call."""
+    owners = (getattr(item, "obj", None), getattr(item, "cls", None))
+    return any(getattr(owner, "__unittest_skip__", False) for owner in owners)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,15 +13,16 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
-from pytest_gpumem.plugin.parametrize import cards_of
-from pytest_gpumem.plugin.pytest_item import is_marked
+from pytest_gpumem.plugin.pytest_item import cards_of, is_marked
 from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
-from pytest_gpumem.plugin.torchrun import open_rank_session
 from pytest_gpumem.session.hidden_skip import HiddenSkip
 from pytest_gpumem.session.results import SessionResults
+from pytest_gpumem.session.torchrun import open_rank_session
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from types import FrameType
+    from typing import NoReturn
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.result import Outcome
@@ -111,8 +114,6 @@ class GpuMemPlugin:
         """Let no SIGTERM lose the figures of finished tests."""
         writes = self.settings.update_baselines or self.settings.writes
         if writes and not self._worker and self._ranks is None:
-            from pytest_gpumem.plugin.termination import end_session_on_sigterm
-
             end_session_on_sigterm(self.config)
 
     @pytest.hookimpl(trylast=True)
@@ -368,3 +369,26 @@ class GpuMemPlugin:
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.end()
+
+
+STATUS: Final = 128 + signal.SIGTERM
+"""the exit status, as a shell has it of a process that the signal ended"""
+
+
+def end_session_on_sigterm(config: pytest.Config) -> None:
+    """Let SIGTERM end pytest's loop until the session is unconfigured; a second one kills.
+
+    A handler of a program that calls pytest stays.
+    """
+
+    def leave_alone() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        leave_alone()
+        pytest.exit("SIGTERM", returncode=STATUS)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+        config.add_cleanup(leave_alone)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_gpumem.measurement import Category
+    from pytest_gpumem.measurement import Category, Peak
     from pytest_gpumem.source_lines import Line
 
 
@@ -209,3 +209,15 @@ def beginning() -> float:
     So an event right after it has no earlier time.
     """
     return time.time_ns() // 1000
+
+
+class Recorded(NamedTuple):
+    """A run that has ended, with all by which its peaks are explained, at once or later."""
+
+    recording: Recording | None
+    devices: Sequence[int]
+    foreign: Sequence[Peak]
+    """memory of other holders, one Peak a device"""
+    windows: Mapping[str, Sequence[Span]]
+    """when each part was measured; the part "" is the whole test"""
+    peaks: Mapping[str, Sequence[Peak]]

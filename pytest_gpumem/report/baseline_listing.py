@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.breakdown_diff import category_rows, provenance_text, site_rows
+from pytest_gpumem.breakdowns import category_rows, provenance_text, site_rows
 from pytest_gpumem.report.parts.tables import named_table, rows_table
 from pytest_gpumem.report.text import aligned_table, mib, printable, shortened, size, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.baselines.paths import Key
     from pytest_gpumem.measurement import BaselineEntry
 
 _TITLES: Final = ("test", "allocated", "reserved", "pinned", "batch", "rank", "devices")

@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.breakdown_diff import site_name
-from pytest_gpumem.judge.result import urgency
+from pytest_gpumem.breakdowns import site_name
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.model import urgency
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
 

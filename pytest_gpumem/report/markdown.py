@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.judge.result import hints_of, urgency, with_alike_ranks
 from pytest_gpumem.notes import ranked
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
+from pytest_gpumem.report.model import hints_of, urgency, with_alike_ranks
 from pytest_gpumem.report.parts.breakdown_rows import device_rows
 from pytest_gpumem.report.parts.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.parts.card_matrix import card_matrix
@@ -26,7 +26,7 @@ from pytest_gpumem.report.text import printable, signed_size, size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
+    from pytest_gpumem.breakdowns import BreakdownRow
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.report.model import Report
 

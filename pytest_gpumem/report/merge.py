@@ -15,7 +15,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.baselines.paths import Key
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.report.json_report import SavedReport
     from pytest_gpumem.report.model import Origin

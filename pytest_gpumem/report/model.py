@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.baselines.key import Key  # noqa: TC001
-from pytest_gpumem.judge.result import Result, count_kinds
+from pytest_gpumem.baselines.paths import Key  # noqa: TC001
+from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import module_of
+from pytest_gpumem.notes import NoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pytest_gpumem.baselines.store import UpdateSummary
-    from pytest_gpumem.judge.verdict import Kind
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.notes import Note
 
 
+_RANK: Final = re.compile(r"rank \d{1,7}")
 MAX_SHARDS: Final = 100_000
 """sessions among which a suite may be split"""
 
@@ -113,3 +118,48 @@ class Report:
     def counts(self) -> dict[Kind, int]:
         """How many results are of each kind, in the order of :class:`Kind`, without zeros."""
         return count_kinds(self.results)
+
+
+def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
+    """Return how many results are of each kind, in the order of :class:`Kind`, without zeros."""
+    counter = Counter(result.verdict.kind for result in results)
+    return {kind: counter[kind] for kind in Kind if counter[kind]}
+
+
+def urgency(result: Result) -> int:
+    """Return the sort key of reports: failed results first, then those that failed as expected."""
+    failed = result.verdict.failed + (result.verdict.failed and not result.expected)
+    return len(Kind) * (2 - failed) + result.verdict.kind.severity
+
+
+def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
+    """Return the results, with one for ranks of a test that follow one another and are alike."""
+    shown: list[Result] = []
+    first = last = -2
+    known = None
+    for result in results:
+        rank = int(result.part[5:]) if _RANK.fullmatch(result.part) else -2
+        facts = result.nodeid, result.verdict, result.measurement and result.measurement.peaks
+        if rank == last + 1 and facts == known:
+            shown[-1] = replace(shown[-1], part=f"ranks {first}-{rank}")
+        else:
+            shown.append(result)
+            first = rank
+        last, known = rank, facts
+    return shown
+
+
+def hints_of(result: Result) -> list[Note]:
+    """Return the hints of a test, each once.
+
+    Another data type lowers any peak: that is said where memory is over its limit.
+    """
+    measurement = result.measurement
+    if measurement is None:
+        return []
+    hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
+    verdict = result.verdict
+    if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
+        hints += measurement.hints  # on what was reserved before a part, which is too much
+    over = result.device_over_limit is not None
+    return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]

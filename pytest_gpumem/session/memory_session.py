@@ -12,7 +12,7 @@ from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.session.origin import session_accept_command
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.explain import ExplainPolicy
+from pytest_gpumem.testrun.explainer import Explainer
 from pytest_gpumem.testrun.judging import Judging
 from pytest_gpumem.testrun.pipeline import Pipeline
 from pytest_gpumem.testrun.rerun import Runner
@@ -57,21 +57,30 @@ class MemorySession:
     ) -> None:
         self.settings = settings
         self.runner = Runner(choice, root, progress, settings.values)
-        self._explain_policy = ExplainPolicy(
-            attribution=settings.attribution,
-            snapshots=settings.snapshots,
-            timelines=settings.html is not None,
-            updating=settings.update_baselines,
-            reporting=settings.json is not None,
-        )
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
         policy = replace(
             settings.policy, launcher=launcher, accept=session_accept_command(settings)
         )
-        self._judging = Judging([self.store, *nearest_stores], policy)
-        self._pipeline = Pipeline(self.runner, self._explain_policy, self._judging)
+        judging = Judging([self.store, *nearest_stores], policy)
+        if settings.attribution == "off" and settings.snapshots is None:
+            self.explainer = Explainer(judging)
+        else:
+            # The only import of the room: what explains takes no part in measuring.
+            from pytest_gpumem.explain.answers import PeakExplainer
+            from pytest_gpumem.explain.explanations import ExplainPolicy
+
+            explain_policy = ExplainPolicy(
+                attribution=settings.attribution,
+                snapshots=settings.snapshots,
+                timelines=settings.html is not None,
+                updating=settings.update_baselines,
+                reporting=settings.json is not None,
+            )
+            self.explainer = PeakExplainer(self.runner, judging, explain_policy)
+        judging.why = self.explainer.why
+        self._pipeline = Pipeline(self.runner, judging, self.explainer, settings.snapshots)
 
     @property
     def choice(self) -> Choice:
@@ -90,8 +99,9 @@ class MemorySession:
         self.runner.begin(
             item,
             spec,
-            record=self._explain_policy.records_first_run(spec, predicted=predicted),
+            record=self.explainer.records(spec, predicted=predicted),
             values=spec.values or self.settings.values,
+            explainer=self.explainer,
         )
 
     def finish(

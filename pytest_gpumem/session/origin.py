@@ -9,9 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.git import (
+    GitError,
+    OutsideRepositoryError,
+    path_in_repository,
+    repository_root,
+    run_git,
+)
 from pytest_gpumem.report.model import MAX_SHARDS, Origin, Shard
 from pytest_gpumem.session.settings import in_ci
 
@@ -48,8 +56,6 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
 
 def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
     """Return where a session ran, for its report, without its collection."""
-    from pytest_gpumem.baselines.checkout import checkout_of
-
     checkout = checkout_of(root)
     top = root if checkout is None else checkout.top
     folder = Path(os.path.relpath(os.path.realpath(settings.baseline_dir), os.path.realpath(top)))
@@ -98,3 +104,65 @@ def session_accept_command(settings: Settings) -> str:
     if command or not in_ci():
         return command
     return shlex.join(["gpumem", "accept", settings.json.name])
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A working tree of git."""
+
+    top: Path
+    """the top folder of the repository"""
+    commit: str
+    """"" before the first commit"""
+
+    def has(self, commit: str) -> bool:
+        """Return whether the repository has a commit; no text that names none is given to git."""
+        if not re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", commit):
+            return False
+        try:
+            run_git("-C", str(self.top), "cat-file", "-e", f"{commit}^{{commit}}")
+        except GitError:
+            return False
+        return True
+
+    def place(self, folder: Path) -> str:
+        """Return a folder's path from the top; "" of the top itself, and of one outside."""
+        try:
+            return path_in_repository(folder, self.top)
+        except OutsideRepositoryError:
+            return ""
+
+    def merged_parent(self) -> str:
+        """Return the second parent of the commit; "" where it is no merge of two.
+
+        The commit itself names its parents, also in a shallow clone, which does not have them.
+        """
+        try:
+            content = run_git("-C", str(self.top), "cat-file", "commit", self.commit)
+        except GitError:
+            return ""
+        head = content.partition(b"\n\n")[0].decode(errors="replace").splitlines()
+        parents = [line.split()[1] for line in head if line.startswith("parent ")]
+        return parents[1] if len(parents) == 2 else ""  # noqa: PLR2004 - a merge of two
+
+    def is_modified(self, but: str) -> bool:
+        """Return whether a known file outside the folder ``but`` differs from the commit."""
+        excluded = (f":(top,exclude,literal){but}",) if but else ()
+        question = ("status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded)
+        try:
+            return bool(run_git("-C", str(self.top), *question).strip())
+        except GitError:
+            return False
+
+
+def checkout_of(folder: Path) -> Checkout | None:
+    """Return the working tree that a folder lies in; None outside of any, or without git."""
+    try:
+        top = repository_root(folder)
+    except GitError:
+        return None
+    try:
+        commit = run_git("-C", str(top), "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    except GitError:
+        return Checkout(top, "")
+    return Checkout(top, os.fsdecode(commit).strip())

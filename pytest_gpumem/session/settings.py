@@ -417,7 +417,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     names_torch = "{torch}" in str(template)
     proposed = "" if names_torch else f"{str(values['baseline_dir']).rstrip('/')}/torch-{{torch}}"
     if names_torch:
-        from pytest_gpumem.baselines.torch_folders import baseline_folders
+        from pytest_gpumem.baselines.paths import baseline_folders
 
         folders = baseline_folders(root, template)
     values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])

@@ -1,4 +1,4 @@
-"""One marked test: run, run again, explained.
+"""One marked test: run, judged, run again. ``explainer.py`` asks for reasons.
 
-It may import baselines, fit and the rooms below.
+It may import baselines, fit, replay and the rooms below.
 """

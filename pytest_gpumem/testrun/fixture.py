@@ -265,7 +265,7 @@ class GpuMemory:
         return self._prober().scaling(step, sizes, predict)
 
     def _prober(self) -> Prober:
-        return Prober(self._run.meter, self._run.root, self._run.progress)
+        return Prober(self._run.meter, self._run.progress, self._run.breakdown)
 
 
 def _most(peaks: Sequence[Peak], which: str) -> int:

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.judge import judge
-from pytest_gpumem.judge.result import Result, describe_budget
-from pytest_gpumem.judge.verdict import Lookup
+from pytest_gpumem.judge.result import Result, describe_budget, with_others
+from pytest_gpumem.judge.verdict import Lookup, unexplained
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpumem.baselines.store import BaselineStore
-    from pytest_gpumem.judge.verdict import Edit, Policy
+    from pytest_gpumem.judge.verdict import Policy, Why
     from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.notes import Note
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
+
+
+Measured = tuple["MemorySpec", "Measurement"]
+"""a declaration, and its measurement"""
+
+
+class EndedTest(NamedTuple):
+    """A marked test that has ended, as it is judged."""
+
+    item: MarkedItem
+    run: Run
+    measured: dict[str, Measured]
+    """of the parts that are judged, by name; "" is the whole test"""
+    relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
+    """limits that other parts tell, by part: of the first run, as the peaks"""
+
+    def noted(self, note: Note) -> EndedTest:
+        """Return the test with a note on each of its measurements."""
+        measured = {
+            part: (spec, replace(kept, notes=(*kept.notes, note)))
+            for part, (spec, kept) in self.measured.items()
+        }
+        return self._replace(measured=measured)
 
 
 class Judging:
@@ -32,6 +57,8 @@ class Judging:
         """Judge with folders of baselines, the nearest last; the first one is written."""
         self._stores, self.store = stores, stores[0]
         self._policy = policy
+        self.why: Why = unexplained
+        """tells the causes of peaks that grew"""
         self._rank = current_rank()
 
     def baseline_file(self, result: Result) -> Path:
@@ -40,22 +67,21 @@ class Judging:
         paths = [store.path(*place[:2]) for store in self._stores]
         return next((path for path in paths if path.is_file()), paths[0])
 
-    def result(  # noqa: PLR0913 - a test or part, and all that it is judged by
-        self,
-        item: MarkedItem,
-        run: Run,
-        part: str,
-        spec: MemorySpec,
-        measurement: Measurement,
-        *,
-        relations: Sequence[Bound] = (),
-        edits: tuple[Edit, ...] = (),
-    ) -> Result:
-        """Return the result of a measurement.
+    def results(
+        self, test: EndedTest, whys: Mapping[str, Why] = MappingProxyType({})
+    ) -> list[Result]:
+        """Return the results of a test and its parts; ``whys`` tell the causes of some parts."""
+        return [self._result(test, part, whys.get(part, self.why)) for part in test.measured]
 
-        ``edits`` are lines that changed since the baseline's commit and bear on a growth.
-        """
-        lookup = self._look_up(item.nodeid, part, spec, measurement.device, edits)
+    def with_others(self, results: Sequence[Result]) -> list[Result]:
+        """Return a test's results, with the parts beside them that their limits depend on."""
+        return with_others(results, self.why)
+
+    def _result(self, test: EndedTest, part: str, why: Why) -> Result:
+        item, run = test.item, test.run
+        spec, measurement = test.measured[part]
+        relations = test.relations.get(part, ())
+        lookup = self._look_up(item.nodeid, part, spec, measurement.device)
         policy, world, rank = self._policy, spec.world_size, spec.rank
         declared = spec
         if self._rank is not None and world is None:  # the baseline is the fullest rank's
@@ -72,6 +98,7 @@ class Judging:
             nodeid=item.argument,
             card_bytes=run.card.usable_memory if run.card and (spec.card or not part) else None,
             relations=relations,
+            why=why,
         )
         return Result(
             nodeid=item.nodeid,
@@ -88,9 +115,7 @@ class Judging:
             baseline_entry=lookup.entry,
         )
 
-    def _look_up(
-        self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo, edits: tuple[Edit, ...]
-    ) -> Lookup:
+    def _look_up(self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo) -> Lookup:
         if not spec.baseline:
             return Lookup()
         place = (self._policy.against or device.key, *split_nodeid(nodeid), part)
@@ -101,4 +126,4 @@ class Judging:
             return Lookup(error=str(error))
         if entry is None:
             return Lookup(other_devices=tuple(self.store.other_devices(*place)))
-        return Lookup(entry, edits=edits)
+        return Lookup(entry)

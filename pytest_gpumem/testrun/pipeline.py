@@ -7,40 +7,33 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.judge.result import with_others
+from pytest_gpumem.fit.scaling import Scaling, grows_evenly
+from pytest_gpumem.judge.result import describe_budget, too_much
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.snapshots import write_snapshot
+from pytest_gpumem.replay.size_range import is_replayed, with_ranges
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.edits import EditFinder
-from pytest_gpumem.testrun.explain import Explanations, Recorded, too_much
-from pytest_gpumem.testrun.ranges.size_range import is_replayed, with_ranges
+from pytest_gpumem.testrun.judging import EndedTest
+from pytest_gpumem.testrun.leaks import judged_leak, require_steps, with_growth
 from pytest_gpumem.testrun.rerun import may_run_again, ran_again, shown_error
-from pytest_gpumem.testrun.second_runs import batch_sizes, growth_search, leaks
-from pytest_gpumem.testrun.second_runs.advice import advice
-from pytest_gpumem.testrun.second_runs.keeper_search import KeeperFinder
-from pytest_gpumem.testrun.second_runs.pinned_lines import PinWatch
-from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Edit
-    from pytest_gpumem.measurement import Measurement, Peak
-    from pytest_gpumem.recording.recording import Recording
-    from pytest_gpumem.relations import Bound
-    from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.explain import ExplainPolicy
-    from pytest_gpumem.testrun.judging import Judging
+    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.recording.recording import Recorded, Recording
+    from pytest_gpumem.testrun.explainer import Explainer
+    from pytest_gpumem.testrun.judging import Judging, Measured
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
@@ -49,32 +42,31 @@ UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
 TIMED_BEFORE: Final = Note(
     NoteKind.RUN, "the peaks are those of a second run, for which cuDNN had timed its plans"
 )
-
-
-Measured = tuple["MemorySpec", "Measurement"]
-"""a declaration, and its measurement"""
-
-
-class EndedTest(NamedTuple):
-    """A marked test that has ended, as it is judged."""
-
-    item: MarkedItem
-    run: Run
-    measured: dict[str, Measured]
-    """of the parts that are judged, by name; "" is the whole test"""
-    relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
-    """limits that other parts tell, by part: of the first run, as the peaks"""
+MEMORY_LIMITS: Final = (
+    *("max_gib", "max_allocated_gib", "max_reserved_gib", "card"),
+    *("max_mib_per_sample", "max_fixed_gib", "max_pinned_gib"),
+)
+"""the marker's arguments that a step without memory would always keep"""
+UNUSED_REMEDY: Final = "create the model and its data on gpu_memory.device, or remove the marker"
 
 
 class Pipeline:
-    """Brings marked tests that have ended to their results."""
+    """Brings marked tests that have ended to their results.
 
-    def __init__(self, runner: Runner, policy: ExplainPolicy, judging: Judging) -> None:
+    Args:
+        runner: runs tests again.
+        judging: judges them.
+        explainer: is asked for reasons.
+        snapshots: the folder for snapshots; None: none are written.
+    """
+
+    def __init__(
+        self, runner: Runner, judging: Judging, explainer: Explainer, snapshots: Path | None
+    ) -> None:
         self._runner = runner
-        self._policy = policy
         self._judging = judging
-        self._keepers = KeeperFinder(runner)
-        self._edits = EditFinder(runner.root)
+        self._explainer = explainer
+        self._snapshots = snapshots
         self._leak_recording: Recording | None = None
         """of a test that passed and may have leaked"""
 
@@ -94,7 +86,7 @@ class Pipeline:
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
         shortage = None if error is None else find_out_of_memory(error)
-        if shortage is None and (error is not None or (not item.declared and is_unused(run))):
+        if shortage is None and (error is not None or (not item.declared and run.is_unused)):
             return []
         run = self._runner.ended()
         trouble = run.device.trouble()
@@ -117,38 +109,10 @@ class Pipeline:
         whole = next((result for result in results if not result.part), None)
         if run is None or whole is None or any(result.verdict.failed for result in results):
             return []
-        leaked = leaks.judged(
-            self._runner, item, run, whole, recording, record=self._policy.enabled
-        )
+        leaked = judged_leak(self._runner, self._explainer, item, run, whole, recording)
         if leaked is None:
             return []
         return [leaked if result is whole else result for result in results]
-
-    def _explanations(self, recorded: Recorded) -> Explanations:
-        """Return where the peaks of a recorded run come from, if an option allows that."""
-        if not self._policy.enabled:
-            return Explanations(recorded.recording)  # for its snapshot
-        return recorded.explanations(self._runner.root, timelines=self._policy.timelines)
-
-    def _judged(
-        self,
-        test: EndedTest,
-        explanations: Explanations,
-        edits: Mapping[str, tuple[Edit, ...]] = MappingProxyType({}),
-    ) -> list[Result]:
-        """Return the results of a test and its parts, by all that is known."""
-        return [
-            self._judging.result(
-                test.item,
-                test.run,
-                part,
-                spec,
-                explanations.attached(part, measurement),
-                relations=test.relations.get(part, ()),
-                edits=edits.get(part, ()),
-            )
-            for part, (spec, measurement) in test.measured.items()
-        ]
 
     # -- a test that passed --
 
@@ -158,7 +122,7 @@ class Pipeline:
         A test with memory that grows from step to step runs again, and one with several batch sizes
         runs with each.
         """
-        spec, policy, runner = run.spec, self._policy, self._runner
+        spec, runner, explainer = run.spec, self._runner, self._explainer
         module = module_of(item.nodeid)
         if module.startswith("../") and spec.baseline:
             path = self._judging.store.path(run.info.key, module)
@@ -166,40 +130,72 @@ class Pipeline:
             run.notes.append(Note(NoteKind.BASELINE, sentence))
         parts, searches = run.part_measurements(), run.search_measurements()
         relations = {part: run.bounds(part) for part in parts}
-        unused = is_unused(run)
+        unused = run.is_unused
         if unused:
             check_unused(run, runner.root / module)
         whole = run.measurement()
-        growth_search.require_steps(run)
-        explains, recorded, explanations = policy.explains(spec), None, Explanations()
+        require_steps(run)
+        recorded = None
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
-        if explains or (runs_on and run.meter.records):
-            recorded = Recorded(run, ["", *parts])
-            explanations = Explanations(recorded.recording)
-            if explains:
-                explanations = self._explanations(recorded)
-        recording = explanations.recording
+        if explainer.explains(spec) or (runs_on and run.meter.records):
+            recorded = run.recorded(["", *parts])
+        recording = recorded.recording if recorded else None
         self._leak_recording = recording if spec.max_leak_mib is not None else None
-        of_growth = recording if policy.enabled else None
-        whole = growth_search.with_growth(runner, item, run, whole, of_growth)
+        whole = with_growth(runner, explainer, item, run, whole, recording)
         if spec.batch_sizes is not None:
-            whole = batch_sizes.with_slope(runner, item, run, whole, name_lines=policy.enabled)
+            whole = self._with_slope(item, run, whole)
         measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
         below = run.child_measurements()
-        measured |= below
-        test = EndedTest(item, run, by_hook(item, measured), relations)
-        results = self._judged(test, explanations)
+        test = EndedTest(item, run, by_hook(item, measured | below), relations)
+        results = self._judging.results(test)
         grew = any(result.verdict.kind is Kind.REGRESSED for result in results)
         if grew and TIMED in whole.notes and may_run_again(spec):
             test = self._with_timed_plans(test)
-            results = self._judged(test, explanations)
-        results, explanations = self._explained(test, results, recorded, explanations)
-        results = with_others(results)
-        of_searches = EndedTest(item, run, by_hook(item, searches))
-        results += self._judged(of_searches, Explanations())
+            results = self._judging.results(test)
+        results, recording = explainer.explained(test, results, recorded)
+        results = self._judging.with_others(results)
+        results += self._judging.results(EndedTest(item, run, by_hook(item, searches)))
         if unused:  # the next run, on the device, would be held to nothing
             results = [result if result.part in below else unrecorded(result) for result in results]
-        return self._followed_up(item, run, results, explanations.recording, uncapped=False)
+        return self._followed_up(test, results, recording, uncapped=False)
+
+    def _with_slope(self, item: MarkedItem, run: Run, measurement: Measurement) -> Measurement:
+        """Run a test with its smaller batch sizes; return its measurement with its slope.
+
+        The line is through the peaks outside of optimizers' steps, on the fullest device: an
+        optimizer's step does not grow with the batch, and at small batches would hide the growth.
+
+        Raises:
+            GpuMemError: it fails with one of them.
+        """
+        sizes = run.spec.batch_sizes or ()
+        passes = run.meter.passes()
+        device = passes.index(max(passes, key=lambda peak: peak.allocated))
+        points = {sizes[-1]: passes[device]}
+        left = 0
+        for size in sizes[:-1]:
+            with self._runner.trial(item, run.inputs._replace(batch_size=size)) as trial:
+                if not trial.passed:
+                    error = shown_error(trial.error)
+                    raise GpuMemError(
+                        f"@pytest.mark.gpu_memory(batch_sizes={list(sizes)})",
+                        f"the test failed with batch size {size}: "
+                        f"{error or 'one rank cannot run again without the others'}",
+                        "make the test pass with every size, or leave out the sizes that fail",
+                    )
+                points[size] = run.meter.passes()[device]
+                left = max(left, trial.left)
+        scaling = Scaling.of(points)
+        notes = list(measurement.notes)
+        if left:
+            sentence = (
+                f"{format_size(left)} that runs with other batch sizes left behind are counted "
+                "in the figures of smaller sizes: the real growth is larger than shown"
+            )
+            notes.append(Note(NoteKind.SLOPE, sentence))
+        if not grows_evenly(scaling):
+            notes += self._explainer.off_the_line(item, run, scaling, device)
+        return replace(measurement, slope=scaling.slope, notes=tuple(notes))
 
     def _with_timed_plans(self, test: EndedTest) -> EndedTest:
         """Run a test again if plans that cuDNN timed may be the growth; return it with the peaks.
@@ -216,67 +212,6 @@ class Pipeline:
         spec, whole = measured[""]
         measured[""] = spec, replace(whole, notes=(*whole.notes, TIMED_BEFORE))
         return test._replace(measured=measured)
-
-    def _explained(
-        self,
-        test: EndedTest,
-        results: list[Result],
-        recorded: Recorded | None,
-        explanations: Explanations,
-    ) -> tuple[list[Result], Explanations]:
-        """Explain the results of a test that its verdict fails, and judge it by the findings.
-
-        The test runs again at most once: for where its peak comes from, if it was not recorded;
-        else for the keepers of its peak's blocks, or for the lines that pin host memory.
-        """
-        item, run, measured = test.item, test.run, test.measured
-        found, is_recorded = explanations, recorded is not None or run.meter.records
-        if not found.told and self._policy.explains_now(results, recorded=is_recorded):
-            if is_recorded:
-                found = self._explanations(recorded or Recorded(run, measured))
-            else:
-                with self._runner.again(item, record=True) as attempt:
-                    if attempt.passed:
-                        note = ran_again("where its peak comes from")
-                        told = self._explanations(Recorded(run, measured))
-                        found = replace(told, second_run=note)
-                    else:
-                        found = Explanations(run.meter.recording())
-        if not any(result.verdict.kind.too_much for result in results):
-            return results if found is explanations else self._judged(test, found), found
-        explained = [found.of(result) for result in results]
-        if found.second_run is None and may_run_again(run.spec):
-            found = self._keepers.with_keepers(item, explained, found)
-            explained = [found.of(result) for result in results]
-        pinned = [result.part for result in results if result.is_pinned_too_much]
-        if pinned and found.second_run is None and may_run_again(run.spec):
-            watch = PinWatch()
-            with watch.watching(), self._runner.again(item, record=False) as attempt:
-                lines = watch.lines(self._runner.root) if attempt.passed else ()
-            notes = [ran_again("which lines pin memory")] * attempt.ran
-            measured = {
-                part: (
-                    spec,
-                    replace(kept, pinned_lines=lines, notes=(*kept.notes, *notes))
-                    if part in pinned
-                    else kept,
-                )
-                for part, (spec, kept) in measured.items()
-            }
-        edits = {
-            result.part: edits
-            for result in explained
-            if (
-                edits := self._edits.edits(
-                    result,
-                    found.scenes.get(result.part, ()),
-                    self._judging.baseline_file(result),
-                )
-            )
-        }
-        if found is not explanations or pinned or edits:
-            results = self._judged(test._replace(measured=measured), found, edits)
-        return results, found
 
     # -- a test that ran out of memory --
 
@@ -298,16 +233,17 @@ class Pipeline:
             sentence = f"the test turned the out-of-memory error into {shown_error(error)}"
             run.notes.append(Note(NoteKind.RUN, sentence))
         part, spec, measurement = run.short_measurement(shortage, record)
-        explanations = Explanations()
-        if run.meter.records:
-            explanations = self._explanations(Recorded(run, [part]))
+        recorded = run.recorded([part]) if run.meter.records else None
+        second_run = None
         if not debugging:
-            measurement, explanations = self._run_without_limits(
-                item, run, part, measurement, error, explanations
+            measurement, recorded, second_run = self._run_without_limits(
+                item, run, part, measurement, error, recorded
             )
         test = EndedTest(item, run, by_hook(item, {part: (spec, measurement)}))
-        results = self._judged(test, explanations)
-        return self._followed_up(item, run, results, explanations.recording, uncapped=True)
+        results, recording = self._explainer.explained(
+            test, self._judging.results(test), recorded, second_run, again=False
+        )
+        return self._followed_up(test, results, recording, uncapped=True)
 
     def _run_without_limits(  # noqa: PLR0913, PLR0917 - a test, and all that is known of its failure
         self,
@@ -316,26 +252,23 @@ class Pipeline:
         part: str,
         measurement: Measurement,
         error: BaseException,
-        explanations: Explanations,
-    ) -> tuple[Measurement, Explanations]:
+        recorded: Recorded | None,
+    ) -> tuple[Measurement, Recorded | None, Note | None]:
         """Run a test again without limits: for its need, and the origin of that.
 
         Smaller batch sizes and variants that are tried for the advice run it further.
 
         Returns:
-            the measurement with the findings, and its explanations.
+            the measurement with the findings, the run that explains it, and a note on the second.
         """
-        policy, recording, needed = self._policy, explanations.recording, None
-        records = policy.enabled or policy.snapshots is not None
+        needed = None
+        records = self._explainer.enabled or self._snapshots is not None
         with self._runner.again(item, error, record=records, uncapped=True) as attempt:
             peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
             if peaks:
-                explanations = self._explanations(Recorded(run, [part]))
-                recording = explanations.recording
-            else:
-                recording = recording or run.meter.recording()
-        if attempt.ran:
-            explanations = replace(explanations, second_run=ran_again("what it needs"))
+                recorded = run.recorded([part])
+            elif recorded is None or recorded.recording is None:
+                recorded = run.recorded([])
         if peaks and measurement.out_of_memory is not None:
             needed = max(peaks, key=lambda peak: peak.reserved)
             record = replace(
@@ -349,64 +282,33 @@ class Pipeline:
             )
             notes = (*measurement.notes, Note(NoteKind.RUN, sentence))
             measurement = replace(measurement, notes=notes)
-        if not part and policy.enabled and attempt.ran:
+        if not part and attempt.ran:
+            recording = recorded.recording
             batch_norm = recording is not None and recording.batch_norm
-            hints = advice(self._runner, item, needed, error, batch_norm=batch_norm)
+            hints = self._explainer.advice(item, needed, error, batch_norm=batch_norm)
             measurement = replace(measurement, hints=(*hints, *measurement.hints))
-        return measurement, replace(explanations, recording=recording)
+        return measurement, recorded, ran_again("what it needs") if attempt.ran else None
 
     # -- every test --
 
     def _followed_up(
         self,
-        item: MarkedItem,
-        run: Run,
+        test: EndedTest,
         results: list[Result],
         recording: Recording | None,
         *,
         uncapped: bool,
     ) -> list[Result]:
-        """Write a test's snapshot; add hints at fragmented memory.
-
-        On the virtual GPU a test that failed with fragmented memory runs again with expandable
-        segments.
-        """
-        policy, is_too_much = self._policy, too_much(results)
-        if policy.snapshots and recording is not None and is_too_much:
+        """Write a test's snapshot; add hints at fragmented memory."""
+        if self._snapshots and recording is not None and too_much(results):
             try:
-                path = write_snapshot(recording, policy.snapshots, item.nodeid)
+                path = write_snapshot(recording, self._snapshots, test.item.nodeid)
                 with suppress(ValueError):
                     path = path.relative_to(self._runner.root)
                 results = [replace(result, snapshot=str(path)) for result in results]
             except GpuMemError as error:
                 results = [replace(result, snapshot_error=str(error)) for result in results]
-        if not (policy.attribution == "on" or (policy.enabled and is_too_much)):
-            return results
-        from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
-
-        peaks = {
-            result.part: peak
-            for result in results
-            if (peak := _needed_peak(result)) and is_fragmented(peak)
-        }
-        if not peaks:
-            return results
-        expandable: dict[str, Peak | None] = {}
-        if not run.device.values.all_computed:  # a run on a real GPU may take long
-            with expandable_segments() as switched:
-                if switched:
-                    with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
-                        if attempt.passed and not attempt.left:
-                            expandable = {part: _fullest(run.peaks_of(part)) for part in peaks}
-        explained = []
-        for result in results:
-            measurement, peak = result.measurement, peaks.get(result.part)
-            hint = fragmentation(peak, expandable.get(result.part)) if peak else ""
-            if measurement is not None and hint:
-                note = Note(NoteKind.FRAGMENTATION, hint)
-                measurement = replace(measurement, hints=(*measurement.hints, note))
-            explained.append(replace(result, measurement=measurement))
-        return explained
+        return self._explainer.hinted(test, results, uncapped=uncapped)
 
 
 def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Measured]:
@@ -417,18 +319,29 @@ def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Mea
     }
 
 
-def _needed_peak(result: Result) -> Peak | None:
-    """Return the peak of the device that reserved most; after out of memory the peak it needs.
+# -- a test that took no memory of its device --
 
-    None where it is not known, or where code before a part had reserved it: a hint says so.
+
+def check_unused(run: Run, path: Path) -> None:
+    """Add a note to a test that took no memory of its device; its processes have their own.
+
+    Raises:
+        GpuMemError: it declares a limit, which would hold whatever the step takes.
     """
-    hints = result.measurement.hints if result.measurement else ()
-    if result.measurement is None or any(hint.kind is NoteKind.STILL_HELD for hint in hints):
-        return None
-    if result.measurement.out_of_memory is not None:
-        return result.measurement.out_of_memory.needed
-    return _fullest(result.measurement.peaks)
+    if any(child.peaks for child in run.children):
+        return
+    problem, cause = f"the test allocated no memory on {run.info.name}", ""
+    if not run.device.values.all_computed:  # the step may have run on the CPU
+        cause = virtual.unused_cause(path, run.root)
+    if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
+        declared = f"@pytest.mark.gpu_memory({describe_budget(run.spec)})"
+        raise GpuMemError(declared, problem + cause, UNUSED_REMEDY)
+    sentence = f"{problem}, and no baseline is recorded{cause}"
+    run.notes.append(Note(NoteKind.UNRECORDED, sentence))
 
 
-def _fullest(peaks: Sequence[Peak]) -> Peak | None:
-    return max(peaks, key=lambda peak: peak.reserved, default=None)
+def unrecorded(result: Result) -> Result:
+    """Return a result of such a test: it makes no baseline, so that no command records one."""
+    notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
+    verdict = replace(result.verdict, notes=notes, advice=UNUSED_REMEDY, command=None)
+    return replace(result, baseline=False, verdict=verdict)

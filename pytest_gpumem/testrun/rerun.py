@@ -7,12 +7,11 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.children import CHILDREN
+from pytest_gpumem.devices.children import CHILDREN, value_notes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import MIB, format_size
-from pytest_gpumem.testrun.child_processes import child_notes
 from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.run import Inputs, Run
     from pytest_gpumem.testrun.wide_fixture import WideFixture
-
 
 MAX_ERROR_LENGTH: Final = 200
 """characters of an error that are shown"""
@@ -81,6 +80,7 @@ class Runner:
         *,
         record: bool,
         values: Values = "off",
+        explainer: Explainer,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device."""
         from pytest_gpumem.meter.block import activate
@@ -99,7 +99,12 @@ class Runner:
             self._progress(f"{nodeid}: {line}")
 
         with Run.open(
-            spec, device, self.root, record=record, values=values, progress=progress
+            *(spec, device, self.root),
+            record=record,
+            values=values,
+            progress=progress,
+            of_children=explainer.of_children(self.root) if record else "",
+            breakdown=explainer.breakdown if explainer.enabled else None,
         ) as run:
             devices = run.fixtures.devices
             item.finish_replaced(
@@ -204,7 +209,7 @@ class Runner:
             if leftover > 0:
                 gc.collect()  # cycles of garbage hold nothing for good
                 leftover = sum(self.left_by(run))
-            if not any(held.allocated for held in run.meter.foreign):
+            if not any(held.allocated for held in run.meter.isolation.foreign):
                 self._leftovers.clear()  # all that earlier tests left has been freed since
             if leftover > 0:
                 self._leftovers.append((self._nodeid, leftover))
@@ -221,7 +226,7 @@ class Runner:
         """Return the run of a test that has ended, with notes of memory that is not counted."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        uncounted = sum(held.allocated for held in run.meter.initial_foreign)
+        uncounted = sum(held.allocated for held in run.meter.isolation.initial_foreign)
         if uncounted:
             holders = [
                 f"fixture {fixture.name!r}"
@@ -340,3 +345,57 @@ def shown_error(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return shown if len(shown) <= MAX_ERROR_LENGTH else f"{shown[:MAX_ERROR_LENGTH]}..."
+
+
+MAX_SHOWN: Final = 4
+"""processes on one device that have a size each in a note"""
+
+
+def child_notes(run: Run) -> Iterator[Note]:
+    """Yield notes on the child processes of a test that has ended.
+
+    They name no process by its number, so that they are the same in every run.
+    """
+    if not run.children:
+        return
+    reserved: dict[int, list[int]] = {}
+    for child in run.children:
+        for device, peak in child.peaks.items():
+            reserved.setdefault(device, []).append(peak.reserved)
+    shown, excesses, own_peaks = [], [], run.meter.peaks()
+    for device, sizes in sorted(reserved.items()):
+        sizes_text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
+        if len(sizes) > MAX_SHOWN:
+            sizes_text = (
+                f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
+            )
+        shown.append(f"{sizes_text} of device {device}")
+        # Each process has a CUDA context of its own.
+        room = run.info.total_memory - run.info.context * (1 + len(sizes))
+        limit = room if run.limit is None else min(run.limit, room)
+        total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
+        if total > limit:  # each is measured by itself
+            excesses.append(
+                "together with the test's own memory, child processes may use up to "
+                f"{format_size(total)} on device {device} at the same time: the limit is "
+                f"{format_size(limit)}"
+            )
+    if shown:
+        number = sum(bool(child.peaks) for child in run.children)
+        parts = dict.fromkeys(child.part for child in run.children if child.peaks)
+        only = f"part {min(parts)} includes" if len(parts) == 1 else "parts of the ranks include"
+        sentence = f"{_counted(number)} reserved {', '.join(shown)}, which only the {only}"
+        yield Note(NoteKind.CHILD_PROCESS, sentence)
+    yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
+    yield from value_notes(run.children, run.root)
+    silent = sum(not child.ended for child in run.children)
+    if silent:
+        sentence = (
+            f"{_counted(silent)} used the GPU and reported no peak: a process reports its "
+            "peak at its normal end, and not after a signal or os._exit()"
+        )
+        yield Note(NoteKind.CHILD_PROCESS, sentence)
+
+
+def _counted(number: int) -> str:
+    return "1 child process" if number == 1 else f"{number} child processes"

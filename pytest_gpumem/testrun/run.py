@@ -13,17 +13,18 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
+from pytest_gpumem.meter.allocator import provenance
+from pytest_gpumem.meter.host_memory import require_pinned_stats
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
-from pytest_gpumem.meter.pinned import require_pinned_stats
-from pytest_gpumem.meter.provenance import provenance
+from pytest_gpumem.recording.recording import Recorded
 from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
 from pytest_gpumem.sizes import format_size, shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
-    from pytest_gpumem.measurement import Attribution, DeviceInfo
+    from pytest_gpumem.measurement import Attribution, Breakdown, DeviceInfo
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording, Span
     from pytest_gpumem.testrun.marked_item import MarkedItem
+
+    BreakdownOf = Callable[[Recorded], Breakdown | None]
 
 __tracebackhide__ = is_own_error
 
@@ -43,11 +46,6 @@ BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
 
 _LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib", "card")
-
-
-def child_explainer(root: Path) -> str:
-    """Return the explainer of child processes (:data:`EXPLAINER`), for files below a folder."""
-    return f"pytest_gpumem.testrun.recorded_child:RecordedChild:{root}"
 
 
 def _no_progress(_line: str) -> None:
@@ -91,6 +89,8 @@ class Run:
     fixtures: WideFixtures
     progress: Callable[[str], None] = _no_progress
     """shows the waiting user a line"""
+    breakdown: BreakdownOf | None = None
+    """explains the first device's peak of a recorded run; None: nothing does"""
     parts: dict[str, Part] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
@@ -117,10 +117,13 @@ class Run:
         record: bool = False,
         values: Values = "off",
         progress: Callable[[str], None] = _no_progress,
+        of_children: str = "",
+        breakdown: BreakdownOf | None = None,
     ) -> Iterator[Run]:
         """Take the device; it is let go of by ``close``, or if the block ends with an error.
 
-        ``values`` are those that the processes compute which the test starts.
+        ``values`` are those that the processes compute which the test starts, and ``of_children``
+        explains them (``devices/children.py``).
 
         Raises:
             DeviceError: the device cannot be the one that the test asks for.
@@ -129,14 +132,14 @@ class Run:
         with ExitStack() as stack:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
-            explainer = child_explainer(root) if record else ""
-            stack.enter_context(CHILDREN.watching(values, explainer))
+            stack.enter_context(CHILDREN.watching(values, of_children))
             if spec.world_size is not None:
                 stack.enter_context(device.join_alone(spec.rank or 0, spec.world_size))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
             fixtures = WideFixtures(meter, (info.key, spec.devices))
-            run = cls(spec, device, info, meter, root, Inputs(spec.batch_size), fixtures, progress)
+            inputs = Inputs(spec.batch_size)
+            run = cls(spec, device, info, meter, root, inputs, fixtures, progress, breakdown)
             yield run
             run._stack = stack.pop_all()
 
@@ -149,7 +152,7 @@ class Run:
             self.meter.host.require(f"max_host_gib={self.spec.max_host_gib!r}")
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
-            self.excused_blocks = set(self.meter.blocks())
+            self.excused_blocks = set(self.meter.isolation.blocks())
 
     def await_kernels(self) -> None:
         """Wait for the kernels of the test, where they run.
@@ -187,6 +190,13 @@ class Run:
         for _ in range(self.spec.warmup):
             item.runtest()
             self.begin_again(record=False)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
+        if self.meter.ran_apart or any(peak.reserved or peak.pinned for peak in self.meter.peaks()):
+            return False
+        return not any(use.outside > 0 for use in self.measurement().device_use)
 
     @property
     def card(self) -> Card | None:
@@ -365,9 +375,28 @@ class Run:
             return self.meter.peaks()
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
+    def limit_of(self, part: str) -> int | None:
+        """Return the bytes that a part may reserve by its own limit."""
+        return self.parts[part].spec.bytes_of("max_gib") if part in self.parts else None
+
+    @property
+    def held_before(self) -> list[Peak]:
+        """The memory of live fixtures of wider scope that other tests set up, one Peak a device."""
+        return self.fixtures.held(others=True)
+
     def windows(self, part: str) -> list[Span]:
         """Return when the test was measured, or a part of it."""
         return self.meter.windows(self.parts[part].tally if part else None)
+
+    def recorded(self, parts: Iterable[str]) -> Recorded:
+        """End the recording, if there is one, and return all by which peaks of parts are explained.
+
+        The part "" is the whole test.
+        """
+        windows = {part: self.windows(part) for part in parts if not part or part in self.parts}
+        peaks = {part: self.peaks_of(part) for part in windows}
+        foreign = list(self.meter.isolation.kept_foreign)
+        return Recorded(self.meter.recording(), self.meter.devices, foreign, windows, peaks)
 
     def begin_again(
         self, *, record: bool, at_moment: Callable[[Recording], None] | None = None

@@ -126,11 +126,15 @@ class WideFixtures:
         self._set_ups: list[_SetUp] = []
         """those that run, each asked for by the one before"""
 
-    def held(self) -> list[Peak]:
-        """Return the memory of those that are live, one Peak a device."""
+    def held(self, *, others: bool = False) -> list[Peak]:
+        """Return the memory of those that are live, one Peak a device.
+
+        ``others``: only of those that other tests set up.
+        """
         total = [NOTHING] * self._meter.count
         for fixture in self.used:
-            total = sums(total, fixture.held) if fixture.held else total
+            if fixture.held and (fixture.before_run or not others):
+                total = sums(total, fixture.held)
         return total
 
     @contextmanager
@@ -142,7 +146,7 @@ class WideFixtures:
         """
         fixture = WideFixture(name, self.devices)
         with self._between_stages(fixture), self._meter.capped(None):
-            blocks = set(self._meter.blocks())
+            blocks = set(self._meter.isolation.blocks())
             set_up = _SetUp(self._meter)
             self._set_ups.append(set_up)
             try:
@@ -152,7 +156,7 @@ class WideFixtures:
                 set_up.pause()
             if any(stage.takes_memory for stage in set_up.stages):
                 fixture.stages = set_up.stages
-            fixture.known = self._meter.known(set(self._meter.blocks()) - blocks)
+            fixture.known = self._meter.known(set(self._meter.isolation.blocks()) - blocks)
             self.used.append(fixture)
 
     def use(self, fixture: WideFixture) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.file_format import BaselineFile, check, decode, encode
+from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,

@@ -10,8 +10,8 @@ import pytest
 from helpers.command_line import NOW, T4, write
 from helpers.git import commit, git
 
-from pytest_gpumem.baselines.folder import read_folder
 from pytest_gpumem.baselines.store import BaselineStore
+from pytest_gpumem.cli.recorded.folder import read_folder
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site
 from pytest_gpumem.sizes import MIB

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.baselines import torch_folders
-from pytest_gpumem.baselines.torch_folders import (
+from pytest_gpumem.baselines import paths
+from pytest_gpumem.baselines.paths import (
     baseline_folders,
     folder_of_torch,
     minor_version,
@@ -21,7 +21,7 @@ from pytest_gpumem.baselines.torch_folders import (
     ],
 )
 def test_the_nearest_version_comes_first(tmp_path, monkeypatch, own, nearest):
-    monkeypatch.setattr(torch_folders, "version", lambda _name: own)
+    monkeypatch.setattr(paths, "version", lambda _name: own)
     for name in ("1.13", "2.9", "2.14", "2.17", "3.0", "nightly"):
         (tmp_path / f"baselines/torch-{name}").mkdir(parents=True)
     (tmp_path / "baselines/torch-2.12").write_text("no folder")
@@ -35,7 +35,7 @@ def test_the_nearest_version_comes_first(tmp_path, monkeypatch, own, nearest):
 
 
 def test_commands_read_the_folder_of_the_installed_torch(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch_folders, "version", lambda _name: "2.15.0+cu132")
+    monkeypatch.setattr(paths, "version", lambda _name: "2.15.0+cu132")
     monkeypatch.chdir(tmp_path)
     template = "baselines/torch-{torch}"
     assert folder_of_torch("baselines") == "baselines"

@@ -19,7 +19,7 @@ from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.meter.pinned import pinned_stats
+from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.report.json_report import dumps, read_report
 
 UPDATE = "--gpumem-update-baselines"

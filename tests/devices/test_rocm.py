@@ -9,7 +9,7 @@ from pytest_gpumem.devices.driver import VisibleGpus
 from pytest_gpumem.devices.torch_build import TorchBuild, installed_torch
 from pytest_gpumem.devices.virtual import device as virtual
 from pytest_gpumem.measurement import DeviceInfo
-from pytest_gpumem.meter.provenance import provenance
+from pytest_gpumem.meter.allocator import provenance
 
 HIP = TorchBuild("2.15.0+rocm7.2", None, "7.2.26015")
 

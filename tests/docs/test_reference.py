@@ -13,9 +13,9 @@ from helpers.paths import ROOT
 from helpers.warm import warm_python
 
 import pytest_gpumem
+from pytest_gpumem.breakdowns import CACHED
 from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cards import card_names
-from pytest_gpumem.judge.breakdown_diff import CACHED
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.plugin import hookspecs

@@ -10,6 +10,7 @@ from helpers.busy_backward import busy_backward
 from helpers.virtual_gpu import MIB
 
 from pytest_gpumem.errors import GpuMemError, SpecError
+from pytest_gpumem.explain.attributor import breakdown_of
 from pytest_gpumem.fit.prober import Prober
 
 told = []
@@ -18,7 +19,7 @@ told = []
 @pytest.fixture
 def prober(meter, tmp_path):
     told.clear()
-    return Prober(meter, tmp_path, told.append)
+    return Prober(meter, told.append, lambda recorded: breakdown_of(recorded, tmp_path))
 
 
 def tensor(mib):
@@ -188,12 +189,12 @@ def test_sizes_that_do_not_fit_are_left_out(prober, meter):
 def test_who_waits_is_told_of_every_probe(meter, tmp_path):
     meter.cap(1000 * MIB)
     lines = []
-    Prober(meter, tmp_path, lines.append, patience=-1).largest(linear)
+    Prober(meter, lines.append, patience=-1).largest(linear)
     assert lines[0] == "probe 1: 1 fits, 40.00 MiB of 1000.00 MiB reserved"
     refused = [line for line in lines if "98" in line]
     assert refused == [f"probe {len(lines) - 1}: 98 does not fit: 980.00 MiB more requested"]
     lines.clear()
-    Prober(meter, tmp_path, lines.append, patience=3600).largest(linear)
+    Prober(meter, lines.append, patience=3600).largest(linear)
     assert lines == []
 
 
@@ -208,7 +209,7 @@ def test_a_line_tells_how_many_probes_are_left_and_how_long_they_take(meter, tmp
     minutes = SimpleNamespace(monotonic=itertools.count(0, 60).__next__)
     monkeypatch.setattr("pytest_gpumem.fit.prober.time", minutes)
     lines = []
-    assert Prober(meter, tmp_path, lines.append).largest(steep).value == 63
+    assert Prober(meter, lines.append).largest(steep).value == 63
     assert lines[:3] == [
         "probe 1: 1 fits, 22.00 MiB of 4000.00 MiB reserved",
         "probe 2: 64 does not fit: 4096.00 MiB more requested; about 6 more, 6 min",
@@ -218,7 +219,7 @@ def test_a_line_tells_how_many_probes_are_left_and_how_long_they_take(meter, tmp
 
 def test_a_long_scaling_shows_a_line_for_each_size(meter, tmp_path):
     lines = []
-    Prober(meter, tmp_path, lines.append, patience=-1).scaling(linear, [2, 4])
+    Prober(meter, lines.append, patience=-1).scaling(linear, [2, 4])
     assert [line.partition(",")[0] for line in lines] == ["2 fits", "4 fits"]
 
 

@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 from helpers.paths import TESTS
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
+from pytest_gpumem.explain.explanations import explanations
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.testrun.explain import explain
 from pytest_gpumem.testrun.run import Run
 
 ROOT = TESTS
@@ -29,7 +29,7 @@ def explained(run, *parts, timelines=False):
     """The attribution of each device, which has to add up to the peak, of the test or of a part."""
     names = ["", *parts]
     measurement = run.measurement()
-    found = explain(run, names, ROOT, timelines=timelines)
+    found = explanations(run.recorded(names), ROOT, timelines=timelines)
     whole = found.attached("", measurement).attributions
     assert len(whole) == len(measurement.peaks)
     for attribution, peak in zip(whole, measurement.peaks, strict=True):

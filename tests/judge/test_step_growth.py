@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 
-from pytest_gpumem.judge.step_growth import MIN_STEPS, growth
+from pytest_gpumem.judge.comparison import MIN_STEPS, growth
 
 LENGTHS = (*range(MIN_STEPS, 24), 40, 100, 200)
 

@@ -149,7 +149,7 @@ def test_what_the_threads_still_hold_is_waited_for_before_a_measurement_begins(d
     monkeypatch.setattr("pytest_gpumem.meter.meter.await_autograd", held.clear)
     meter = Meter(device, device.open(CARD_80GIB, 2), 2)
     meter.start()
-    assert [peak.allocated for peak in meter.foreign] == [0, 0]
+    assert [peak.allocated for peak in meter.isolation.foreign] == [0, 0]
     meter.stop()
 
 

@@ -32,7 +32,7 @@ def first(meter):
 
 def foreign(meter):
     """Foreign memory of the device: what earlier tests of the process pinned is left out."""
-    return replace(meter.foreign[0], pinned=0)
+    return replace(meter.isolation.foreign[0], pinned=0)
 
 
 def test_memory_that_an_earlier_test_left_is_freed_first(meter):
@@ -335,7 +335,8 @@ def test_what_the_step_owns_is_not_foreign(meter):
 
     fixture, left = tensor(30 * MIB), tensor(50 * MIB)
     blocks = {(0, fixture.data_ptr())}
-    meter.start([Peak(30 * MIB, 30 * MIB), Peak(0, 0)], blocks)
+    meter.start()
+    meter.adopt([Peak(30 * MIB, 30 * MIB), Peak(0, 0)], dict.fromkeys(blocks, ()))
     del fixture
     torch.cuda.empty_cache()
     assert meter.counted()[0] == Peak(0, 0)

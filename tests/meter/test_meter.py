@@ -10,11 +10,10 @@ from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor, vi
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current
-from pytest_gpumem.meter.meter import SWITCHED_OFF, Meter
+from pytest_gpumem.meter.allocator import SWITCHED_OFF, cudnn_version, current, provenance
+from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus
-from pytest_gpumem.meter.provenance import cudnn_version, provenance
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def first(meter):
 
 def foreign(meter):
     """Foreign memory of the device: what earlier tests of the process pinned is left out."""
-    return replace(meter.foreign[0], pinned=0)
+    return replace(meter.isolation.foreign[0], pinned=0)
 
 
 # ---- arithmetic ----
@@ -114,7 +113,8 @@ def test_memory_that_others_free_meanwhile_never_makes_a_figure_negative(meter):
 
 def test_what_the_step_owns_counts_from_the_start(meter):
     fixture, left = tensor(30 * MIB), tensor(50 * MIB)
-    meter.start([Peak(30 * MIB, 30 * MIB), Peak(0, 0)])
+    meter.start()
+    meter.adopt([Peak(30 * MIB, 30 * MIB), Peak(0, 0)], {(0, fixture.data_ptr()): ()})
     work(8 * MIB)
     assert first(meter) == Peak(38 * MIB, 50 * MIB)
     assert foreign(meter) == Peak(50 * MIB, 50 * MIB)
@@ -456,7 +456,7 @@ def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
     meter.start()
     with meter.part() as exact:
         pass
-    meter._isolation.plugs.unfilled = True
+    meter.isolation.plugs.unfilled = True
     with meter.part() as part:
         tensor(4 * MIB)
     assert meter.result(tally=exact).notes == ()

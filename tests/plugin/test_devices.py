@@ -264,7 +264,17 @@ def pytest_unconfigure():
     (ours,) = (line.split()[1:] for line in session.out.splitlines() if line.startswith("OURS"))
     assert "pytest_gpumem.plugin.entry" in ours
     assert "pytest_gpumem.session.memory_session" not in ours
-    rooms = "attribution", "baselines", "cli", "fit", "judge", "meter", "report"
+    rooms = {
+        "baselines",
+        "cli",
+        "explain",
+        "fit",
+        "judge",
+        "libraries",
+        "meter",
+        "replay",
+        "report",
+    }
     assert not [name for name in ours if name.split(".")[1:2] and name.split(".")[1] in rooms]
     devices = {name for name in ours if name.startswith("pytest_gpumem.devices.")}
     assert devices == {"pytest_gpumem.devices.virtual", "pytest_gpumem.devices.torch_import"}
@@ -282,6 +292,11 @@ def test_is_over(): mib(20)
 
 @pytest.mark.gpu_memory
 def test_grows(): mib(GROWN)
+
+KEPT = []
+
+@pytest.mark.gpu_memory(max_leak_mib=1)
+def test_leaks(): KEPT.append(mib(GROWN))
 """
 
 
@@ -299,11 +314,11 @@ def pytest_unconfigure():
     option = f"--gpumem-attribution={'auto' if explains else 'off'}"
     suite.run("--gpumem-update-baselines", option, source=OF_EACH_END.replace("GROWN", "20"))
     session = suite.run_apart("-s", option, source=OF_EACH_END.replace("GROWN", "64"))
-    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert session.outcomes == {"passed": 2, "failed": 3, "errors": 1}
     (ours,) = (line.split()[1:] for line in session.out.splitlines() if line.startswith("OURS"))
     rooms = {name.split(".")[1] for name in ours}
     assert "testrun" in rooms
-    assert ("attribution" in rooms) is explains
+    assert ("explain" in rooms) is explains
     assert "cli" not in rooms
 
 

@@ -21,7 +21,7 @@ from helpers.sources import HELPER
 
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
-    "baselines/commits.py": ["git fetch --unshallow gets the earlier commits"],
+    "cli/recorded/commits.py": ["git fetch --unshallow gets the earlier commits"],
     "cli/accept/accept.py": [
         "pytest --gpumem-update-baselines would have written in that run. Exit",
         "pytest --gpumem-json",
@@ -100,7 +100,7 @@ WRITTEN = {
 them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``, cli/ has the tests
 of synopses"""
 JOINED = {
-    "baselines/stale.py": 1,
+    "plugin/stale_hooks.py": 1,
     "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
     "cli/recorded/prune.py": 2,
     "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any

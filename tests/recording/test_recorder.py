@@ -19,8 +19,8 @@ from helpers.recorded_runs import (
 )
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
+from pytest_gpumem.explain.explanations import explanations
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.testrun.explain import explain
 from pytest_gpumem.testrun.run import Run
 
 
@@ -123,7 +123,7 @@ def test_a_test_that_is_not_recorded_has_no_attribution(torch):
         with Run.open(MemorySpec(), device, ROOT) as run:
             run.start()
         measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=False)
+        found = explanations(run.recorded([""]), ROOT, timelines=False)
         run.close()
         device.open(CARD_80GIB, 1)
     assert found.recording is None
@@ -206,7 +206,7 @@ def test_a_history_that_overflows_is_said(torch, monkeypatch):
     with recorded() as run:
         linears(torch)(data(torch)).sum().backward()
         measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=False)
+        found = explanations(run.recorded([""]), ROOT, timelines=False)
     attached = found.attached("", measurement)
     assert attached.attributions == ()
     assert "history keeps" in attached.note_texts[-1]

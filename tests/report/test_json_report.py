@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem import __version__
-from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.baselines.paths import Key
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import ReportError
 from pytest_gpumem.judge.result import Result, entry_of

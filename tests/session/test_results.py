@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from helpers.sample_report import H100, NOW
 
-from pytest_gpumem.judge.result import Result, urgency
+from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import Measurement, Peak
+from pytest_gpumem.report.model import urgency
 from pytest_gpumem.report.serialize import to_text
 from pytest_gpumem.session.results import SessionResults, worst_of_ranks
 

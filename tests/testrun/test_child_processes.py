@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from pytest_gpumem.devices.children import Child
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import GIB, MIB
-from pytest_gpumem.testrun.child_processes import child_notes
+from pytest_gpumem.testrun.rerun import child_notes
 
 SOURCE = """
 import subprocess, sys

@@ -8,34 +8,33 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.changes import Changes, pair_entries
-from pytest_gpumem.baselines.checkout import checkout_of
 from pytest_gpumem.baselines.file_format import check
-from pytest_gpumem.baselines.key import Key
-from pytest_gpumem.baselines.paths import device_keys
+from pytest_gpumem.baselines.paths import Key, device_keys
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline
 from pytest_gpumem.cli.accept.download import downloaded
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed, show
+from pytest_gpumem.cli.recorded.change_list import table
+from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.merge import merge
 from pytest_gpumem.report.text import printable
+from pytest_gpumem.session.origin import checkout_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pytest_gpumem.baselines.checkout import Checkout
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import BaselineEntry, Measurement
     from pytest_gpumem.report.json_report import SavedReport
     from pytest_gpumem.report.merge import Merged
     from pytest_gpumem.report.model import Origin
+    from pytest_gpumem.session.origin import Checkout
 
 HELP = "write the baselines of an earlier run, from its JSON report"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: for the tests that grew, shrank or have no baseline,

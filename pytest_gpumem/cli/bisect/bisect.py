@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.cli.bisect.candidates import (
     commits_between,
     releases_between,
@@ -20,10 +19,11 @@ from pytest_gpumem.cli.bisect.candidates import (
 from pytest_gpumem.cli.bisect.halving import Halving
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
+from pytest_gpumem.cli.recorded.change_list import table
+from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
 from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
-from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.session.output_files import require_replaceable
 from pytest_gpumem.sizes import format_size
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.baselines.paths import Key
+    from pytest_gpumem.cli.recorded.changes import EntryChange
     from pytest_gpumem.measurement import BaselineEntry
 
 HELP: Final = "find the release or commit of a package that increased memory"

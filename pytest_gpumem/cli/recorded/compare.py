@@ -6,14 +6,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.baselines.changes import Changes, pair_entries
-from pytest_gpumem.baselines.paths import baseline_path
-from pytest_gpumem.baselines.torch_folders import folder_of_torch
+from pytest_gpumem.baselines.paths import baseline_path, folder_of_torch
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
+from pytest_gpumem.cli.recorded import change_list as rendering
 from pytest_gpumem.cli.recorded.base_commit import compare_with_commit
+from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
 from pytest_gpumem.cli.recorded.sources import SourceError, read_directory, read_source
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.report import change_list as rendering
 from pytest_gpumem.sizes import parse_tolerance
 
 if TYPE_CHECKING:

@@ -6,19 +6,19 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.commits import read_history
-from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
+from pytest_gpumem.cli.recorded import history_listing as listing
+from pytest_gpumem.cli.recorded.commits import read_history
 from pytest_gpumem.cli.recorded.compare import add_folder
 from pytest_gpumem.cli.recorded.show import add_choice, command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.report import history_listing as listing
+from pytest_gpumem.git import GitError, OutsideRepositoryError
 
 if TYPE_CHECKING:
     import argparse
 
-    from pytest_gpumem.baselines.commits import BaselineHistory
-    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.baselines.paths import Key
+    from pytest_gpumem.cli.recorded.commits import BaselineHistory
 
 HELP = "print how baselines changed from commit to commit"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}, from git: all tests whose figures each commit

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pytest_gpumem.baselines.key import Key  # noqa: TC001 - msgspec reads the annotation
+from pytest_gpumem.baselines.paths import Key  # noqa: TC001 - msgspec reads the annotation
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed
 from pytest_gpumem.cli.recorded import collect_plugin

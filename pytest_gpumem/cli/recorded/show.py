@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.folder import read_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.cli.recorded.compare import FOLDER, add_folder
+from pytest_gpumem.cli.recorded.folder import read_folder
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.report.baseline_listing import details, listing
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection, Mapping
 
-    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.baselines.paths import Key
     from pytest_gpumem.measurement import BaselineEntry
 
 HELP = "print a test's baseline with its breakdown, or list all baselines"

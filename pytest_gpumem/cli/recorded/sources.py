@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.folder import ENDING, Figures, read_contents, read_folder
-from pytest_gpumem.baselines.git import (
+from pytest_gpumem.baselines.paths import ENDING, Key
+from pytest_gpumem.cli.recorded.folder import Figures, read_contents, read_folder
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.git import (
     FILE_MODES,
     GitError,
     OutsideRepositoryError,
@@ -17,8 +19,6 @@ from pytest_gpumem.baselines.git import (
     repository_root,
     run_git,
 )
-from pytest_gpumem.baselines.key import Key
-from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report

@@ -18,9 +18,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
-from pytest_gpumem.judge.result import KEPT_SITES, Result, hints_of, urgency, with_alike_ranks
+from pytest_gpumem.breakdowns import provenance_text, site_name
+from pytest_gpumem.judge.result import KEPT_SITES, Result
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
+from pytest_gpumem.report.model import hints_of, urgency, with_alike_ranks
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.parts.breakdown_rows import DeviceRows, device_rows
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from pytest_gpumem.judge.causes import HeldLine
+    from pytest_gpumem.breakdowns import HeldLine
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
     from pytest_gpumem.report.model import OwnOutcome, Report

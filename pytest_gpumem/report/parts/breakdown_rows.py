@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_rows
+from pytest_gpumem.breakdowns import BreakdownRow, category_rows, site_rows
 
 if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result

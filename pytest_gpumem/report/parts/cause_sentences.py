@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import site_name
+from pytest_gpumem.breakdowns import site_name
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.sizes import format_size
 

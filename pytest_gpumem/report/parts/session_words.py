@@ -6,22 +6,22 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.toolchain_change import (
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.nodeids import module_of
+from pytest_gpumem.report.model import count_kinds
+from pytest_gpumem.report.parts.styles import StyledText
+from pytest_gpumem.report.parts.toolchain_change import (
     ToolchainChange,
     find_common_changes,
     moved_categories,
 )
-from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.nodeids import module_of
-from pytest_gpumem.report.parts.styles import StyledText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.toolchain_change import CommonChange
     from pytest_gpumem.judge.verdict import UpdateCommand
+    from pytest_gpumem.report.parts.toolchain_change import CommonChange
 
 FEW = 3
 """tests or files that a command still names one by one"""

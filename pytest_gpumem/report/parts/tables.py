@@ -17,7 +17,7 @@ from pytest_gpumem.report.text import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
+    from pytest_gpumem.breakdowns import BreakdownRow
     from pytest_gpumem.judge.result import Result
 
 MIN_NAME = 12

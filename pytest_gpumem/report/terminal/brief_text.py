@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.result import hints_of, with_alike_ranks
 from pytest_gpumem.notes import NoteKind, ranked
 from pytest_gpumem.recording.snapshots import VIEWER
+from pytest_gpumem.report.model import hints_of, with_alike_ranks
 from pytest_gpumem.report.parts.cause_sentences import shared_causes
 from pytest_gpumem.report.parts.cells import circumstances
 from pytest_gpumem.report.parts.styles import StyledText

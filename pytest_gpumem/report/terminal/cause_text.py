@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import site_name
+from pytest_gpumem.breakdowns import site_name
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.parts.cause_sentences import code_words
 from pytest_gpumem.report.text import columns, printable, wrapped

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
-from pytest_gpumem.judge.result import hints_of
+from pytest_gpumem.breakdowns import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.recording.snapshots import VIEWER
+from pytest_gpumem.report.model import hints_of
 from pytest_gpumem.report.parts.cells import circumstances, comparison_cells, shortage_facts
 from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.parts.tables import rows_table

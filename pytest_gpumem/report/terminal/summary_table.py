@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import provenance_text
-from pytest_gpumem.judge.result import hints_of, with_alike_ranks
-from pytest_gpumem.judge.toolchain_change import tests_text
+from pytest_gpumem.breakdowns import provenance_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
+from pytest_gpumem.report.model import hints_of, with_alike_ranks
 from pytest_gpumem.report.parts.cause_sentences import row_cause
 from pytest_gpumem.report.parts.cells import figure_cells
 from pytest_gpumem.report.parts.styles import Line, StyledText, lines_of, tone
 from pytest_gpumem.report.parts.tables import TableRow, drawn_rows
+from pytest_gpumem.report.parts.toolchain_change import tests_text
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:

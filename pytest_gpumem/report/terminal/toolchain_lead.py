@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.toolchain_change import CommonChange
     from pytest_gpumem.report.parts.styles import Line
+    from pytest_gpumem.report.parts.toolchain_change import CommonChange
 
 _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)"
 

@@ -73,7 +73,7 @@ def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
         decoded.extend(file.tests)
         return file
 
-    monkeypatch.setattr("pytest_gpumem.baselines.commits.decode", noted)
+    monkeypatch.setattr("pytest_gpumem.cli.recorded.commits.decode", noted)
     git("init", "-q", "-b", "main")
     write(here / "baselines", {f"test_{number}": (number, number) for number in range(9)})
     commit("one")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.sample_report import H100, attribution, entry, measured, result
 
-from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.baselines.paths import Key
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.report.json_report import dumps, read_report
 from pytest_gpumem.report.model import Origin, OwnOutcome, Report, Shard

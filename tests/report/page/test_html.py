@@ -22,9 +22,8 @@ from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
-from pytest_gpumem.judge.breakdown_diff import site_rows
-from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.result import urgency
+from pytest_gpumem.breakdowns import site_rows
+from pytest_gpumem.explain.lead import lead_of
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
 from pytest_gpumem.measurement import (
     Attribution,
@@ -36,7 +35,7 @@ from pytest_gpumem.measurement import (
     Stayed,
     Timeline,
 )
-from pytest_gpumem.report.model import OwnOutcome, Report
+from pytest_gpumem.report.model import OwnOutcome, Report, urgency
 from pytest_gpumem.report.page import html, timeline_svg
 from pytest_gpumem.report.page.html import MAX_OPEN, anchor, page
 from pytest_gpumem.sizes import MIB

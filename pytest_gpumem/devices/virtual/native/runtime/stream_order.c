@@ -5,7 +5,7 @@
  * stream is over, which it asks (cudaEventQuery) at each of its requests. Where the host has not waited for the event
  * by then, directly or by another stream that waits for this one, a GPU may answer "not yet". All answers are noted,
  * with the moment at which the host has waited. A run's requests with its blocks kept until then give the largest peak
- * that a GPU can have (pytest_gpumem/testrun/ranges/workspace_replay.py).
+ * that a GPU can have (pytest_gpumem/replay/workspace_replay.py).
  *
  * Each stream counts the events that are recorded behind new work on it, and knows of each other stream how many of
  * these are over before its own next work (a vector clock). An event is over with all that it is behind. Streams that

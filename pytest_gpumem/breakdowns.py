@@ -1,0 +1,226 @@
+"""Breakdowns of peaks: rows beside a baseline's, the largest lines; differences of provenances.
+
+Everything here is pure. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.measurement import CATEGORIES, Provenance, Site
+from pytest_gpumem.sizes import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper
+
+MAX_HELD: Final = 3
+"""source lines of a peak that is over a limit"""
+MIN_KEPT: Final = 8
+"""lines of less than one part in so many of a growth, or keepers of a line's, are not named"""
+CACHED: Final = "cached"
+"""the row of the memory that was reserved but not allocated"""
+
+PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
+"""fields of a provenance that have another name in reports"""
+
+
+@dataclass(frozen=True)
+class BreakdownRow:
+    """One category or one site of a breakdown, beside the baseline's, in bytes."""
+
+    name: str
+    nbytes: int
+    baseline: int | None = None
+    """None without a baseline, or where the baseline did not keep this site"""
+    site: Site | None = None
+    """of a row of sites: the measured one, else the baseline's"""
+    blocks: int = 0
+    """of a row of sites: the number of blocks measured"""
+    baseline_blocks: int | None = None
+    """of a row of sites: the number of blocks in the baseline"""
+    old_code: str = ""
+    """of a row of sites: the line's code in the baseline, where the line was edited"""
+
+    @property
+    def difference(self) -> int | None:
+        """Bytes above the baseline; negative below it."""
+        return None if self.baseline is None else self.nbytes - self.baseline
+
+
+SiteKey = tuple[str, str, str, str]
+"""file, function, code and category: the same site, though its line number changed"""
+
+
+def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
+    """Return a row for each category that is not empty, and one for cached memory.
+
+    The largest growth first; without a baseline in the order of ``CATEGORIES``.
+    """
+    rows = []
+    for name in CATEGORIES:
+        nbytes = current.categories.get(name, 0)
+        baseline_bytes = None if baseline is None else baseline.categories.get(name, 0)
+        if nbytes or baseline_bytes:
+            rows.append(BreakdownRow(name, nbytes, baseline_bytes))
+    rows = _by_growth(rows) if baseline is not None else rows
+    cached = BreakdownRow(CACHED, current.cached, None if baseline is None else baseline.cached)
+    return [*rows, cached]
+
+
+def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
+    """Return a row for each site, the largest growth first, without a baseline the largest first.
+
+    Sites are the same by file, function, code and category, as line numbers change. Where a
+    function has one new site of a category and one that is gone, that line was edited: the two are
+    one site. A site that only one breakdown has counts as zero in the other. But a baseline keeps
+    its largest sites only. A site smaller than all of these had nothing if its category had nothing
+    beside them. Else its baseline is not known, and its row comes last.
+    """
+    if baseline is None:
+        return [
+            BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks)
+            for site in current.sites
+        ]
+    old, new = _keyed(baseline.sites), _keyed(current.sites)
+    old_sizes = [site.nbytes for site in baseline.sites]
+    complete = sum(old_sizes) == sum(baseline.categories.values())
+    smallest = 0 if complete else min(old_sizes, default=0)
+    # Sites that the baseline would have kept, had they been this large: their absence means zero.
+    comparable = {key for key, site in new.items() if complete or site.nbytes > smallest > 0}
+    beside: Counter[str] = Counter(baseline.categories)
+    for site in baseline.sites:
+        beside[site.category] -= site.nbytes
+    gone_places = _by_function(old.keys() - new.keys())
+    added_places = _by_function(comparable - old.keys())
+    edited = {
+        keys[0]: added_places[place][0]
+        for place, keys in gone_places.items()
+        if len(keys) == len(added_places.get(place, ())) == 1
+    }
+    old = {edited.get(key, key): site for key, site in old.items()}
+    compared, uncompared = [], []
+    for key, site in new.items():
+        if key in old or key in comparable:
+            before = old.get(key)  # None: the baseline had no such site
+            old_code = before.code if before and before.code != site.code else ""
+            nbytes, blocks = (before.nbytes, before.blocks) if before else (0, 0)
+            row = BreakdownRow(
+                site_name(site), site.nbytes, nbytes, site, site.blocks, blocks, old_code
+            )
+            compared.append(row)
+        elif beside[site.category] <= 0:
+            compared.append(BreakdownRow(site_name(site), site.nbytes, 0, site, site.blocks, 0))
+        else:
+            uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
+    gone = [site for key, site in old.items() if key not in new]
+    compared += [
+        BreakdownRow(site_name(site), 0, site.nbytes, site, 0, site.blocks) for site in gone
+    ]
+    return [*_by_growth(compared), *_by_growth(uncompared)]
+
+
+def site_name(site: Site) -> str:
+    """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
+    if not site.path:
+        return "no line of Python"
+    place = f"{site.path}:{site.line}"
+    return f"{place} ({site.function})" if site.function else place
+
+
+def blocks_text(number: int) -> str:
+    """Return "1 block", "2 blocks"."""
+    return "1 block" if number == 1 else f"{number} blocks"
+
+
+def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
+    """Return sites by their keys; two lines with the same code become one site."""
+    by_key: dict[SiteKey, Site] = {}
+    for site in sites:
+        key = site.path, site.function, site.code, site.category
+        first = by_key.get(key)
+        if first is not None:
+            nbytes, blocks = first.nbytes + site.nbytes, first.blocks + site.blocks
+            site = replace(first, nbytes=nbytes, blocks=blocks)  # noqa: PLW2901 - one site of the key
+        by_key[key] = site
+    return by_key
+
+
+def _by_function(keys: Iterable[SiteKey]) -> dict[tuple[str, str, str], list[SiteKey]]:
+    groups: dict[tuple[str, str, str], list[SiteKey]] = {}
+    for key in keys:
+        path, function, _, category = key
+        if function:
+            groups.setdefault((path, function, category), []).append(key)
+    return groups
+
+
+def _by_growth(rows: Iterable[BreakdownRow]) -> list[BreakdownRow]:
+    return sorted(rows, key=lambda row: (-(row.difference or 0), -row.nbytes))
+
+
+def provenance_text(provenance: Provenance, reference: Provenance | None = None) -> str:
+    """Return a provenance in words; with a reference, only the fields that differ from it."""
+    if provenance == reference:  # nearly always
+        return ""
+    values = ((field.name, getattr(provenance, field.name)) for field in fields(Provenance))
+    return ", ".join(
+        f"{PROVENANCE_NAMES.get(name, name)} {value or 'none'}"
+        for name, value in values
+        if value != getattr(reference, name, None)
+    )
+
+
+def toolchain_text(old: Provenance, new: Provenance) -> str:
+    """Return the versions that differ: "torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2"."""
+    return ", ".join(
+        f"{PROVENANCE_NAMES.get(name, name)} "
+        f"{getattr(old, name) or 'none'} -> {getattr(new, name) or 'none'}"
+        for name in (field.name for field in fields(Provenance))
+        if getattr(old, name) != getattr(new, name)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLine:
+    """A source line that holds much of a peak."""
+
+    site: Site
+    reasons: tuple[str, ...]
+    """clauses on the keepers of its blocks"""
+    keepers: tuple[Keeper, ...] = ()
+    """these keepers, one a clause"""
+
+
+def largest_lines(attribution: Attribution) -> list[HeldLine]:
+    """Return the source lines that hold most of a peak, the largest first."""
+    sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MAX_HELD]
+    lines = []
+    for site in sites:
+        if site.nbytes >= MIB:
+            keepers = keepers_of(site, attribution.keepers, site.nbytes)
+            reasons = tuple(keeper_reason(keeper, site.nbytes) for keeper in keepers)
+            lines.append(HeldLine(site, reasons, keepers))
+    return lines
+
+
+def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
+    """Return the keepers of a source line's blocks that are worth telling."""
+    place = site.path, site.line, site.category
+    return tuple(
+        keeper
+        for keeper in keepers
+        if (keeper.path, keeper.line, keeper.category) == place
+        and keeper.nbytes * MIN_KEPT >= nbytes
+    )
+
+
+def keeper_reason(keeper: Keeper, nbytes: int) -> str:
+    """Return a keeper in words, with its bytes where these are not nearly all of a line's."""
+    part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < nbytes * 9 else ""
+    *first, last = map(str, keeper.steps or [""])
+    steps = f", of steps {', '.join(first)} and {last}" if first else f", of step {last}"
+    return f"{part}kept by {keeper.text}{steps if keeper.steps else ''}"

@@ -1,0 +1,201 @@
+"""Changes of figures between two sets of them: grown, shrunk, appeared, vanished. Pure.
+
+The sets come from baseline folders, revisions of one, or reports; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.explain.lead import why
+from pytest_gpumem.judge.comparison import StepShape
+from pytest_gpumem.judge.verdict import EVERY_PEAK, Comparison, Growth, beyond_tolerance
+from pytest_gpumem.measurement import Attribution
+from pytest_gpumem.report.parts.toolchain_change import (
+    CommonChange,
+    ToolchainChange,
+    find_common_changes,
+    moved_categories,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from pytest_gpumem.baselines.paths import Key
+    from pytest_gpumem.measurement import BaselineEntry
+    from pytest_gpumem.sizes import Tolerance
+
+
+class ChangeKind(str, Enum):
+    """The kinds of changes; the values are the words of every rendering, in their order."""
+
+    OUT_OF_MEMORY = "ran out of memory"
+    GREW = "grew"
+    SHRANK = "shrank"
+    APPEARED = "appeared"
+    VANISHED = "vanished"
+    INCOMPARABLE = "incomparable"
+    SAME = "same"
+
+    __str__ = str.__str__  # the value, in every Python
+
+
+@dataclass(frozen=True)
+class EntryChange:
+    """One test or part in the old set of figures and in the new one.
+
+    Made of whole entries, of which each figure's :class:`~pytest_gpumem.judge.verdict.Comparison`
+    (without a tolerance) is a row.
+    """
+
+    key: Key
+    old: BaselineEntry | None
+    """None where only the new set has it"""
+    new: BaselineEntry | None
+    out_of_memory: bool = False
+    """it ran out of memory in the new set and not in the old one: ``new`` is no full peak"""
+
+    @cached_property
+    def mismatch(self) -> str:
+        """The setting that makes the two different steps: "batch size 32 -> 64"; "" if none."""
+        if self.old is None or self.new is None:
+            return ""
+        mismatch = StepShape.of_entry(self.old).mismatch(StepShape.of_entry(self.new))
+        return "" if mismatch is None else "{} {} -> {}".format(*mismatch)
+
+    @cached_property
+    def rows(self) -> tuple[Comparison, ...]:
+        """The figures that differ, growth first; none where the two cannot be compared."""
+        old, new = self.old, self.new
+        if old is None or new is None or self.mismatch or self.out_of_memory:
+            return ()
+        rows = [
+            Comparison(device, peak, getattr(new_peak, peak), getattr(old_peak, peak), 0)
+            for device, (old_peak, new_peak) in enumerate(zip(old.peaks, new.peaks, strict=True))
+            for peak in EVERY_PEAK
+        ]
+        if old.slope is not None and new.slope is not None:
+            rows += [
+                Comparison(0, "per sample", new.slope.per_sample, old.slope.per_sample, 0),
+                Comparison(0, "fixed", new.slope.fixed, old.slope.fixed, 0),
+            ]
+        return tuple(beyond_tolerance(rows))
+
+    @cached_property
+    def kind(self) -> ChangeKind:
+        """The kind; where any peak grew and another shrank, it grew."""
+        if self.out_of_memory:
+            return ChangeKind.OUT_OF_MEMORY
+        if self.old is None:
+            return ChangeKind.APPEARED
+        if self.new is None:
+            return ChangeKind.VANISHED
+        if self.mismatch:
+            return ChangeKind.INCOMPARABLE
+        if not self.rows:
+            return ChangeKind.SAME
+        return ChangeKind.GREW if self.rows[0].excess > 0 else ChangeKind.SHRANK
+
+    @cached_property
+    def cause(self) -> str:
+        """The category and line that grew most, where both have a breakdown; else ""."""
+        if not self.rows or self.old is None or self.new is None:
+            return ""
+        measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]
+        _, lead = why(Growth(self.rows[0], self.old.breakdowns, measured))
+        return lead.sentence if lead else ""
+
+    @property
+    def difference(self) -> int:
+        """Bytes of the leading row; 0 without one."""
+        return (self.rows[0].difference or 0) if self.rows else 0
+
+    def grew_beyond(self, tolerance: Tolerance) -> bool:
+        """Return whether a peak grew by more than the tolerance, or no longer fits."""
+        return self.out_of_memory or any(
+            (row.difference or 0) > tolerance.allowance(abs(row.baseline or 0)) for row in self.rows
+        )
+
+
+def pair_entries(
+    old: Mapping[Key, BaselineEntry],
+    new: Mapping[Key, BaselineEntry],
+    *,
+    old_oom: Collection[Key] = (),
+    new_oom: Collection[Key] = (),
+) -> list[EntryChange]:
+    """Return the change of each test or part: by kind, the largest first, then by name.
+
+    Tests in ``old_oom`` and ``new_oom`` ran out of memory, and so have no figure.
+    """
+    changes = []
+    for key in old.keys() | new.keys() | set(new_oom):
+        if key in new_oom:
+            if key not in old_oom:
+                changes.append(EntryChange(key, old.get(key), new.get(key), out_of_memory=True))
+        elif key not in old_oom or key in new:
+            changes.append(EntryChange(key, old.get(key), new.get(key)))
+    order = {kind: number for number, kind in enumerate(ChangeKind)}
+    return sorted(
+        changes, key=lambda change: (order[change.kind], -abs(change.difference), change.key)
+    )
+
+
+def count_changes(changes: Iterable[EntryChange]) -> dict[ChangeKind, int]:
+    """Return the number of changes of each kind, in the order of the kinds, without zeros."""
+    counter = Counter(change.kind for change in changes)
+    return {kind: counter[kind] for kind in ChangeKind if counter[kind]}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """All changes between two sets of figures."""
+
+    old_name: str
+    """of the old set: a folder, a revision or a report"""
+    new_name: str
+    entries: tuple[EntryChange, ...]
+    remarks: tuple[str, ...] = ()
+    """sentences about figures that a set lacks"""
+    across: bool = False
+    """whether tests that changed together with the toolchain are one line in reports"""
+
+    @cached_property
+    def common_changes(self) -> tuple[CommonChange, ...]:
+        """Tests that changed together, from one toolchain to another."""
+        changes = []
+        for entry in self.entries:
+            old, new, key = entry.old, entry.new, entry.key
+            if old is None or new is None or entry.mismatch or entry.out_of_memory:
+                continue  # only one set has a full figure
+            change = ToolchainChange(
+                key.nodeid, key.part, key.device, old.provenance, new.provenance
+            )
+            if entry.rows:
+                row = entry.rows[0]
+                categories = moved_categories(old.breakdowns, new.breakdowns, row.device)
+                change = replace(
+                    change, peak=row.peak, difference=row.difference or 0, categories=categories
+                )
+            changes.append(change)
+        return tuple(find_common_changes(changes))
+
+    @cached_property
+    def alone(self) -> tuple[EntryChange, ...]:
+        """The changes with a line of their own in reports."""
+        if not self.across:
+            return self.entries
+        grouped = {
+            (change.nodeid, change.part, change.device)
+            for group in self.common_changes
+            for change in group.changes
+        }
+        return tuple(
+            entry
+            for entry in self.entries
+            if (entry.key.nodeid, entry.key.part, entry.key.device) not in grouped
+        )

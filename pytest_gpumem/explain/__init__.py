@@ -1,0 +1,5 @@
+"""Why a peak is what it is, and what would help: lines, causes, keepers, edits, hints, advice.
+
+``testrun/explainer.py`` alone asks for it; with ``--gpumem-attribution=off`` no session imports it.
+It may import testrun, baselines, fit, judge, meter, recording and base modules.
+"""

@@ -1,0 +1,257 @@
+"""What the kernel gets for its questions: where a test's peaks come from, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.explain.advice import advice
+from pytest_gpumem.explain.attributor import (
+    MAX_SITES,
+    breakdown_of,
+    origin_of,
+)
+from pytest_gpumem.explain.categories import Blocks
+from pytest_gpumem.explain.edits import EditFinder
+from pytest_gpumem.explain.explanations import Explanations, explanations
+from pytest_gpumem.explain.hints import fragmentation, is_fragmented
+from pytest_gpumem.explain.keeper_search import KeeperFinder
+from pytest_gpumem.explain.lead import why
+from pytest_gpumem.explain.pinned_lines import PinWatch
+from pytest_gpumem.explain.sites import sites
+from pytest_gpumem.fit.scaling import uneven
+from pytest_gpumem.judge.result import too_much
+from pytest_gpumem.meter.allocator import expandable_segments
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.explainer import Explainer
+from pytest_gpumem.testrun.rerun import may_run_again, ran_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.explain.explanations import ExplainPolicy
+    from pytest_gpumem.explain.source_changes import Edit
+    from pytest_gpumem.fit.scaling import Scaling
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Why
+    from pytest_gpumem.measurement import Breakdown, Peak, Site
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recorded, Recording
+    from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.judging import EndedTest, Judging
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
+    from pytest_gpumem.testrun.run import Run
+
+
+class PeakExplainer(Explainer):
+    """Explains the peaks of a session's tests."""
+
+    why: Why = staticmethod(why)
+
+    def __init__(self, runner: Runner, judging: Judging, policy: ExplainPolicy) -> None:
+        super().__init__(judging)
+        self._runner = runner
+        self.enabled = policy.enabled
+        self._policy = policy
+        self._keepers = KeeperFinder(runner)
+        self._edits = EditFinder(runner.root)
+
+    def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
+        """See :meth:`ExplainPolicy.records`."""
+        return self._policy.records(spec, predicted=predicted)
+
+    def explains(self, spec: MemorySpec) -> bool:
+        """See :meth:`ExplainPolicy.explains`."""
+        return self._policy.explains(spec)
+
+    def of_children(self, root: Path) -> str:
+        """Return the name of the class that explains a child process, with its argument."""
+        return f"pytest_gpumem.explain.recorded_child:RecordedChild:{root}" if self.enabled else ""
+
+    def _explanations(self, recorded: Recorded) -> Explanations:
+        """Return where the peaks of a recorded run come from, if an option allows that."""
+        if not self.enabled:
+            return Explanations(recorded.recording)  # for its snapshot
+        return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
+
+    def breakdown(self, recorded: Recorded) -> Breakdown | None:
+        """Return the breakdown of a run's peak on its first device; None where it is not known."""
+        return breakdown_of(recorded, self._runner.root)
+
+    def explained(
+        self,
+        test: EndedTest,
+        results: list[Result],
+        recorded: Recorded | None,
+        second_run: Note | None = None,
+        *,
+        again: bool = True,
+    ) -> tuple[list[Result], Recording | None]:
+        """Return the results of a test with the reasons for its peaks, and a recording of a run.
+
+        The test runs again at most once: for where its peak comes from, if it was not recorded;
+        else for the keepers of its peak's blocks, or for the lines that pin host memory.
+        """
+        run = test.run
+        nothing = found = Explanations(recorded.recording if recorded else None)
+        is_recorded = recorded is not None or run.meter.records
+        if recorded is not None and self.explains(run.spec):
+            found = self._explanations(recorded)
+        if not found.told and self._policy.explains_now(results, recorded=is_recorded):
+            if is_recorded:
+                found = self._explanations(recorded or run.recorded(test.measured))
+            elif again:
+                with self._runner.again(test.item, record=True) as attempt:
+                    if attempt.passed:
+                        second_run = ran_again("where its peak comes from")
+                        found = self._explanations(run.recorded(test.measured))
+                    else:
+                        found = Explanations(run.meter.recording())
+        if second_run is not None:
+            found = replace(found, second_run=second_run)
+        if found is not nothing:
+            results = self._judged(test, found)
+        if any(result.verdict.kind.too_much for result in results):
+            again &= found.second_run is None and may_run_again(run.spec)
+            results, found = self._with_causes(test, results, found, again=again)
+        return results, found.recording
+
+    def _judged(
+        self,
+        test: EndedTest,
+        found: Explanations,
+        edits: Mapping[str, Sequence[Edit]] = MappingProxyType({}),
+    ) -> list[Result]:
+        """Return the results of a test and its parts, by all that is known."""
+        measured = {
+            part: (spec, found.attached(part, measurement))
+            for part, (spec, measurement) in test.measured.items()
+        }
+        whys: dict[str, Why] = {part: partial(why, edits=each) for part, each in edits.items()}
+        return self._judging.results(test._replace(measured=measured), whys)
+
+    def _with_causes(
+        self, test: EndedTest, results: list[Result], found: Explanations, *, again: bool
+    ) -> tuple[list[Result], Explanations]:
+        """Find keepers, lines that pin memory, and edits, for a test that takes too much."""
+        more = self._keepers.with_keepers(test.item, results, found) if again else found
+        if more is not found:
+            found, results = more, self._judged(test, more)
+        pinned = [result.part for result in results if result.is_pinned_too_much]
+        if pinned and again and found.second_run is None:
+            watch = PinWatch()
+            with watch.watching(), self._runner.again(test.item, record=False) as attempt:
+                lines = watch.lines(self._runner.root) if attempt.passed else ()
+            notes = [ran_again("which lines pin memory")] * attempt.ran
+            measured = {**test.measured}
+            for part in pinned:
+                spec, kept = measured[part]
+                kept = replace(kept, pinned_lines=lines, notes=(*kept.notes, *notes))
+                measured[part] = spec, kept
+            test = test._replace(measured=measured)
+            results = self._judged(test, found)
+        edits = {}
+        for result in results:
+            scenes = found.scenes.get(result.part, ())
+            close = self._edits.edits(result, scenes, self._judging.baseline_file(result))
+            if close:
+                edits[result.part] = close
+        return self._judged(test, found, edits) if edits else results, found
+
+    def advice(
+        self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
+    ) -> list[Note]:
+        """Return what makes a test fit that ran out of memory; see :mod:`explain.advice`."""
+        return advice(self._runner, item, needed, error, batch_norm=batch_norm)
+
+    def off_the_line(
+        self, item: MarkedItem, run: Run, scaling: Scaling, device: int
+    ) -> tuple[Note, ...]:
+        """Run a test with each batch size, and return which lines of source are not on a line."""
+        sizes = [size for size, _ in scaling.points]
+        breakdowns = {}
+        for size in sizes:
+            inputs = run.inputs._replace(batch_size=size)
+            with self._runner.trial(item, inputs, record=True) as trial:
+                if trial.passed:
+                    told = explanations(run.recorded([""]), self._runner.root, timelines=False)
+                    for attribution in told.attributions.get("", ())[device : device + 1]:
+                        breakdowns[size] = attribution.breakdown
+        lines = uneven(breakdowns)
+        off = f"{format_size(scaling.residual)} off the line through batch sizes"
+        listed = ", ".join(map(str, sizes))
+        sentence = f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}"
+        return (Note(NoteKind.SLOPE, sentence),)
+
+    def lines(
+        self,
+        recording: Recording | None,
+        device: int,
+        choose: Callable[[Sequence[Block]], Mapping[Block, int]],
+    ) -> tuple[Site, ...]:
+        """Return the source lines of some blocks of a device; none where they are not known."""
+        if recording is None or recording.overflowed or not self.enabled:
+            return ()
+        scene = Blocks(recording, device)
+        # Blocks that were live before the recording have no line.
+        origins = [
+            replace(origin_of(scene, block), nbytes=nbytes)
+            for block, nbytes in choose(scene.blocks).items()
+            if block.start >= 0
+        ]
+        return sites(origins, self._runner.root)[:MAX_SITES]
+
+    def hinted(self, test: EndedTest, results: list[Result], *, uncapped: bool) -> list[Result]:
+        """Return the results of a test with hints at fragmented memory.
+
+        On the virtual GPU a test that failed with fragmented memory runs again with expandable
+        segments.
+        """
+        run = test.run
+        if self._policy.attribution != "on" and not (self.enabled and too_much(results)):
+            return results
+        peaks = {
+            result.part: peak
+            for result in results
+            if (peak := _needed_peak(result)) and is_fragmented(peak)
+        }
+        if not peaks:
+            return results
+        expandable: dict[str, Peak | None] = {}
+        if not run.device.values.all_computed:  # a run on a real GPU may take long
+            with expandable_segments() as switched:
+                if switched:
+                    with self._runner.again(test.item, record=False, uncapped=uncapped) as attempt:
+                        if attempt.passed and not attempt.left:
+                            expandable = {part: _fullest(run.peaks_of(part)) for part in peaks}
+        explained = []
+        for result in results:
+            measurement, peak = result.measurement, peaks.get(result.part)
+            hint = fragmentation(peak, expandable.get(result.part)) if peak else ""
+            if measurement is not None and hint:
+                note = Note(NoteKind.FRAGMENTATION, hint)
+                measurement = replace(measurement, hints=(*measurement.hints, note))
+            explained.append(replace(result, measurement=measurement))
+        return explained
+
+
+def _needed_peak(result: Result) -> Peak | None:
+    """Return the peak of the device that reserved most; after out of memory the peak it needs.
+
+    None where it is not known, or where code before a part had reserved it: a hint says so.
+    """
+    hints = result.measurement.hints if result.measurement else ()
+    if result.measurement is None or any(hint.kind is NoteKind.STILL_HELD for hint in hints):
+        return None
+    if result.measurement.out_of_memory is not None:
+        return result.measurement.out_of_memory.needed
+    return _fullest(result.measurement.peaks)
+
+
+def _fullest(peaks: Sequence[Peak]) -> Peak | None:
+    return max(peaks, key=lambda peak: peak.reserved, default=None)

@@ -1,0 +1,208 @@
+"""The origin of a peak: a recording becomes a breakdown, sites and a timeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.explain import hints
+from pytest_gpumem.explain.categories import Blocks
+from pytest_gpumem.explain.segments import segment_requests
+from pytest_gpumem.explain.sites import (
+    BlockOrigin,
+    origin,
+    place_of_origin,
+    place_words,
+    sites,
+    users_frame,
+)
+from pytest_gpumem.explain.timeline import course_of, drawn_timeline
+from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.recording import Call
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path, source_code
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recorded, Recording, Span
+
+MAX_SITES: Final = 50
+"""sites of one device that are kept, the largest"""
+MAX_LINES: Final = 50
+"""source lines of one device that keep their own peaks, the largest"""
+
+
+class Subject(NamedTuple):
+    """One device's peak that is to be explained."""
+
+    device: int
+    peak: Peak
+    """as measured"""
+    foreign: Peak
+    """memory of other holders, which is not part of the peak"""
+    windows: Sequence[Span]
+    """the times in which the peak was measured"""
+
+
+class Explained(NamedTuple):
+    """A peak that is explained."""
+
+    attribution: Attribution
+    scene: hints.Scene
+
+
+class Attributor:
+    """Explains the peaks of one recording."""
+
+    def __init__(self, recording: Recording, root: Path) -> None:
+        self._recording = recording
+        self._root = root
+        self._devices: dict[int, Blocks] = {}
+        forget_changed_files()
+
+    def explained(self, subject: Subject, *, timeline: bool) -> Explained | None:
+        """Return the attribution of a peak with all that is known of the peak."""
+        device = self._devices.get(subject.device)
+        if device is None:
+            device = self._devices[subject.device] = Blocks(self._recording, subject.device)
+        blocks = {block for block in device.blocks if block.start >= 0}
+        initial = [block for block in device.blocks if block.start < 0]
+        unseen = sum(block.size for block in initial) - subject.foreign.allocated
+        # It is known how much of the initial memory is the step's, not which blocks: blocks with a
+        # tag were in use, and are taken for the step's if they are no more than that.
+        tagged = [block for block in initial if block.tags]
+        tagged_bytes = sum(block.size for block in tagged)
+        if unseen > 0 and tagged_bytes <= unseen:
+            blocks |= set(tagged)
+            unseen -= tagged_bytes
+        deltas = device.deltas(blocks)
+        totals = device.totals(deltas, unseen)
+        indices = [i for span in subject.windows for i in device.history.events_in(span)]
+        if not indices:
+            return None
+        top = max(indices, key=lambda index: (totals[index + 1], -index))
+        alive = [block for block in device.blocks if block in blocks and block.alive(top)]
+        categories: Counter[Category] = Counter()
+        for block in alive:
+            categories[device.categories[block]] += block.size
+        categories["other"] += unseen
+        residue = subject.peak.allocated - sum(categories.values())
+        notes = []
+        if residue:
+            categories["other"] += residue
+            if categories["other"] < 0:
+                return None
+            sentence = (
+                f"the allocator's history explains {format_size(totals[top + 1])} of this "
+                f"peak of {format_size(subject.peak.allocated)}; the rest is in the "
+                "category other"
+            )
+            notes.append(Note(NoteKind.BREAKDOWN, sentence))
+        breakdown = Breakdown(
+            {name: categories[name] for name in CATEGORIES if categories[name]},
+            cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
+            sites=sites((origin_of(device, block) for block in alive), self._root)[:MAX_SITES],
+            lines=line_peaks(device, blocks, subject.windows, self._root),
+            unsplit=sum(block.unsplit for block in alive),
+            autocast=self._recording.autocast,
+            course=course_of(indices, totals),
+        )
+        scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
+        drawn = None
+        if timeline:
+
+            def line_of(block: Block) -> str:
+                place = origin_of(device, block)
+                return place_words(place.filename, place.line, place.function, self._root)
+
+            drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
+
+        def place_of(block: Block) -> tuple[str, int, str, str]:
+            place = origin_of(device, block)
+            path, function, code = place_of_origin(place, self._root)
+            return path, place.line, function, code
+
+        requests = segment_requests(device, indices, subject.foreign.reserved, place_of)
+        attribution = Attribution(
+            breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
+        )
+        return Explained(attribution, scene)
+
+
+def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
+    """Return the breakdown of a run's peak on its first device; None where it is not known."""
+    recording = recorded.recording
+    if recording is None or recording.overflowed:
+        return None
+    peak, windows = recorded.peaks[""][0], recorded.windows[""]
+    subject = Subject(recorded.devices[0], peak, recorded.foreign[0], windows)
+    explained = Attributor(recording, root).explained(subject, timeline=False)
+    return explained.attribution.breakdown if explained else None
+
+
+def line_peaks(
+    device: Blocks, counted: Collection[Block], windows: Sequence[Span], root: Path
+) -> tuple[LinePeak, ...]:
+    """Return the most memory that each source line had at one time, the largest lines first.
+
+    A peak moves from one moment to another; the peak of a line shows that the line itself grew.
+    """
+    changes: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = {}
+    for block in counted:
+        if not windows[0].start <= block.time <= windows[-1].end:
+            continue
+        frame = users_frame(block.frames)
+        running = None if frame is not None else device.pass_at(block.time)
+        if frame is not None:
+            place = frame["filename"], frame["line"], frame["name"], False
+        elif running is not None and running.line is not None:
+            called = running.line
+            place = called.filename, called.line, called.function, running.name == "backward"
+        else:
+            continue
+        line = changes.setdefault(place, [])
+        line.append((block.start, block.size))
+        if block.end is not None:
+            line.append((block.end, -block.size))
+    peaks = []
+    for (filename, number, function, calls_pass), deltas in changes.items():
+        deltas.sort()
+        peak_bytes = max(accumulate(size for _, size in deltas))
+        peaks.append((peak_bytes, filename, number, function, calls_pass))
+    peaks.sort(key=lambda peak: (-peak[0], *peak[1:]))
+    return tuple(
+        LinePeak(
+            shown_path(filename, root),
+            number,
+            qualified(filename, number) or function,
+            source_code(filename, number),
+            peak_bytes,
+            calls_pass,
+        )
+        for peak_bytes, filename, number, function, calls_pass in peaks[:MAX_LINES]
+    )
+
+
+def origin_of(device: Blocks, block: Block) -> BlockOrigin:
+    """Return the source line, the module and the category of a block."""
+    category = device.categories[block]
+    running = device.pass_at(block.time)
+    maker = device.made_in(block)
+    names = [tag.name for tag in block.tags if tag.category == category]
+    name = max(names, key=lambda path: path.count("."), default="")  # from the outermost module
+    module = maker.path if isinstance(maker, Call) else ""
+    if name:
+        module = name.rpartition(".")[0]
+    return origin(
+        block.frames,
+        running.line if running else None,
+        module=module,
+        category=category,
+        nbytes=block.size,
+    )

@@ -1,0 +1,370 @@
+"""The causes of a grown peak: its source lines beside the baseline's, and their blocks' keepers.
+
+A peak is one moment, and a change of the code moves it to another moment: lines then have more
+memory at the peak that had as much before, only not at that moment. So a line is told first by how
+much more it allocates itself: by its own peak, beside that in the baseline.
+
+Everything here is pure. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.breakdowns import MIN_KEPT, category_rows, keeper_reason, keepers_of, site_rows
+from pytest_gpumem.judge.verdict import Cause
+from pytest_gpumem.measurement import Site
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpumem.breakdowns import BreakdownRow, SiteKey
+    from pytest_gpumem.judge.verdict import Comparison
+    from pytest_gpumem.measurement import (
+        Attribution,
+        Breakdown,
+        LineKey,
+        LinePeak,
+        SegmentRequest,
+    )
+
+MAX_CAUSES: Final = 10
+"""causes of one verdict"""
+MIN_ALIKE: Final = 0.5
+"""of two lines' code, from 0 to 1: from here on one is the other, edited"""
+MIN_LEADING: Final = 4
+"""parameters that grew by one part in so many of their gradients and states are the cause"""
+MIN_EDITED: Final = 50
+"""a line that was edited and grew by one part in so many of the line that grew most is the cause"""
+SEGMENTS: Final = "new segments"
+"""the category of a cause that is no tensor's: memory that the allocator reserved"""
+MADE: Final = {"parameters", "buffers"}
+"""categories of memory that modules have"""
+ALIKE_FACTOR: Final = 0.03
+"""two factors of growth are the same within this share"""
+MIN_EVEN_LINES: Final = 3
+"""lines that grow by one factor, from which on none of them is the cause"""
+FOLLOWING: Final = {"gradients", "optimizer state"}
+"""categories as large as the parameters: the parameters come first"""
+
+
+def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
+    """Return the lines with requests that made the allocator reserve more than the baseline."""
+    groups: dict[tuple[str, int], list[SegmentRequest]] = {}
+    for request in requests:
+        if request.reserved > baseline:
+            groups.setdefault((request.path, request.line), []).append(request)
+    causes = []
+    for group in groups.values():
+        first, nbytes = group[0], sum(request.nbytes for request in group)
+        site = Site(
+            *(first.path, first.line, first.function, first.code, ""), "other", nbytes, len(group)
+        )
+        reasons = tuple(dict.fromkeys(_segment_reason(request) for request in group))
+        causes.append(Cause(nbytes, SEGMENTS, site, reasons=reasons))
+    causes.sort(key=lambda cause: -cause.nbytes)
+    return tuple(causes[:MAX_CAUSES])
+
+
+def _segment_reason(request: SegmentRequest) -> str:
+    """Return why a request took a segment: the cache then, and the tensors that divided it."""
+    asked = f"requested {format_size(request.requested)}"
+    if not request.pieces:
+        return f"{asked} when nothing was cached"
+    if request.pieces == 1:
+        cache = f"{asked} when one piece of {format_size(request.cached)} was cached"
+    else:
+        cache = (
+            f"{asked} when {format_size(request.cached)} were cached in {request.pieces} pieces, "
+            f"the largest of {format_size(request.largest)}"
+        )
+    if not request.held_by:
+        return cache
+    return f"{cache}; tensors of {' and '.join(request.held_by)} lie between them"
+
+
+@dataclass(frozen=True, slots=True)
+class _LineGrowth:
+    """How much more a source line has at its own peak than in the baseline."""
+
+    peak: LinePeak
+    nbytes: int
+
+
+def growth_causes(
+    row: Comparison,
+    old: Sequence[Breakdown],
+    new: Sequence[Attribution],
+    *,
+    of_one_program: bool = True,
+) -> tuple[Cause, ...]:
+    """Return the causes of a grown peak; none without both breakdowns of its device.
+
+    Categories stand in for lines that are not known.
+
+    ``of_one_program``: both are of the same code, edited perhaps, and not of two parts.
+    """
+    if row.peak == "pinned":
+        return ()
+    if row.excess > 0 and row.peak == "reserved" and len(new) > row.device:
+        return _segment_causes(new[row.device].segments, row.baseline or 0)
+    if row.excess <= 0 or row.peak == "reserved" or min(len(old), len(new)) <= row.device:
+        return ()
+    keepers = new[row.device].keepers
+    current, baseline = new[row.device].breakdown, old[row.device]
+    rows = site_rows(current, baseline)
+    growths = line_growths(current.lines, baseline.lines)
+    own = {_line_key(line.peak): line.nbytes for line in growths}
+    nets, moved = _net_growths(rows, own)
+    if not any(nets.values()):  # lines have what they had, at another moment
+        nets, moved = _net_growths(rows, {})
+    grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
+    growth = sum(current.categories.values()) - sum(baseline.categories.values())
+    if not grown or sum(nets.values()) * MIN_KEPT < growth:
+        categories = [
+            Cause(line.difference, line.name, reasons=_line_at_least(line, rows, baseline, growth))
+            for line in category_rows(current, baseline)[:-1]
+            if line.difference is not None and line.difference > 0
+        ]
+        return tuple(categories[:MAX_CAUSES])
+    grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
+    grown = _parameters_first(grown)
+    if of_one_program:
+        grown = _edited_first(grown)
+    causes = []
+    for line in grown[:MAX_CAUSES]:
+        nbytes, site = (line.difference or 0) - moved[id(line)], line.site
+        kept_by = keepers_of(site, keepers, nbytes) if site else ()
+        causes.append(
+            Cause(
+                nbytes=nbytes,
+                category=site.category if site else line.name,
+                site=site,
+                baseline_blocks=line.baseline_blocks,
+                keepers=kept_by,
+                reasons=tuple(keeper_reason(keeper, nbytes) for keeper in kept_by),
+                old_code=line.old_code if _is_edited(line) else "",
+            )
+        )
+    reasons = [*_other_reasons(current, baseline)]
+    if not causes[0].keepers:  # else the growth is explained
+        reasons += _line_reason(causes[0], current.sites, growths)
+    first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
+    return (first, *causes[1:])
+
+
+def _line_at_least(
+    category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown, growth: int
+) -> tuple[str, ...]:
+    """Return the line that has most of a category's growth, and did not make the baseline's list.
+
+    It had no more than the category had beside the lines of the list. Memory beyond the peak's
+    growth came from another category: it may only have moved, and has no line here.
+    """
+    listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
+    before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
+    most = max(before.get(category.name, 0) - listed, 0)
+    for row in rows:
+        least = row.nbytes - most
+        if row.site is None or row.site.category != category.name or row.baseline is not None:
+            continue
+        if least <= growth and 2 * least > (category.difference or 0):
+            return (f"at least {format_size(least)} of it at {row.name}",)
+    return ()
+
+
+def _net_growths(
+    rows: Sequence[BreakdownRow], own: Mapping[LineKey, int]
+) -> tuple[dict[int, int], Counter[int]]:
+    """Return the bytes that each row of sites adds to a growth, and those that moved to each row.
+
+    Both are by the row's id.
+
+    Memory that another line allocates now, or that counts for another category, only moved: bytes
+    that left a row are taken from the row that has them now.
+
+    ``own`` has the growth of each line's own peak, if that is known.
+    """
+    gains: dict[int, int] = {}
+    for row in rows:
+        difference = row.difference or 0
+        if row.site is not None and difference > 0:
+            gains[id(row)] = max(0, min(difference, own.get(_row_key(row)[:3], difference)))
+    losses = {id(row): -(row.difference or 0) for row in rows if (row.difference or 0) < 0}
+    moved: Counter[int] = Counter()
+    keys = {id(row): _row_key(row) for row in rows}
+    # From the same line, else within the category; elsewhere only the same bytes are the same.
+    for shared in (slice(3), slice(3, 4), slice(0)):
+        for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
+            # A line that allocates as much as before has less at this moment alone.
+            is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
+            least = nbytes * (1 - ALIKE_FACTOR)
+            kin = [
+                gained
+                for gained, gain in gains.items()
+                if keys[gained][shared] == keys[lost][shared]
+                and (gain == nbytes or (is_less and least <= gain <= nbytes * MIN_KEPT))
+            ]
+            if kin:
+                nearest = min(kin, key=lambda gained: gains[gained])
+                gains[nearest] = max(0, gains[nearest] - nbytes)
+                moved[nearest] += nbytes
+                del losses[lost]
+    return gains, moved
+
+
+def _row_key(row: BreakdownRow) -> SiteKey:
+    site = row.site
+    return (site.path, site.function, site.code, site.category) if site else ("", "", "", row.name)
+
+
+def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
+    """Return how much each source line grew, the most first; nothing without the baseline's lines.
+
+    A line that is gone is the line of the same function with the code most alike: it was edited.
+    A baseline keeps its largest lines only: of a line that is smaller than all of these it is not
+    known whether it grew.
+    """
+    if not baseline:
+        return []
+    old: Counter[LineKey] = Counter()
+    for line in baseline:
+        old[_line_key(line)] += line.nbytes
+    smallest = min(line.nbytes for line in baseline)
+    new: dict[LineKey, LinePeak] = {}
+    for line in current:
+        first = new.get(_line_key(line))
+        new[_line_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
+    gone, added = old.keys() - new.keys(), new.keys() - old.keys()
+    pairs = [
+        (alike(old_key[2], new_key[2]), new_key, old_key)
+        for old_key in gone
+        for new_key in added
+        if old_key[:2] == new_key[:2]
+    ]
+    edited: dict[LineKey, LineKey] = {}
+    """lines that were added, each with the line that is gone and which it was before"""
+    for ratio, new_key, old_key in sorted(pairs, reverse=True):
+        if ratio >= MIN_ALIKE and new_key not in edited and old_key not in edited.values():
+            edited[new_key] = old_key
+    growths = [
+        _LineGrowth(line, line.nbytes - old.get(edited.get(key, key), 0))
+        for key, line in new.items()
+        if key in old or key in edited or line.nbytes > smallest
+    ]
+    return sorted(growths, key=lambda growth: (-growth.nbytes, _line_key(growth.peak)))
+
+
+def _line_key(line: LinePeak) -> LineKey:
+    return line.path, line.function, line.code
+
+
+def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
+    """Return rows with those of parameters first, where gradients or optimizer state follow them.
+
+    More parameters have more gradients and more optimizer state: these are no causes of their own.
+    """
+    lead = rows[0].site
+    parameters = [row for row in rows if row.site and row.site.category == "parameters"]
+    if lead is None or lead.category not in FOLLOWING:
+        return rows
+    # A few bytes of parameters, from blocks that were not split, make no gradients.
+    if sum(row.difference or 0 for row in parameters) * MIN_LEADING < (rows[0].difference or 0):
+        return rows
+    return [*parameters, *(row for row in rows if row not in parameters)]
+
+
+def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
+    """Return rows, first the line that grew and has another text.
+
+    A line that makes a wider layer is the cause, though the lines that run the layer grow more.
+    """
+    least = (rows[0].difference or 0) // MIN_EDITED
+    uncaused = with_others_alike(rows)
+    edited = [
+        row
+        for row in rows
+        if _is_edited(row) and (row.difference or 0) >= least and _place_of_row(row) not in uncaused
+    ]
+    return [*edited, *(row for row in rows if row not in edited)]
+
+
+def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
+    """Return the lines that grew by one factor together with two more lines, of different code.
+
+    With a larger batch, or more layers, all lines grow so: none of them is the cause. A line that
+    makes a module is none of these: a batch makes no parameters.
+    """
+    factors: dict[tuple[str, int], float] = {}
+    for row in rows:
+        if row.site is None or row.site.category in MADE:
+            continue
+        if row.baseline and (row.difference or 0) > 0:
+            factors[_place_of_row(row)] = row.nbytes / row.baseline
+    makers = {
+        _place_of_row(row) for row in rows if row.site is not None and row.site.category in MADE
+    }
+    return frozenset(
+        place
+        for place, factor in factors.items()
+        if place not in makers
+        and sum(abs(like - factor) <= factor * ALIKE_FACTOR for like in factors.values())
+        >= MIN_EVEN_LINES
+    )
+
+
+def _place_of_row(row: BreakdownRow) -> tuple[str, int]:
+    return (row.site.path, row.site.line) if row.site else ("", 0)
+
+
+def _is_edited(row: BreakdownRow) -> bool:
+    code = row.site.code if row.site else ""
+    return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
+
+
+def _other_reasons(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
+    """Yield that fragmented memory is the cause, or autocast that is off now."""
+    growth = sum(current.categories.values()) - sum(baseline.categories.values())
+    unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
+    if baseline.unsplit is not None and 2 * unsplit > growth:  # most is no one's request
+        yield (
+            f"fragmentation: {format_size(unsplit)} more are unused in blocks that are "
+            "larger than the request, because the allocator did not split them"
+        )
+    if baseline.autocast and current.autocast is False:
+        yield "no module runs under torch.autocast any more"
+
+
+def _line_reason(
+    cause: Cause, sites: Sequence[Site], growths: Sequence[_LineGrowth]
+) -> Iterable[str]:
+    """Yield the line of a forward that grew most, where a cause's own line tells nothing of it.
+
+    A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
+    """
+    site = cause.site
+    calls = {(line.peak.path, line.peak.line) for line in growths if line.peak.calls_pass}
+    if site is None or ((site.path, site.line) not in calls and site.category != "parameters"):
+        return
+    follows = {
+        (at_peak.path, at_peak.line)
+        for at_peak in sites
+        if at_peak.category in FOLLOWING or at_peak.category == "parameters"
+    }
+    for growth in growths:
+        line = growth.peak
+        told = (line.path, line.line) in calls | follows | {(site.path, site.line)}
+        if not told and growth.nbytes * MIN_KEPT >= cause.nbytes:
+            size = format_size(growth.nbytes)
+            place = f"{line.path}:{line.line}"
+            yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"
+            return
+
+
+def alike(old: str, new: str) -> float:
+    """Return how much two lines' code has in common, from 0 to 1."""
+    return SequenceMatcher(None, old, new).ratio()

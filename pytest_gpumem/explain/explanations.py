@@ -1,0 +1,156 @@
+"""Which tests are explained, and all that is found on one: an option decides, a recording tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from pytest_gpumem.explain.attributor import Attributor, Subject
+from pytest_gpumem.judge.result import too_much
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_view import MAX_EVENTS
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.rerun import may_run_again
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Attribution, Measurement, Peak
+    from pytest_gpumem.recording.recording import Recorded, Recording
+    from pytest_gpumem.spec import MemorySpec
+
+
+@dataclass(frozen=True)
+class ExplainPolicy:
+    """The session's options that bear on explaining a test."""
+
+    attribution: Literal["auto", "on", "off"]
+    snapshots: Path | None
+    """the folder for snapshots; None: none are written"""
+    timelines: bool
+    """whether a report shows them"""
+    updating: bool
+    """whether baselines are written, which keep breakdowns"""
+    reporting: bool = False
+    """whether a report is written from which a new baseline may be accepted"""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether peaks are explained at all."""
+        return self.attribution != "off"
+
+    def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
+        """Whether a test is recorded from the start, so that its own run tells why it failed.
+
+        Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
+        range of the peaks comes of it. The time of a recording where kernels run has not been
+        measured: a test that failed so runs once more for it. With a JSON report it is recorded
+        too: a figure that passes may be a new baseline, and the report has all that an update would
+        have written.
+        """
+        reported = self.reporting and self.attribution == "auto"
+        return predicted or reported or self.explains(spec)
+
+    def explains(self, spec: MemorySpec) -> bool:
+        """Whether a test's peaks are explained whatever its verdict is."""
+        return (
+            (self.enabled and not may_run_again(spec))
+            or self.attribution == "on"
+            or (self.attribution == "auto" and (self.updating or self.timelines))
+        )
+
+    def explains_now(self, results: Iterable[Result], *, recorded: bool) -> bool:
+        """Whether the peaks of a test are explained, now that it is judged.
+
+        Those that are too high are, and those that a later ``gpumem accept`` may write: of failures
+        by their figures, and, where the run is recorded anyhow, any that an update would write. A
+        test that passes does not run again for it.
+        """
+        if (self.attribution == "auto" or self.snapshots is not None) and too_much(results):
+            return True
+        if not self.reporting or self.attribution != "auto":
+            return False
+        for result in results:
+            measurement, entry = result.measurement, result.baseline_entry
+            if not result.baseline or measurement is None:
+                continue
+            if result.verdict.kind.by_baseline and (recorded or result.verdict.failed):
+                return True
+            if recorded and (
+                entry is None
+                or not entry.breakdowns
+                or (entry.peaks, entry.slope, entry.largest)
+                != (measurement.peaks, measurement.slope, measurement.largest)
+            ):
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """All that is found on the peaks of a test and of its parts, by part; "" is the whole test."""
+
+    recording: Recording | None = None
+    attributions: dict[str, tuple[Attribution, ...]] = field(default_factory=dict)
+    """one a device"""
+    scenes: dict[str, tuple[Scene, ...]] = field(default_factory=dict)
+    """of these peaks, one a device"""
+    peaks: Mapping[str, Sequence[Peak]] = field(default_factory=dict)
+    """of the run that these are of"""
+    obstacle: str = ""
+    """why a part has no attributions"""
+    second_run: Note | None = None
+    """on the run after the first that found something"""
+
+    @property
+    def told(self) -> bool:
+        """Whether the peaks are explained, or it is known that they cannot be."""
+        return bool(self.attributions or self.obstacle)
+
+    def attached(self, part: str, measurement: Measurement) -> Measurement:
+        """Return the measurement of a part with its attributions, or with a note of the reason."""
+        attributions = self.attributions.get(part, ())
+        second_run = [self.second_run] if self.second_run else []
+        if not attributions:
+            obstacle = [Note(NoteKind.BREAKDOWN, self.obstacle)] * bool(self.obstacle)
+            return replace(measurement, notes=(*measurement.notes, *obstacle, *second_run))
+        if measurement.out_of_memory is None and self.peaks[part] != measurement.peaks:
+            peak = format_size(max(peak.allocated for peak in self.peaks[part]))
+            sentence = f"the breakdown is from a second run, whose peak was {peak} allocated"
+            notes = (*measurement.notes, Note(NoteKind.BREAKDOWN, sentence))
+            measurement = replace(measurement, notes=notes)
+        first, *further = attributions
+        first = replace(first, notes=(*first.notes, *second_run))
+        return replace(measurement, attributions=(first, *further))
+
+
+def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanations:
+    """Return where the peaks of a recorded run come from.
+
+    ``timelines``: a report shows them.
+    """
+    recording, obstacle = recorded.recording, ""
+    if recording is None or not recorded.windows:
+        return Explanations(recording)
+    if recording.overflowed:
+        obstacle = (
+            "it is unknown where the peak comes from: the allocator's history keeps "
+            f"{MAX_EVENTS} events, and this test had more"
+        )
+        return Explanations(recording, obstacle=obstacle)
+    attributor = Attributor(recording, root)
+    attributions, scenes = {}, {}
+    for part, spans in recorded.windows.items():
+        rows = zip(recorded.devices, recorded.peaks[part], recorded.foreign, strict=True)
+        subjects = [Subject(index, peak, held, spans) for index, peak, held in rows]
+        explained = [attributor.explained(subject, timeline=timelines) for subject in subjects]
+        complete = [peak for peak in explained if peak is not None]
+        if complete and len(complete) == len(explained):
+            attributions[part] = tuple(peak.attribution for peak in complete)
+            scenes[part] = tuple(peak.scene for peak in complete)
+        else:
+            obstacle = "this recording does not show where the peak comes from"
+    return Explanations(recording, attributions, scenes, recorded.peaks, obstacle)

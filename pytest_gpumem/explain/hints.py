@@ -1,0 +1,270 @@
+"""Hints: causes in a recording that raise a peak, or will raise the next step's, in bytes.
+
+Each is a sentence with a number that was measured, or "about" where it is an estimate. Without
+evidence in the recording no hint is given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.sizes import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pytest_gpumem.explain.categories import Blocks
+    from pytest_gpumem.measurement import Breakdown, Peak
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Call, Pass
+
+MIN_PERCENT: Final = 1
+"""of the peak: less gives no hint"""
+MIN_FORWARDS: Final = 2
+"""earlier forward passes that are still held: a single one is held by a variable until it is set"""
+WASTED_PERCENT: Final = 20
+"""of peak reserved above peak allocated, and ..."""
+WASTED_BYTES: Final = 512 * MIB
+"""... bytes of it, that are worth a run with expandable segments"""
+_INFINITY: Final = float("inf")
+BFLOAT16_SINCE: Final = 8, 0
+"""the first compute capability with bfloat16 in its tensor cores"""
+
+
+class Scene(NamedTuple):
+    """A peak, and all that is known of its causes."""
+
+    device: Blocks
+    blocks: set[Block]
+    """the blocks that count for the peak"""
+    totals: Sequence[int]
+    """bytes allocated before the first event and after each"""
+    indices: Sequence[int]
+    """the events among which the peak was looked for"""
+    top: int
+    """the event that made the peak; -1: the peak is older than all events"""
+    breakdown: Breakdown
+
+    @property
+    def time(self) -> float:
+        """The time of the peak, in microseconds since 1970."""
+        return self.device.history.times[self.top] if self.top >= 0 else self.device.recording.began
+
+    @property
+    def alive(self) -> Iterator[Block]:
+        """The blocks that were allocated at the peak."""
+        return (block for block in self.blocks if block.alive(self.top))
+
+    @property
+    def peak(self) -> int:
+        """Bytes allocated at the peak."""
+        return self.totals[self.top + 1]
+
+    @property
+    def forwards(self) -> list[Call]:
+        """The calls of outermost modules, without those that a backward recomputes."""
+        device = self.device
+        return [call for call in device.calls.outermost() if device.pass_at(call.start) is None]
+
+    def passes(self, name: str) -> list[Pass]:
+        """Return the backward passes, or the optimizers' steps."""
+        return [running for running in self.device.passes if running.name == name]
+
+    def matters(self, nbytes: int) -> bool:
+        """Return whether so many bytes are worth a hint."""
+        return nbytes > 0 and nbytes * 100 >= self.peak * MIN_PERCENT
+
+
+def of_peak(scene: Scene) -> tuple[Note, ...]:
+    """Return the hints that one peak of a recording gives."""
+    if scene.top < 0:
+        return ()
+    finders = (
+        (NoteKind.NEXT_STEP, fresh_optimizer),
+        (NoteKind.STILL_HELD, kept_gradients),
+        (NoteKind.STILL_HELD, kept_graphs),
+        (NoteKind.AUTOCAST, float32_activations),
+    )
+    return tuple(Note(kind, hint) for kind, finder in finders if (hint := finder(scene)))
+
+
+# -- the next step --
+
+
+def fresh_optimizer(scene: Scene) -> str:
+    """Tell the next step's need, where optimizers took their first step and no other."""
+    steps = scene.passes("optimizer")
+    number = Counter(optimizer for step in steps for optimizer in step.fresh)
+    lone = [
+        (step, name)
+        for step in steps
+        for optimizer, name in step.fresh.items()
+        if name and number[optimizer] == 1
+    ]
+    late = [
+        block
+        for block in scene.blocks
+        if scene.device.categories[block] == "optimizer state"
+        and any(step.start <= block.time <= step.end for step, _ in lone)
+    ]
+    increase = peak_with(scene, late) - scene.peak
+    if not scene.matters(increase):
+        return ""
+    names = " and ".join(dict.fromkeys(name for _, name in lone))
+    state = format_size(sum(block.size for block in late))
+    return (
+        f"only one step ran with a new {names}, and its state of {state} was allocated "
+        f"last: the next step needs {format_size(increase)} more (run two steps, or make "
+        "the optimizer in a fixture and write warmup=1)"
+    )
+
+
+def peak_with(scene: Scene, late: Iterable[Block]) -> int:
+    """Return the peak of the same step with these blocks alive from its beginning."""
+    times = scene.device.history.times
+    first_call = min((call.start for call in scene.device.calls.outermost()), default=_INFINITY)
+    first_pass = min((running.start for running in scene.device.passes), default=_INFINITY)
+    began = min(first_call, first_pass)
+    blocks = sorted(late, key=lambda block: block.start)
+    starts = [block.start for block in blocks]
+    missing = [0]
+    for block in reversed(blocks):
+        missing.append(missing[-1] + block.size)
+    heights = (
+        scene.totals[index + 1] + missing[len(starts) - bisect_right(starts, index)]
+        for index in scene.indices
+        if index >= 0 and times[index] >= began
+    )
+    return max(heights, default=0)
+
+
+# -- memory that is held for nothing --
+
+
+def kept_gradients(scene: Scene) -> str:
+    """Tell the bytes of used gradients in a peak of a forward or backward."""
+    last = next((call for call in reversed(scene.forwards) if call.start <= scene.time), None)
+    if last is None:
+        return ""
+    backwards = scene.passes("backward")
+    ended = [running for running in backwards if running.end <= last.start]
+    previous = ended[-1] if ended else None
+    current = next((running for running in backwards if running.start >= last.start), None)
+    if previous is None or (current is not None and scene.time > current.end):
+        return ""
+    steps = [
+        step
+        for step in scene.passes("optimizer")
+        if previous.end <= step.start and step.end <= last.start
+    ]
+    if not steps:
+        return ""
+    gradients = [
+        block
+        for block in scene.alive
+        if scene.device.categories[block] == "gradients" and block.time < steps[0].start
+    ]
+    began = current.start if current else _INFINITY
+    # To add to a gradient, the backward makes a block of the gradient's size, gone when it is
+    # added: any block of that size is taken for that.
+    addends = Counter(
+        block.size
+        for block in scene.blocks
+        if began <= block.time <= scene.time and not block.alive(scene.top)
+    )
+    unused = Counter(block.size for block in gradients) - addends
+    nbytes = sum(size * number for size, number in unused.items())
+    if not scene.matters(nbytes):
+        return ""
+    return (
+        f"gradients of {format_size(nbytes)} that the optimizer had already used were "
+        "still allocated at the peak: zero_grad() before the forward pass frees them "
+        "(set_to_none=False keeps them)"
+    )
+
+
+def kept_graphs(scene: Scene) -> str:
+    """Tell the bytes of activations of earlier forwards that no backward was to free."""
+    begun = [call for call in scene.forwards if call.start <= scene.time]
+    if not begun:
+        return ""
+    newest = {call.path: call.start for call in begun}
+    starts = [call.start for call in begun]
+    backwards = scene.passes("backward")
+    # Activations of earlier forwards that outlived the last one as well. A backward that frees
+    # them later has use for them.
+    held: dict[int, list[Block]] = {}
+    for block in scene.alive:
+        at = bisect_right(starts, block.time) - 1
+        if at < 0 or scene.device.categories[block] != "activations":
+            continue
+        call = begun[at]
+        if not call.grad or call.start == newest[call.path] or block.end_time <= begun[-1].end:
+            continue
+        if not any(running.start <= block.end_time <= running.end for running in backwards):
+            held.setdefault(at, []).append(block)
+    # An output, which has a tag, can be kept without its graph: inner activations cannot.
+    number = Counter(
+        begun[at].path
+        for at, blocks in held.items()
+        if any(all(tag.category != "activations" for tag in block.tags) for block in blocks)
+    )
+    forwards = max(number.values(), default=0)
+    nbytes = sum(block.size for blocks in held.values() for block in blocks)
+    if forwards < MIN_FORWARDS or not scene.matters(nbytes):
+        return ""
+    return (
+        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes were "
+        "still allocated at the peak: a tensor keeps their autograd graph; loss.item() "
+        "and loss.detach() keep no graph, and torch.no_grad() makes none"
+    )
+
+
+# -- memory that could be less --
+
+
+def float32_activations(scene: Scene) -> str:
+    """Tell the savings of autocast, where activations are the largest part of a peak."""
+    recording, categories = scene.device.recording, scene.breakdown.categories
+    nbytes = categories.get("activations", 0)
+    if recording.autocast or recording.dtypes != {"float32"}:
+        return ""
+    if not nbytes or nbytes < max(categories.values()):
+        return ""
+    name = "bfloat16" if recording.capability >= BFLOAT16_SINCE else "float16"
+    return (
+        f"activations take {format_size(nbytes)} of the peak; "
+        f"torch.autocast('cuda', torch.{name}) would roughly halve them, to "
+        f"{format_size(nbytes // 2)}"
+    )
+
+
+# -- fragmentation --
+
+
+def is_fragmented(peak: Peak) -> bool:
+    """Return whether so much more was reserved than allocated that it is worth another run."""
+    wasted = peak.reserved - peak.allocated
+    return wasted > max(WASTED_BYTES, peak.reserved * WASTED_PERCENT // 100)
+
+
+def fragmentation(peak: Peak, expandable: Peak | None) -> str:
+    """Return the hint about expandable segments; "" where they save nothing.
+
+    ``expandable`` is the peak with expandable segments; None if that was not measured.
+    """
+    wasted = format_size(peak.reserved - peak.allocated)
+    sentence = f"peak reserved is {wasted} above peak allocated"
+    remedy = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    if expandable is None:
+        return f"{sentence}: the allocator's memory is fragmented or cached; try {remedy}"
+    saved = peak.reserved - expandable.reserved
+    if saved * 100 < peak.reserved * MIN_PERCENT:
+        return ""
+    return (
+        f"{sentence}: with {remedy} this step reserves {format_size(expandable.reserved)}, "
+        f"{format_size(saved)} less"
+    )

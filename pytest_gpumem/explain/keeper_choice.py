@@ -1,0 +1,146 @@
+"""The keepers that made a line's growth; pure.
+
+A baseline has the number and the bytes of a line's blocks, and not their keepers. So a keeper is
+certain if the growth cannot be made of the blocks of different keepers. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pytest_gpumem.measurement import ExtraBlocks
+
+MAX_STATES: Final = 20_000
+"""numbers and bytes of blocks that a search goes through, until it takes a growth for unknown"""
+MAX_UNSPLIT: Final = MIB
+"""bytes by which blocks may differ that were asked for alike: the allocator splits off no less"""
+MAX_OTHERS: Final = 0.75
+"""of a growth that blocks of other keepers may make, where their sizes do not tell"""
+MAX_ALIKE: Final = 3
+"""keepers that are named together where either may have made the growth"""
+
+
+class KeptBlock(NamedTuple):
+    """A block of a line at the peak."""
+
+    keeper: str
+    """its name; "" of a block that nothing with a name keeps"""
+    nbytes: int
+    unsplit: int
+    """bytes of the block beyond the request"""
+    earlier: bool
+    """whether a step allocated it before the one that made the peak"""
+
+
+class NamedKeeper(NamedTuple):
+    """A keeper, or several of which one is meant, and its blocks."""
+
+    name: str
+    blocks: tuple[int, ...]
+    """indices"""
+
+
+def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
+    """Return the keepers that made the growth of one line.
+
+    Where the sizes leave it open, the blocks of earlier steps are taken for the growth: the
+    baseline's peak had blocks of its set-up and of its own step too. If it is still open, up to
+    three names stand for one: "x or y".
+    """
+    every = range(len(blocks))
+    earlier = [at for at in every if blocks[at].earlier]
+    certain = _certain(blocks, every, extra)
+    if not certain and _made(blocks, earlier, extra) is not None:
+        certain = _certain(blocks, earlier, extra)
+    if certain:
+        return [choice for choice in certain if choice.name]
+    # Earlier blocks may be too few or too small for the growth, whichever the baseline had.
+    is_short = len(earlier) < extra.blocks or _bytes(blocks, earlier) + MAX_UNSPLIT < extra.nbytes
+    among = every if is_short else earlier
+    names = dict.fromkeys(blocks[at].keeper for at in (*earlier, *reversed(among)))
+    if "" in names or len(names) > MAX_ALIKE:
+        return []
+    return [NamedKeeper(" or ".join(names), _until(blocks, among, extra.nbytes))]
+
+
+def _certain(
+    blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
+) -> list[NamedKeeper]:
+    """Return the keepers with blocks that each choice for the growth needs."""
+    made = _made(blocks, among, extra)
+    certain = []
+    for name in dict.fromkeys(blocks[at].keeper for at in among):
+        own = [at for at in among if blocks[at].keeper == name]
+        others = [at for at in among if blocks[at].keeper != name]
+        if made is not None and _made(blocks, others, extra) is None:
+            left = Counter({size: made[name, size] for _, size in made})
+            chosen = []
+            for at in own:
+                if left[_requested(blocks[at])]:
+                    left[_requested(blocks[at])] -= 1
+                    chosen.append(at)
+            certain.append(NamedKeeper(name, tuple(chosen)))
+        # Blocks of the baseline are gone, or have other sizes: the others may still be too small.
+        elif made is None and (
+            len(others) <= extra.blocks * MAX_OTHERS
+            or _bytes(blocks, others) <= extra.nbytes * MAX_OTHERS
+        ):
+            certain.append(NamedKeeper(name, _until(blocks, own, extra.nbytes)))
+    return certain
+
+
+def _made(
+    blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
+) -> Counter[tuple[str, int]] | None:
+    """Return how many blocks of each keeper and size make the growth; None: no choice does."""
+    total = sum(map(_requested, blocks))
+    held_before = sum(block.nbytes for block in blocks) - extra.nbytes
+    most = total - held_before + extra.unused
+    least = total - held_before
+    kinds = Counter((blocks[at].keeper, _requested(blocks[at])) for at in among)
+    ways: dict[tuple[int, int], Counter[tuple[str, int]]] = {(0, 0): Counter()}
+    for (name, size), available in kinds.items():
+        longer = dict(ways)
+        for (number, nbytes), way in ways.items():
+            for more in range(1, min(available, extra.blocks - number) + 1):
+                state = number + more, nbytes + more * size
+                if state[1] > most:
+                    break
+                other = way + Counter({(name, size): more})
+                if state not in longer or _keepers(other) < _keepers(longer[state]):
+                    longer[state] = other
+        ways = longer
+        if len(ways) > MAX_STATES:
+            return None
+    fitting = [
+        way for (number, nbytes), way in ways.items() if number == extra.blocks and nbytes >= least
+    ]
+    return min(fitting, key=_keepers, default=None)
+
+
+def _keepers(way: Counter[tuple[str, int]]) -> int:
+    """Return the number of keepers of a way to make a growth: the fewest are likeliest."""
+    return len({name for name, _ in way})
+
+
+def _requested(block: KeptBlock) -> int:
+    return block.nbytes - block.unsplit
+
+
+def _until(blocks: Sequence[KeptBlock], among: Collection[int], nbytes: int) -> tuple[int, ...]:
+    chosen: list[int] = []
+    for at in among:
+        if _bytes(blocks, chosen) >= nbytes:
+            break
+        chosen.append(at)
+    return tuple(chosen)
+
+
+def _bytes(blocks: Sequence[KeptBlock], among: Collection[int]) -> int:
+    return sum(blocks[at].nbytes for at in among)

@@ -1,0 +1,238 @@
+"""Keepers of the blocks at a peak that the baseline's had not: found by a run of its own.
+
+A recording has told which blocks were alive at the peak. In another run of the same step the search
+waits for the last hook before the peak and for the first one after it: then it looks up the same
+blocks, by their number among the allocations, and climbs to the objects that refer to them. The
+search holds no tensor, and allocates nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from math import inf
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.explain.attributor import origin_of
+from pytest_gpumem.explain.keeper_choice import KeptBlock, choices
+from pytest_gpumem.explain.sites import place_of_origin, users_frame
+from pytest_gpumem.measurement import Keeper
+from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.recording.referrers import kept_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.measurement import Category, ExtraBlocks, LineKey
+    from pytest_gpumem.recording.recording import Recording
+    from pytest_gpumem.recording.referrers import Kept
+    from pytest_gpumem.source_lines import Line
+
+MAX_BLOCKS: Final = 100
+"""blocks of one line that are looked up, the oldest first"""
+Identity = tuple[int, str, int]
+"""bytes that an allocation asked for, and the file and the line of the user's that it is of"""
+
+
+class _Candidate(NamedTuple):
+    """A block alive at the peak, of a line that has more blocks than in the baseline."""
+
+    key: LineKey
+    line: int
+    category: Category
+    nbytes: int
+    unsplit: int
+    """bytes of it beyond the request"""
+    start: int
+    """index of the event that allocated it"""
+    step: int | None
+    """the step of training that allocated it; None where steps are not known"""
+    earlier: bool
+    """whether an earlier step than the peak's allocated it; without an optimizer, forward pass"""
+    last_moment: int
+    """the number of moments that it outlived"""
+
+
+class KeeperSearch:
+    """The search in one run for the keepers of one device's blocks."""
+
+    def __init__(self, scene: Scene, extra: Mapping[LineKey, ExtraBlocks], root: Path) -> None:
+        """Look for ``extra``, the blocks that each source line has more than in the baseline."""
+        self._extra = extra
+        self._device = scene.device.index
+        self._number: Counter[LineKey] = Counter()
+        """of each line's blocks, looked up or not"""
+        self._candidates = list(self._candidates_of(scene, root))
+        self._sizes = frozenset(
+            scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
+        )
+        moments = scene.device.recording.moments
+        last = bisect_right(moments, scene.time)
+        self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
+        """by the number of a moment: the candidates that outlive the moment, by identity and number
+        of their allocations, counted from the moment backwards"""
+        history = scene.device.history
+        for number in (last, last + 1):
+            if not 0 < number <= len(moments):
+                continue
+            end = bisect_right(history.times, moments[number - 1])
+            by_start = {
+                candidate.start: index
+                for index, candidate in enumerate(self._candidates)
+                if candidate.last_moment >= number
+            }
+            self._at_moment[number] = {
+                allocation: by_start[end - 1 - place]
+                for place, allocation in self._allocations(history.events[:end])
+                if end - 1 - place in by_start
+            }
+        self._names: dict[int, str] = {}
+        """by the index of a candidate"""
+
+    def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
+        """Yield the blocks alive at the peak of the lines in question."""
+        device = scene.device
+        steps = scene.passes("optimizer")
+        # A step of training ends with the step of the optimizer that stepped first.
+        lead = next(iter(steps[0].fresh), None) if steps else None
+        ends = [each.end for each in steps if lead in each.fresh]
+        rounds = ends or [call.end for call in scene.forwards]
+        peak_round = bisect_right(rounds, scene.time)
+        first = next((call.start for call in scene.forwards), inf)
+        for block in sorted(scene.alive, key=lambda block: block.start):
+            if block.start < 0:
+                continue
+            block_origin = origin_of(device, block)
+            key = place_of_origin(block_origin, root)
+            # PyTorch itself keeps the workspaces, and did so in the baseline.
+            if key not in self._extra or block_origin.category == "workspaces":
+                continue
+            self._number[key] += 1
+            if self._number[key] > MAX_BLOCKS:
+                continue
+            step = bisect_right(ends, block.time)
+            yield _Candidate(
+                key=key,
+                line=block_origin.line,
+                category=block_origin.category,
+                nbytes=block.size,
+                unsplit=block.unsplit,
+                start=block.start,
+                step=step + 1 if step < len(ends) else None,
+                earlier=first <= block.time and bisect_right(rounds, block.time) < peak_round,
+                last_moment=bisect_right(device.recording.moments, block.end_time),
+            )
+
+    def _allocations(
+        self, events: Sequence[dict[str, Any]]
+    ) -> Iterator[tuple[int, tuple[Identity, int]]]:
+        """Yield the allocations of the candidates' sizes, the last one first.
+
+        Each is its place from the end, its identity and its number among those. Other allocations
+        may come between in another run: fixtures of wider scope are set up in the first one alone.
+        """
+        number: Counter[Identity] = Counter()
+        for place, event in enumerate(reversed(events)):
+            if event["action"] == "alloc" and event["size"] in self._sizes:
+                frame = users_frame(event.get("frames") or ())
+                line = (frame["filename"], frame["line"]) if frame else ("", 0)
+                identity = (event["size"], *line)
+                number[identity] += 1
+                yield place, (identity, number[identity])
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the search has any block to look for."""
+        return bool(self._candidates)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a hook runs while any of these blocks lives."""
+        return any(self._at_moment.values())
+
+    def at_moment(self, recording: Recording) -> None:
+        """Look for keepers, if this is the moment before the peak or the one after it."""
+        candidates = self._at_moment.get(len(recording.moments), {})
+        if all(index in self._names for index in candidates.values()):
+            return
+        events = VIEW.snapshot()["device_traces"][self._device]
+        last_use = {
+            event["addr"]: len(events) - 1 - index
+            for index, event in enumerate(events)
+            if event["action"] in {"alloc", "free_requested"}
+        }
+        """by address: the place from the end of the last event of a block at it"""
+        places = {
+            (self._device, events[-1 - place]["addr"]): candidates[allocation]
+            for place, allocation in self._allocations(events)
+            if allocation in candidates and last_use[events[-1 - place]["addr"]] == place
+        }
+        places = {place: index for place, index in places.items() if index not in self._names}
+        if not places:
+            return
+        memory = kept_memory(
+            {place: self._candidates[index].nbytes for place, index in places.items()}
+        )
+        for place, index in places.items():
+            keeper_name = _name_of(memory[place], recording)
+            if keeper_name:
+                self._names[index] = keeper_name
+
+    def keepers(self) -> tuple[Keeper, ...]:
+        """Return the keepers of the extra blocks, the largest first."""
+        keepers = []
+        for key, extra in self._extra.items():
+            members = [at for at, candidate in enumerate(self._candidates) if candidate.key == key]
+            blocks = [
+                KeptBlock(self._names.get(at, ""), each.nbytes, each.unsplit, each.earlier)
+                for at, each in enumerate(self._candidates)
+                if each.key == key
+            ]
+            number, found = self._number[key], len(blocks)
+            if found != number:  # the growth of those that were looked up
+                of_blocks, nbytes = extra.blocks * found // number, extra.nbytes * found // number
+                extra = extra._replace(blocks=of_blocks, nbytes=nbytes)  # noqa: PLW2901
+            for choice in choices(blocks, extra):
+                own = [self._candidates[members[at]] for at in choice.blocks]
+                # Blocks of one line may be of two categories.
+                for category in dict.fromkeys(candidate.category for candidate in own):
+                    group = [candidate for candidate in own if candidate.category == category]
+                    steps = {candidate.step for candidate in group if candidate.step is not None}
+                    keeper = Keeper(
+                        path=key[0],
+                        line=group[0].line,
+                        category=category,
+                        text=choice.name,
+                        nbytes=sum(candidate.nbytes for candidate in group),
+                        blocks=len(group),
+                        steps=tuple(sorted(steps)),
+                    )
+                    keepers.append(keeper)
+        return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
+
+
+def _name_of(memory: Kept, recording: Recording) -> str:
+    """Return the name of a block's keeper, in words; "" where none has a name."""
+    if memory.is_gradient and not memory.root:
+        lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
+        since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
+        return f".grad of the parameters{since}"
+    keeper = memory.keeper()
+    if not keeper.root:
+        return ""
+    way = f" ({', '.join(keeper.way)})" if keeper.way else ""
+    name = f"{keeper.root}{way}"
+    if keeper is memory:
+        return name
+    description = f"the graph of {name}"
+    line = recording.retained_graphs.get(keeper.sequence)
+    if line is not None:
+        description += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
+    return description
+
+
+def _file_and_line(line: Line) -> str:
+    return f"{PurePath(line.filename).name}:{line.line}"

@@ -1,0 +1,108 @@
+"""The causes of a growth, and its lead: the one sentence that every report begins with.
+
+A change leads: a line that was edited and that allocates the memory; a version of the
+toolchain; a line that was edited elsewhere. Else it is the line that grew most. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.breakdowns import site_name
+from pytest_gpumem.explain.causes import SEGMENTS, growth_causes
+from pytest_gpumem.explain.source_changes import Edit
+from pytest_gpumem.judge.verdict import Lead
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.judge.verdict import Cause, Growth, LeadKind
+
+_TOKEN: Final = re.compile(r"[\w.]+|\S")
+_ENDS: Final = frozenset("()[]{},=:")
+"""tokens at which an argument ends: a change is shown as whole arguments"""
+MAX_ARGUMENT_LENGTH: Final = 60
+"""characters of a changed argument; a longer change is shown as the whole line"""
+
+
+def why(growth: Growth, edits: Sequence[Edit] = ()) -> tuple[tuple[Cause, ...], Lead | None]:
+    """Return the causes of a growth and the lead on it; ``edits`` bear on it, the closest first."""
+    causes = growth_causes(growth.row, growth.old, growth.new, of_one_program=growth.of_one_program)
+    lead = lead_of(causes, edits, growth.toolchain, growth=growth.row.difference or 0)
+    return causes, lead
+
+
+def lead_of(
+    causes: Sequence[Cause],
+    edits: Sequence[Edit] = (),
+    toolchain: Lead | None = None,
+    *,
+    growth: int,
+) -> Lead | None:
+    """Return the lead on a growth; None where nothing is known of its cause.
+
+    A line that grew by more than ``growth``, the peak's bytes, explains no more than that.
+    """
+    if causes and causes[0].old_code and causes[0].site is not None:
+        site = causes[0].site
+        return _edit_lead(Edit(site.path, site.line, causes[0].old_code, site.code))
+    if edits and edits[0].grows:
+        return _edit_lead(edits[0])
+    if toolchain is not None or not (edits or causes):
+        return toolchain
+    if edits:
+        return _edit_lead(edits[0])
+    cause = causes[0]
+    words = f"{cause.category} {format_size(min(cause.nbytes, growth), signed=True)}"
+    if cause.site is None or not cause.site.path:
+        return Lead("category", ", ".join([words, *cause.reasons]), place=cause.category)
+    place = site_name(cause.site)
+    names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
+    keepers = f", kept by {names}" if names else ""
+    kind: LeadKind = "segment" if cause.category == SEGMENTS else "line"
+    return Lead(kind, f"{words} at {place}{keepers}", cause.site.path, cause.site.line, place)
+
+
+def _edit_lead(edit: Edit) -> Lead:
+    sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
+    return Lead("edit", sentence, edit.path, edit.line, sentence)
+
+
+def edit_words(old: str, new: str) -> str:
+    """Return an edit of a line in words: "changed: 4096 -> 16384", "is new: x = f(x)"."""
+    if not old:
+        return f"is new: {new}"
+    if not new:
+        return f"is gone: {old}"
+    old_argument, new_argument = _changed_arguments(old, new)
+    if max(len(old_argument), len(new_argument)) > MAX_ARGUMENT_LENGTH:
+        return f"changed: {old} -> {new}"
+    if not old_argument:
+        return f"changed: {new_argument} was added"
+    if not new_argument:
+        return f"changed: {old_argument} was removed"
+    return f"changed: {old_argument} -> {new_argument}"
+
+
+def _changed_arguments(old: str, new: str) -> tuple[str, str]:
+    """Return the stretch of two lines in which they differ, from an argument's start to its end."""
+    sides = list(_TOKEN.finditer(old)), list(_TOKEN.finditer(new))
+    words = [[token[0] for token in side] for side in sides]
+    shortest = min(map(len, words))
+    first = next((i for i in range(shortest) if words[0][i] != words[1][i]), shortest)
+    room = shortest - first
+    last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
+    # Both ends move outwards to the end of an argument; what they pass is the same on both sides.
+    starts = {side[first] for side in words if first < len(side) - last}
+    while first and not starts & _ENDS and words[0][first - 1] not in _ENDS:
+        first -= 1
+    while last and words[0][-last] not in _ENDS:
+        last -= 1
+    stretches = []
+    for code, tokens in zip((old, new), sides, strict=True):
+        inner = tokens[first : len(tokens) - last]
+        stretches.append(code[inner[0].start() : inner[-1].end()] if inner else "")
+    old_argument, new_argument = (stretch.strip(", ") for stretch in stretches)
+    return old_argument, new_argument

@@ -1,0 +1,46 @@
+"""The origin of a child process's peaks: recorded from its first use of CUDA, told at its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pytest_gpumem.explain.attributor import Attributor, Subject
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.recording.recorder import Recorder
+from pytest_gpumem.recording.recording import Span, now
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class RecordedChild:
+    """Records this process, whose parent asks where its peaks come from."""
+
+    def __init__(self, root: str) -> None:
+        """Begin, once CUDA is initialised; files are named as seen from ``root``."""
+        self._root, self._owner, self._began = Path(root), os.getpid(), now()
+        self._recorder = Recorder()
+        self._recorder.start()
+
+    def attributions(self, peaks: Mapping[int, Peak]) -> dict[int, Any]:
+        """End the recording; return the attribution of each device's peak, as plain data.
+
+        None of a device whose peak the recording does not show; no fork of the process has any.
+        """
+        if os.getpid() != self._owner:
+            return {}
+        recording = self._recorder.stop()
+        if recording.overflowed:
+            return {}
+        attributor, span = Attributor(recording, self._root), Span(self._began, now())
+        subjects = [Subject(index, peak, Peak(0, 0), [span]) for index, peak in peaks.items()]
+        told = [attributor.explained(subject, timeline=False) for subject in subjects]
+        return {
+            subject.device: msgspec.to_builtins(explained.attribution)
+            for subject, explained in zip(subjects, told, strict=True)
+            if explained is not None
+        }

@@ -1,0 +1,131 @@
+"""The lines of the project that changed since a baseline was committed, as git tells them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.explain.causes import MIN_ALIKE, alike
+from pytest_gpumem.git import GitError, run_git
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+MAX_NEW_FILES: Final = 50
+"""files that git does not know yet, which are read; of more none is"""
+_HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
+_COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A line of the project that changed since a baseline was committed."""
+
+    path: str
+    """as a :class:`~pytest_gpumem.measurement.Site` has it"""
+    line: int
+    """from 1: its number now; of a line that is gone, that of the line in its place"""
+    old: str
+    """the line itself, without its indent; "" of one that is new"""
+    new: str
+    """"" of one that is gone"""
+    grows: bool = False
+    """whether the line itself allocates memory that grew, or keeps it"""
+
+
+def changed_lines(root: Path, baseline: Path) -> list[Edit]:
+    """Return the lines of Python files that changed since a baseline file's last commit.
+
+    Changes that are not committed count as well; comments, blank lines and indents do not.
+
+    Returns:
+        none where git cannot tell: without git, outside of a repository, of a baseline that is not
+        committed as it is, and where a shallow clone ends at its commit.
+    """
+    try:
+        where, file = ("-C", str(root)), ("--", str(baseline))
+        if run_git(*where, "status", "--porcelain", *file).strip():
+            return []
+        line = run_git(*where, "log", "-1", "--format=%H %P", *file).decode().split()
+        shallow = run_git(*where, "rev-parse", "--is-shallow-repository").strip() == b"true"
+        # Where a shallow clone ends, each file looks as if the last commit had made it.
+        if not line or (shallow and len(line) == 1):
+            return []
+        patch = run_git(
+            *(*where, "-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff"),
+            *("--no-textconv", "--relative", "-w", "-U0", "--src-prefix=a/", "--dst-prefix=b/"),
+            *(line[0], "--", "*.py"),
+        )
+        names = run_git(*(*where, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py"))
+    except GitError:
+        return []
+    edits = list(edits_of_patch(patch.decode(errors="replace")))
+    files = [name for name in names.decode(errors="replace").split("\0") if name]
+    for name in files if len(files) <= MAX_NEW_FILES else ():
+        with suppress(OSError):
+            lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            edits += _edits_of_hunk(name, 1, [], lines)
+    return edits
+
+
+def edits_of_patch(patch: str) -> Iterator[Edit]:
+    """Yield the edits of a patch that has no lines of context."""
+    path, first = "", 0
+    old: list[str] = []
+    new: list[str] = []
+    for line in patch.splitlines():
+        hunk = _HUNK.match(line)
+        header = hunk is None and not old and not new
+        if header and line.startswith("+++ "):
+            path = line[4:].split("\t")[0].removeprefix("b/")
+        if hunk is not None or line.startswith("diff --git "):
+            yield from _edits_of_hunk(path, first, old, new)
+            old, new = [], []
+            if hunk is None:
+                path, first = "", 0
+            else:
+                # Of lines that are gone, git names the line before them.
+                first = int(hunk[1]) + (hunk[2] == "0")
+        elif first and line.startswith("-"):
+            old.append(line[1:])
+        elif first and line.startswith("+"):
+            new.append(line[1:])
+    yield from _edits_of_hunk(path, first, old, new)
+
+
+def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]) -> Iterator[Edit]:
+    """Yield the edits of lines that stand together: each new line with the old one it was."""
+    old_codes = [line.strip() for line in old]
+    waiting = 0
+    for offset, line in enumerate(new):
+        code = line.strip()
+        if _is_nothing(code):
+            continue
+        earlier = next(
+            (
+                at
+                for at in range(waiting, len(old_codes))
+                if alike(old_codes[at], code) >= MIN_ALIKE
+            ),
+            None,
+        )
+        if earlier is None:
+            yield Edit(path, first + offset, "", code)
+            continue
+        yield from _gone(path, first + offset, old_codes[waiting:earlier])
+        waiting = earlier + 1
+        if _COMMENT.sub("", old_codes[earlier]) != _COMMENT.sub("", code):
+            yield Edit(path, first + offset, old_codes[earlier], code)
+    yield from _gone(path, first + len(new), old_codes[waiting:])
+
+
+def _gone(path: str, line: int, codes: Sequence[str]) -> Iterator[Edit]:
+    yield from (Edit(path, line, code, "") for code in codes if not _is_nothing(code))
+
+
+def _is_nothing(code: str) -> bool:
+    """Return whether a line has no code, as far as the line tells."""
+    return not code or code.startswith("#") or not code.strip("()[]{},:'\"")

@@ -1,0 +1,92 @@
+"""The timeline of a step: its memory by category, its phases and its peak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.measurement import Category
+    from pytest_gpumem.recording.allocator_log import Block
+
+MAX_POINTS: Final = 400
+"""points of a timeline; of longer histories each stretch gives its highest"""
+COURSE_POINTS: Final = 40
+"""levels of a course, which baselines keep: one line of a diff"""
+
+
+def drawn_timeline(
+    scene: Scene,
+    deltas: dict[int, list[tuple[Category, int]]],
+    foreign_reserved: int,
+    line_of: Callable[[Block], str],
+) -> Timeline:
+    """Return the timeline around a peak.
+
+    ``deltas`` are bytes that each event adds to each category; ``foreign_reserved``, bytes of other
+    holders, is not drawn.
+    """
+    device, totals = scene.device, scene.totals
+    points = drawn_events(scene.indices, totals, scene.top)
+    initially_known = sum(size for _, size in deltas.get(-1, ()))
+    levels: Counter[Category] = Counter({"other": totals[0] - initially_known})
+    rows = []
+    event = -1
+    for index in points:
+        while event <= index:
+            for category, size in deltas.get(event, ()):
+                levels[category] += size
+            event += 1
+        rows.append(dict(levels))
+    columns = {name: tuple(max(0, row.get(name, 0)) for row in rows) for name in CATEGORIES}
+    phases = []
+    numbered = enumerate(device.phase_at(index) for index in points)
+    for name, stretch in groupby(numbered, key=lambda pair: pair[1]):
+        positions = [position for position, _ in stretch]
+        if name is not None:
+            phases.append(Phase(name, positions[0], positions[-1] + 1))
+    drawn = set(points)
+    by_event: dict[int | None, Block] = {}
+    for block in scene.blocks:
+        for event_index in (block.end, block.start):
+            if event_index in drawn:
+                by_event[event_index] = block
+    words = [line_of(by_event[index]) if index in by_event else "" for index in points]
+    lines = tuple(dict.fromkeys(filter(None, words)))
+    places = {line: place for place, line in enumerate(lines)}
+    return Timeline(
+        categories={name: column for name, column in columns.items() if any(column)},
+        reserved=tuple(device.reserved(index) - foreign_reserved for index in points),
+        phases=tuple(phases),
+        peak=points.index(scene.top),
+        lines=lines,
+        line_of=tuple(places.get(line, -1) for line in words) if lines else (),
+    )
+
+
+def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
+    """Return the memory in the course of a step: of equal stretches of events the highest level.
+
+    ``totals`` are the bytes allocated before the first event and after each.
+    """
+    number = min(COURSE_POINTS, len(indices))
+    edges = [len(indices) * place // number for place in range(number + 1)]
+    return tuple(
+        max(totals[index + 1] for index in indices[start:end]) for start, end in pairwise(edges)
+    )
+
+
+def drawn_events(indices: Sequence[int], totals: Sequence[int], top: int) -> list[int]:
+    """Return the events to draw: of each stretch the highest, and the first and last of all."""
+    step = max(1, -(-len(indices) // MAX_POINTS))
+    points = {indices[0], indices[-1], top}
+    for start in range(0, len(indices), step):
+        stretch = indices[start : start + step]
+        points.add(max(stretch, key=lambda index: totals[index + 1]))
+    return sorted(points)

@@ -1,0 +1,164 @@
+"""JSON of baselines and reports: read strictly, with clear words about a broken text; its records.
+
+A record is a dataclass, and is written once. Its form in a file is a ``msgspec.Struct`` with fields
+of the same names, in the same order, and further ones of the file. Where a field of the record is a
+number of bytes or a count, that of the form is none below zero; ``nbytes`` is called "bytes" there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+from collections import Counter
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+
+from pytest_gpumem import measurement
+
+CONFLICT: Final = re.compile(r"^([<=>|])\1{6}(?=\s|$)", re.MULTILINE)
+"""a marker that git leaves in a file"""
+
+
+class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
+    """The fault of a text, to follow a file's name: "is empty"."""
+
+    def __init__(self, problem: str, *, encoding: bool = False, conflict: bool = False) -> None:
+        super().__init__(problem)
+        self.encoding = encoding
+        """whether it is the text's encoding"""
+        self.conflict = conflict
+        """whether it is a merge-conflict marker"""
+
+
+def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the value of a JSON text.
+
+    Bytes are UTF-8, with or without a byte order mark; ``kind`` names the file in messages.
+
+    Raises:
+        JsonProblem: it is not JSON, has a name twice in an object, or NaN or infinity.
+    """
+    texts: dict[str, str] = {}
+
+    def fields_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Equal texts of a file are one: a suite's results share many.
+        fields = {
+            name: texts.setdefault(value, value) if type(value) is str else value
+            for name, value in pairs
+        }
+        if len(fields) < len(pairs):
+            (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            raise ValueError(f"{json.dumps(name)} occurs twice in one object")
+        return fields
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not a number of bytes")
+
+    decoded = ""
+    try:
+        decoded = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        return json.loads(decoded, object_pairs_hook=fields_of, parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+        raise JsonProblem(problem, encoding=True) from None
+    except RecursionError:
+        raise JsonProblem(f"is nested too deeply for {kind}") from None
+    except json.JSONDecodeError as error:
+        if not decoded.strip():
+            raise JsonProblem("is empty") from None
+        if conflict := CONFLICT.search(decoded):
+            line = decoded.count("\n", 0, conflict.start()) + 1
+            problem = f"has a merge-conflict marker ({conflict[0]}) in line {line}"
+            raise JsonProblem(problem, conflict=True) from None
+        problem = f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        raise JsonProblem(problem) from None
+    except ValueError as error:
+        raise JsonProblem(f"is not {kind}: {error}") from None
+
+
+MAX_INT: Final = 2**63 - 1
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+"""bytes, or a count"""
+Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
+"""a number that may be below zero"""
+FILE_NAMES: Final = {"nbytes": "bytes"}
+"""the names of fields in files, where they differ"""
+
+
+class Forms:
+    """The forms that the records of one kind of file have.
+
+    Args:
+        base: the class that they are derived from.
+    """
+
+    def __init__(self, base: type[msgspec.Struct]) -> None:
+        self._base = base
+        self._forms: dict[type, type] = {}
+
+    def of(  # noqa: PLR0913 - each is a difference between a record and its form
+        self,
+        record: type,
+        *,
+        base: type[msgspec.Struct] | None = None,
+        optional: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        types_of: dict[str, Any] | None = None,
+        name: str = "",
+    ) -> type:
+        """Return the form of a record; records in its fields have their forms already.
+
+        Args:
+            record: a dataclass.
+            base: has fields of its own, which come first.
+            optional: fields that a file may lack: it has the record's default then.
+            without: fields that are not in files.
+            types_of: the types of fields that differ in files.
+            name: the form's, where the record has another one.
+        """
+        base = base or self._base
+        hints = get_type_hints(record, include_extras=True)
+        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+        for field in dataclasses.fields(record):
+            if field.name in without or field.name in base.__struct_fields__:
+                continue
+            kind = (types_of or {}).get(field.name) or self._in_file(hints[field.name])
+            default = (field.default,) if field.name in optional else ()
+            fields.append((field.name, kind, *default))
+        form = msgspec.defstruct(
+            name or record.__name__,
+            fields,
+            bases=(base,),
+            module=__name__,
+            namespace={"__doc__": record.__doc__},
+            rename=FILE_NAMES,
+            frozen=base.__struct_config__.frozen,
+        )
+        self._forms[record] = form
+        return form
+
+    def _in_file(self, kind: Any) -> Any:  # noqa: ANN401 - types
+        if kind in {int, measurement.Signed}:
+            return Bytes if kind is int else Signed
+        if kind in self._forms:
+            return self._forms[kind]
+        origin, parts = get_origin(kind), get_args(kind)
+        if origin is None or origin is Literal:
+            return kind
+        parts = tuple(part if part is ... else self._in_file(part) for part in parts)
+        if origin in {Union, types.UnionType}:
+            return Union[parts]  # noqa: UP007 - of a list
+        return origin[parts]

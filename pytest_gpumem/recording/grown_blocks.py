@@ -1,0 +1,69 @@
+"""The blocks by which memory grew from step to step, by the log of the allocator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pytest_gpumem.recording.allocator_log import Block
+
+
+def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> dict[Block, int]:
+    """Return the blocks by which memory grew in the last steps, each with the bytes.
+
+    ``ends`` are the times at which the steps ended, ``first`` the index of the step before.
+
+    Of the blocks that came in that time and stayed until its end, some replace blocks that went:
+    the batch of the last step, say. The youngest replace those with the same stack of Python's, or
+    the same size; of a block that is larger than the one before only the difference is growth. A
+    block of the last step may be in a variable yet that its next step gives away: if a block like
+    it of the step before that time stayed, that one counts in its place.
+    """
+    start, end = ends[first], ends[-1]
+    came: list[Block] = []
+    went: list[Block] = []
+    likes: list[Block] = []
+    for block in blocks:
+        if start < block.time <= end < block.end_time:
+            came.append(block)
+        elif block.start >= 0 and block.time <= start < block.end_time:
+            if block.end_time <= end:
+                went.append(block)
+            elif block.time > ends[first - 1]:
+                likes.append(block)
+    came.sort(key=lambda block: -block.time)
+    grown = {block: block.size for block in came}
+    for kind in (_stack_and_size, _stack, _size):
+        pairs = _pairs(came, went, kind)
+        grown |= {block: _size(block) - _size(replaced) for block, replaced in pairs.items()}
+        came = [block for block in came if block not in pairs]
+        went = [*{*went} - {*pairs.values()}]
+    last = [block for block in came if block.time > ends[-2]]
+    for block, like in _pairs(last, likes, _stack_and_size).items():
+        grown[like] = grown.pop(block)
+    return {block: nbytes for block, nbytes in grown.items() if nbytes > 0}
+
+
+def _pairs(
+    blocks: Iterable[Block], others: Iterable[Block], key: Callable[[Block], object]
+) -> dict[Block, Block]:
+    waiting: defaultdict[object, list[Block]] = defaultdict(list)
+    for block in others:
+        waiting[key(block)].append(block)
+    return {block: alike.pop() for block in blocks if (alike := waiting[key(block)])}
+
+
+def _stack(block: Block) -> tuple[tuple[Any, Any], ...]:
+    return tuple((frame["filename"], frame["line"]) for frame in block.frames)
+
+
+def _size(block: Block) -> int:
+    """Return a block's bytes without a remainder, which the next block may have or not."""
+    return block.size - block.unsplit
+
+
+def _stack_and_size(block: Block) -> tuple[object, ...]:
+    return _stack(block), _size(block)

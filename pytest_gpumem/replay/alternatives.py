@@ -1,0 +1,222 @@
+"""Alternatives of a GPU, put into the script of a run's requests.
+
+A GPU decides the sizes of workspaces, if a library names none, how long other streams use tensors,
+and whether kernels are timed. The requests get the ends of these ranges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.replay.request_script import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpumem.devices.base import AllocatorEvent, Alternative
+    from pytest_gpumem.replay.request_script import RequestScript, Step
+
+UNITS: Final = (1, 4, 8, 16)
+"""bytes of an element, where a library is asked for a number of elements"""
+CLOCKS: Final = 2
+"""microseconds by which the allocator's clock and the system's may differ"""
+
+
+class NoRangeError(Exception):
+    """The ends of a run's peaks cannot be told; the message says why."""
+
+
+def add_alternatives(
+    script: RequestScript, blocks: Sequence[Alternative], awaited: Sequence[AllocatorEvent]
+) -> None:
+    """Put the sizes that blocks may have, and the times of late frees, into a device's script.
+
+    Raises:
+        NoRangeError: the request of a block is not found.
+    """
+    for free, event in _of_other_streams(list(_frees(script)), awaited):
+        if free.number is not None and event.awaited > event.answered:
+            script.late[free.number] = max(script.late.get(free.number, 0), event.awaited)
+    if blocks:
+        _add_blocks(script, blocks)
+
+
+class Free(NamedTuple):
+    """A block that was given back; times are those of the history."""
+
+    number: int | None
+    """of its request; None: it is older than the run"""
+    dropped: float
+    """when the program dropped it"""
+    given: float
+    """when the allocator had it back"""
+    place: int
+    """of the drop in the history"""
+    waited: bool | None
+    """whether it waited for other streams; None: the history does not tell"""
+
+
+def _frees(script: RequestScript) -> Iterator[Free]:
+    """Yield the blocks that were given back, in the order in which the allocator had them back."""
+    log = script.log
+    for at, block in log.taken_back.items():
+        place = at if block is None or block.end is None else block.end
+        number = None if block is None else script.numbers.get(block)
+        # The allocator takes a block back as it is dropped, or at the beginning of a later request.
+        following = log.events[at + 1]["action"] if at + 1 < len(log.events) else ""
+        waited = True if at - place > 1 else None
+        if not waited and following in {"", "free_requested"}:
+            waited = False
+        yield Free(number, log.times[place], log.times[at], place, waited)
+
+
+def _of_other_streams(
+    frees: Sequence[Free], awaited: Sequence[AllocatorEvent]
+) -> list[tuple[Free, AllocatorEvent]]:
+    """Return the blocks that other streams used, each with the event that the allocator asked for.
+
+    The history does not name them. The allocator records an event as such a block is dropped,
+    before anything else gets into the history. So the order of both and their times tell the
+    blocks.
+    """
+    candidates = [free for free in frees if free.waited is not False]
+    candidates.sort(key=lambda free: free.place)
+    pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
+    if pairs is not None:
+        return pairs
+    # While a CUDA graph is captured, events are recorded later.
+    apart = [free for free in candidates if free.waited]
+    drops = [free.dropped for free in apart]
+    places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
+    return [(apart[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
+
+
+class _Way(NamedTuple):
+    """Events with their blocks, up to one of both."""
+
+    difference: float
+    """microseconds by which the times of all pairs differ"""
+    pair: tuple[Free, AllocatorEvent] | None
+    before: _Way | None
+
+
+def _in_order(
+    frees: Sequence[Free], events: Sequence[AllocatorEvent]
+) -> list[tuple[Free, AllocatorEvent]] | None:
+    """Return each event with its block, both in their order, or None: no such way exists.
+
+    Each block that is known to have waited has an event, or one for each stream that used it. Of
+    the ways that this leaves, the one is returned whose times differ least.
+    """
+    drops = [free.dropped for free in frees]
+    known_before = [-1]
+    """for each block, and the end: the last one before it that is known to have waited"""
+    for at, free in enumerate(frees):
+        known_before.append(at if free.waited else known_before[-1])
+    ways = {-1: _Way(0, None, None)}
+    for event in events:
+        last = bisect_right(drops, event.recorded + CLOCKS) - 1
+        first = max(bisect_left(drops, event.recorded - CLOCKS) - 1, 0)
+        longer = {}
+        for at in range(first, last + 1):
+            free = frees[at]
+            ends = [way for end, way in ways.items() if known_before[at] <= end <= at]
+            if ends:
+                best = min(ends, key=lambda way: way.difference)
+                difference = abs(free.dropped - event.recorded) + abs(free.given - event.answered)
+                longer[at] = _Way(best.difference + difference, (free, event), best)
+        ways = longer
+    ends = [way for end, way in ways.items() if end >= known_before[-1]]
+    if not ends:
+        return None
+    way: _Way | None = min(ends, key=lambda way: way.difference)
+    pairs = []
+    while way is not None and way.pair is not None:
+        pairs.append(way.pair)
+        way = way.before
+    return pairs
+
+
+def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
+    """Put sizes into a script that blocks may have, and requests for blocks that it has not."""
+    takes = [(time, number) for time, action, number in script.steps if action == "take"]
+    times = [time for time, _ in takes]
+    by_address: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+    for own, number in script.numbers.items():
+        by_address[own.address].append((own.time, number))
+    used: set[int] = set()
+    added: list[tuple[Alternative, int, int]] = []
+    for block in blocks:
+        number = -1
+        if block.address:
+            requests = by_address[block.address]
+            at = bisect_right(requests, (block.time + CLOCKS, len(script.requests))) - 1
+            number = requests[at][1] if at >= 0 else -1
+        if block.address and block.use in {"in use", "planned"}:
+            if number >= 0:
+                script.requests[number].block = block
+        elif block.usual:
+            number = _following(script, takes, times, block, used)
+            used.add(number)
+            unit = script.requests[number].size // block.usual
+            least, most = unit * block.least, unit * block.most
+            script.requests[number].block = block._replace(least=least, most=most)
+        else:
+            last = bisect_right(times, block.time + CLOCKS) - 1
+            before = takes[last][1] if last >= 0 else -1
+            request = script.requests[before] if before >= 0 else Request(0, 0)
+            if block.place is not None:
+                request = Request(0, block.place[1])
+            added.append(
+                (block, len(script.requests), number if block.address else before),
+            )
+            script.requests.append(replace(request, size=0, block=block))
+    script.steps = _with_added(script.steps, added)
+
+
+def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]) -> list[Step]:
+    """Return steps with those of added blocks.
+
+    ``added`` has the number of each request, and that of the block it may be kept with.
+    """
+    times = [time for time, _, _ in steps]
+    given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}
+    placed = [((at, inf, 2), step) for at, step in enumerate(steps)]
+    """steps, each with its place: the old step that it is before, its time, and an order"""
+    for block, number, other in added:
+        at, until = bisect_right(times, block.time), bisect_right(times, block.ended)
+        is_call = block.use in {"in use", "planned"}  # the call has ended before the next one
+        placed.append(((at, block.time, 0 if is_call else 1), (block.time, "take", number)))
+        if is_call:
+            placed.append(((at, block.time, 0), (block.time, "give", number)))
+        elif block.use == "kept" and other >= 0 and given.get(other, len(steps)) >= until:
+            if other in given:
+                end = given[other]
+                placed.append(((end + 1, -inf, 1), (times[end], "give", number)))
+        elif block.use == "passing":  # the call ends before the next step
+            if at < len(steps):
+                placed.append(((at, inf, 1), (times[at], "give", number)))
+        else:
+            placed.append(((until, block.ended, 2), (block.ended, "give", number)))
+    placed.sort(key=lambda entry: entry[0])
+    return [step for _, step in placed]
+
+
+def _following(
+    script: RequestScript,
+    takes: Sequence[tuple[float, int]],
+    times: Sequence[float],
+    block: Alternative,
+    used: set[int],
+) -> int:
+    """Return the number of the request that a question for a workspace led to."""
+    at = bisect_right(times, block.time - CLOCKS)
+    sizes = {unit * block.usual for unit in UNITS}
+    for _, number in takes[at : at + 64]:
+        if number not in used and script.requests[number].size in sizes:
+            return number
+    raise NoRangeError("the range is unknown: a workspace was not found among the run's requests")

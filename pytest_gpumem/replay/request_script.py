@@ -1,0 +1,189 @@
+"""The requests of a run to PyTorch's allocator: read from its log, to be made again.
+
+The allocator itself then tells the memory of a run with other sizes: it rounds, splits, and gives
+segments back as it does in a run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.meter.out_of_memory import is_out_of_memory
+from pytest_gpumem.recording.allocator_log import GIVEN, TAKEN, AllocatorLog
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pytest_gpumem.devices.base import Alternative, RangeEnd
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recording, Span
+
+Pool = tuple[int, int]
+"""a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
+SHARED: Final[Pool] = (0, 0)
+"""that of all other memory"""
+Step = tuple[float, str, int]
+MAX_REQUESTS: Final = 200_000
+"""events of a device with requests that are still made again: each takes some microseconds"""
+
+
+@dataclass
+class Request:
+    """A request of a script."""
+
+    size: int
+    stream: int
+    pool: Pool = SHARED
+    block: Alternative | None = None
+    """of one that a GPU may make with another size"""
+
+    def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
+        """Return the bytes at an end, without requests that a GPU makes for some reasons."""
+        if self.block is None or end == "usual" or self.block.reason in without:
+            return self.size
+        return self.block.least if end == "least" else self.block.most
+
+
+@dataclass
+class RequestScript:
+    """The requests to one device's allocator, in their order."""
+
+    log: AllocatorLog
+    requests: list[Request] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    """each with its time, what is done, and the number of a request: "take", "give"; "give late"
+    one that another stream used; "release" the cache, "settle" as the measurement does it;
+    "end pool", by its number in ``pools``"""
+    pools: list[Pool] = field(default_factory=list)
+    """those of their own that gave their memory back"""
+    late: dict[int, float] = field(default_factory=dict)
+    """requests that a GPU may give back late, as another stream uses them: when at the latest"""
+    numbers: dict[Block, int] = field(default_factory=dict)
+    """the request of each block that the run made"""
+    refused: bool = False
+    """whether a request was: the run caught an out-of-memory error"""
+
+    @classmethod
+    def read(
+        cls, recording: Recording, device: int, *, retried: bool = False
+    ) -> RequestScript | None:
+        """Return a device's script; None if it has too many requests.
+
+        Args:
+            recording: of the run.
+            device: its number.
+            retried: whether the allocator emptied its cache to meet a request.
+        """
+        if device < len(recording.events) and len(recording.events[device]) > MAX_REQUESTS:
+            return None
+        log = AllocatorLog.of(recording, device)
+        script, left = cls(log), _pools_left(recording, device)
+        spans = list(recording.ours)
+        for at, event in enumerate(log.events):
+            time, action = event["time_us"], event["action"]
+            while spans and spans[0].end < time:
+                script._end_own_work(spans.pop(0), recording)
+            pool = _pool_of(event, left) if action in GIVEN else SHARED
+            if pool not in {SHARED, *script.pools[-1:]}:  # one of its own gave its memory back
+                script.steps.append((time, "end pool", len(script.pools)))
+                script.pools.append(pool)
+            if (block := log.taken_back.get(at)) in script.numbers:
+                script.steps.append((time, "give", script.numbers[block]))
+            elif spans and spans[0].start <= time:  # this package's own work
+                continue
+            elif action == "alloc":
+                number = script.numbers[log.allocated[at]] = len(script.requests)
+                request = Request(event["size"], event["stream"], _pool_of(event, left))
+                script.requests.append(request)
+                script.steps.append((time, "take", number))
+            elif action in GIVEN and not (retried and _is_retry(log, at)):
+                release = (time, "release", 0)  # one, for all segments given back at that time
+                script.steps += [release] * (script.steps[-1:] != [release])
+            script.refused |= action == "oom"
+        for span in spans:
+            script._end_own_work(span, recording)
+        return script
+
+    def _end_own_work(self, span: Span, recording: Recording) -> None:
+        action = "release" if span in recording.emptied else "settle"
+        self.steps.append((span.end, action, 0))
+
+    def steps_with_waits(self, share: float) -> list[Step]:
+        """Return the steps, where a GPU gives blocks back late that other streams use.
+
+        Args:
+            share: of the steps that it may take at most, from 0 to 1.
+        """
+        times = [time for time, _, _ in self.steps]
+        given = {
+            number: at for at, (_, action, number) in enumerate(self.steps) if action == "give"
+        }
+        ends: list[Step] = []
+        for number, latest in self.late.items():
+            began = given[number]
+            last = max(bisect_right(times, latest) - 1, began)
+            ends.append((times[began + int(share * (last - began))], "give late", number))
+        return sorted([*self.steps, *ends], key=lambda step: step[0])
+
+
+def _pools_left(recording: Recording, device: int) -> list[tuple[int, int, Pool]]:
+    """Return the memory of pools of their own that was left at the end: from, to, and the pool."""
+    return sorted(
+        (segment["address"], segment["address"] + segment["total_size"], pool)
+        for segment in recording.snapshot.get("segments", ())
+        if segment["device"] == device
+        and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
+    )
+
+
+def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
+    """Return the pool of an event's memory.
+
+    The history of torch 2.10 and older does not tell: there it is the pool whose memory lies at the
+    address at the end.
+    """
+    if "pool_id" in event:
+        return tuple(event["pool_id"])
+    at = bisect_right(left, (event["addr"], inf)) - 1
+    return left[at][2] if at >= 0 and event["addr"] < left[at][1] else SHARED
+
+
+def _is_retry(log: AllocatorLog, at: int) -> bool:
+    """Return whether the allocator emptied its cache for the request that comes next."""
+    following = (log.events[index]["action"] for index in range(at, len(log.events)))
+    return next((action for action in following if action not in GIVEN), "") in TAKEN
+
+
+class ServedRequests:
+    """Requests of a script that a device's allocator has met again, by their numbers."""
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        self._allocator = torch.cuda
+        self._device = device
+        self.living: dict[int, int] = {}
+        """the address of each"""
+
+    def take(self, number: int, size: int, stream: int) -> bool:
+        """Return whether a request of so many bytes found room."""
+        try:
+            address = self._allocator.caching_allocator_alloc(size, self._device, stream)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+        self.living[number] = int(address)
+        return True
+
+    def give(self, number: int) -> None:
+        """Give a request's block back."""
+        self._allocator.caching_allocator_delete(self.living.pop(number))
+
+    def give_all(self) -> None:
+        """Give all blocks back."""
+        for number in list(self.living):
+            self.give(number)

@@ -1,0 +1,163 @@
+"""The range of a test's peaks if a GPU decides sizes that are unknown here.
+
+That is a library's choice of a workspace, how long another stream uses a tensor, or a choice by
+time. The requests of the test's own run are served once more by PyTorch's allocator, with the least
+and with the largest sizes and times that are possible
+(:mod:`pytest_gpumem.replay.workspace_replay`).
+
+Served on streams of their own they also tell the memory that the test reserves alone, where memory
+of earlier tests lies in the segments that serve it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.measurement import Peak, PeakRange
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.replay.alternatives import NoRangeError
+from pytest_gpumem.replay.workspace_replay import WorkspaceReplay, unpinned
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from pytest_gpumem.devices.base import Alternatives, RangeEnd
+    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.recording.recording import Recording
+    from pytest_gpumem.replay.workspace_replay import ReplayedRun
+    from pytest_gpumem.spec import MemorySpec
+
+SHARES: Final = (0.25, 0.5, 0.75)
+"""of the requests that other streams may use tensors over, which are tried beside none and all"""
+IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
+"""note of peaks reserved that a replay alone makes certain"""
+TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
+"""warnings of figures that may be higher: a range says how much"""
+
+
+def is_replayed(run: ReplayedRun) -> bool:
+    """Return whether a run's requests are to be served once more, for the range of its peaks.
+
+    Not of a test that may leak, that searches for a size or has several.
+    """
+    spec, alternatives = run.spec, run.device.alternatives()
+    if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
+        return False
+    return alternatives.smaller or alternatives.larger or run.meter.isolation.is_reserved_in_doubt
+
+
+def with_ranges(
+    run: ReplayedRun,
+    measured: Mapping[str, tuple[MemorySpec, Measurement]],
+    recording: Recording | None,
+) -> dict[str, tuple[MemorySpec, Measurement]]:
+    """Return the measurements of a test that has passed, and of its parts, with their ranges.
+
+    Their peaks reserved are those of the test alone.
+    """
+    results = dict(measured)
+    if recording is None or not is_replayed(run):
+        return results
+    alternatives = run.device.alternatives()
+    is_uncertain = alternatives.smaller or alternatives.larger
+    try:
+        with WorkspaceReplay.open(run, recording, list(measured), alternatives) as replay:
+            if run.meter.isolation.is_reserved_in_doubt:
+                for part, (spec, kept) in measured.items():
+                    if not (alone := replay.alone[part]):  # the part did not run
+                        continue
+                    peaks = tuple(
+                        replace(peak, reserved=served.reserved)
+                        for peak, served in zip(kept.peaks, alone, strict=True)
+                    )
+                    notes = [note for note in kept.notes if note.kind is not IN_DOUBT]
+                    results[part] = spec, replace(kept, peaks=peaks, notes=tuple(notes))
+            if is_uncertain:
+                results = _ranged(run, results, replay, alternatives)
+    except NoRangeError as error:
+        if not is_uncertain:  # the note on segments of earlier tests stays
+            return results
+        note = Note(NoteKind.WORKSPACES, f"{error}: {alternatives.reason}")
+        whole_spec, whole = results[""]
+        results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
+    return results
+
+
+def _ranged(
+    run: ReplayedRun,
+    measured: Mapping[str, tuple[MemorySpec, Measurement]],
+    replay: WorkspaceReplay,
+    alternatives: Alternatives,
+) -> dict[str, tuple[MemorySpec, Measurement]]:
+    """Return the measurements with their ranges.
+
+    Raises:
+        NoRangeError: the test does not fit at an end.
+    """
+    tries: list[tuple[RangeEnd, Collection[str], float]] = []
+    if alternatives.smaller:
+        tries.append(("least", (), 1))
+    if alternatives.larger:
+        tries.append(("most", (), 1))
+        # More requests may lead to less reserved memory: other blocks find room in it.
+        reasons = replay.reasons()
+        tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
+        # Memory that is free again in between may be divided, and another segment reserved.
+        tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
+    replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
+    ends = [peaks for peaks, _ in replays]
+    unfit = sum(refused for _, refused in replays)
+    results = {}
+    for part, (part_spec, measurement) in measured.items():
+        peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
+        low, high = _of_each_device(peaks_of_ends, min), _of_each_device(peaks_of_ends, max)
+        if alternatives.margin:
+            low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
+            cap = run.limit or run.info.total_memory
+            high = tuple(widened(peak, alternatives.margin, cap, full=unfit > 0) for peak in high)
+        spanned = PeakRange(low, high, alternatives.reason, alternatives.judged)
+        figures = []
+        for name in ("allocated", "reserved"):
+            sizes = [
+                format_size(max(getattr(peak, name) for peak in peaks))
+                for peaks in (spanned.least, spanned.most)
+            ]
+            if sizes[0] != sizes[1]:
+                figures.append(f"{name} {sizes[0]} to {sizes[1]}")
+        notes = [note for note in measurement.notes if note.kind not in TOLD]
+        if figures:
+            judged = "; the largest figures are compared with limits" if spanned.judged else ""
+            if tuple(map(unpinned, measurement.peaks)) == spanned.most:
+                judged = "; the test's figures are the largest"
+            sentence = f"{', '.join(figures)}: {spanned.reason}{judged}"
+            notes.append(Note(NoteKind.WORKSPACES, sentence))
+        results[part] = part_spec, replace(measurement, range=spanned, notes=tuple(notes))
+    return results
+
+
+def _of_each_device(
+    runs: Iterable[tuple[Peak, ...]], choose: Callable[[Iterable[int]], int]
+) -> tuple[Peak, ...]:
+    """Return for each device the smallest or the largest figures of several runs."""
+    return tuple(
+        Peak(choose(peak.allocated for peak in peaks), choose(peak.reserved for peak in peaks))
+        for peaks in zip(*runs, strict=True)
+    )
+
+
+def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
+    """Return a largest peak with the memory that may be reserved beyond it.
+
+    Args:
+        peak: the largest of several runs'.
+        percent: of the reserved bytes, that may be reserved besides.
+        cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
+            that fits.
+        full: whether the largest had no room: then a size between may have filled the memory.
+    """
+    if full:
+        return Peak(max(peak.allocated, cap), max(peak.reserved, cap))
+    reserved = min(cap, peak.reserved * (100 + percent) // 100)
+    return Peak(peak.allocated, max(peak.reserved, reserved))

@@ -1,0 +1,390 @@
+"""A run's requests served once more by PyTorch's allocator, with other ends of unknown sizes.
+
+The allocator itself is the model: it rounds, splits, and gives segments back as it does in a run.
+Nothing of the step runs again. The allocator has memory of its own for each stream, and for each
+pool of a CUDA graph. So the requests are for streams and pools that are new: live memory in the
+run's own is left alone.
+
+The requests are those of the run's recording. A workspace is among them where the run asked for
+one; where none was asked for (its usual size is zero), its request comes at the moment of the
+library's question or call.
+
+A plan changes the requests: with ``torch.backends.cudnn.benchmark`` PyTorch allocates the
+largest workspace to time plans, then that of the fastest: at the lower end both are those of the
+smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
+plan, with the usual one.
+
+A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
+asks. At the upper end it is given back when the program has waited for that stream, or before
+PyTorch empties its cache or gives up: it waits for such streams itself then. PyTorch counts such a
+tensor as allocated until the program drops it, and its memory as reserved for longer.
+
+Requests of a GPU that times kernels, or that found a faster one with more memory, are among the
+requests at the upper end alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pytest_gpumem.devices.memory_cap import set_cap
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import current, peak_in
+from pytest_gpumem.meter.peaks import minus, plus
+from pytest_gpumem.meter.plugs import Plugs
+from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.replay.alternatives import NoRangeError, add_alternatives
+from pytest_gpumem.replay.request_script import SHARED, RequestScript, ServedRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from pytest_gpumem.devices.base import Alternatives, Device, RangeEnd
+    from pytest_gpumem.measurement import DeviceInfo
+    from pytest_gpumem.meter.meter import Meter
+    from pytest_gpumem.recording.recording import Recording, Span
+    from pytest_gpumem.replay.request_script import Pool, Request, Step
+    from pytest_gpumem.spec import MemorySpec
+
+TOO_MANY: Final = "the range is unknown: the run has too many allocations"
+NO_POOLS: Final = "the range is unknown: this torch has no pools of memory in expandable segments"
+UNFIT: Final = "the step does not fit with the largest figures"
+
+
+class ReplayedRun(Protocol):
+    """A run that has ended: :class:`~pytest_gpumem.testrun.run.Run`, as a replay needs it."""
+
+    spec: MemorySpec
+    device: Device
+    info: DeviceInfo
+    meter: Meter
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the step may reserve."""
+
+    @property
+    def held_before(self) -> Sequence[Peak]:
+        """The memory of live fixtures of wider scope that other tests set up, one Peak a device."""
+
+    @property
+    def searches(self) -> Mapping[str, object]:
+        """Values that searches with a baseline found."""
+
+    def limit_of(self, part: str) -> int | None:
+        """Return the bytes that a part may reserve by its own limit."""
+
+    def windows(self, part: str) -> list[Span]:
+        """Return when the test was measured, or a part of it."""
+
+    def peaks_of(self, part: str) -> tuple[Peak, ...]:
+        """Return the peaks of the test or of a part; none of a part that did not run."""
+
+
+class WorkspaceReplay:
+    """Tells the peaks of one run with other sizes of workspaces."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        run: ReplayedRun,
+        recording: Recording,
+        parts: Sequence[str],
+        alternatives: Alternatives,
+    ) -> Iterator[WorkspaceReplay]:
+        """Serve a recording's requests in the block, if they lead to the peaks that were measured.
+
+        Beside memory of earlier tests another peak reserved may have been measured.
+
+        Raises:
+            NoRangeError: they do not, or are too many.
+        """
+        replay = cls(run, recording, parts, alternatives)
+        with run.meter.apart(), VIEW.hidden(run.meter.devices):
+            replay.alone, _ = replay.peaks("usual")
+            # What the program did because the device was full it had not done alone.
+            in_doubt = run.meter.isolation.is_reserved_in_doubt and not run.meter.alloc_retries
+            for part, peaks in replay._measured.items():
+                for alone, measured in zip(replay.alone[part], peaks, strict=True):
+                    told = alone.allocated == measured.allocated if in_doubt else alone == measured
+                    if not told:
+                        raise NoRangeError(
+                            "the range is unknown: a replay of the run's requests had other peaks"
+                        )
+            yield replay
+
+    def __init__(
+        self,
+        run: ReplayedRun,
+        recording: Recording,
+        parts: Sequence[str],
+        alternatives: Alternatives,
+    ) -> None:
+        """Read a recording; see :meth:`open`.
+
+        Raises:
+            NoRangeError: its requests are too many, or cannot be read.
+        """
+        blocks, awaited = alternatives.blocks, alternatives.events
+        if recording.overflowed or blocks is None or awaited is None:
+            raise NoRangeError(TOO_MANY)
+        # Those of an earlier run, which this one took the place of, have no requests here.
+        blocks = [block for block in blocks if block.time >= recording.began]
+        self._run = run
+        self.alone: dict[str, tuple[Peak, ...]] = {}
+        """the peaks of the test and its parts that the replay has with the run's own sizes"""
+        self._windows = {part: run.windows(part) for part in parts}
+        self._scripts: list[RequestScript] = []
+        first = run.meter.devices.start
+        for device in run.meter.devices:
+            script = RequestScript.read(recording, device, retried=run.meter.alloc_retries > 0)
+            if script is None:
+                raise NoRangeError(TOO_MANY)
+            if script.refused:
+                raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
+            # A block with an address is found on its own device; else it is taken for the first's.
+            mine = [
+                block
+                for block in blocks
+                if (block.place[0] == device if block.place else block.address or device == first)
+            ]
+            add_alternatives(script, mine, [event for event in awaited if event.device == device])
+            self._scripts.append(script)
+        self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
+        self._initial = [unpinned(held) for held in run.held_before]
+
+    def has_late_frees(self) -> bool:
+        """Return whether other streams may use tensors longer than in the run."""
+        return any(script.late for script in self._scripts)
+
+    def reasons(self) -> list[str]:
+        """Return why a GPU may make more requests: choices that are not known."""
+        requests = (request for script in self._scripts for request in script.requests)
+        reasons = (request.block.reason for request in requests if request.block is not None)
+        return list(dict.fromkeys(filter(None, reasons)))
+
+    def peaks(
+        self, end: RangeEnd, without: Collection[str] = (), *, share: float = 1
+    ) -> tuple[dict[str, tuple[Peak, ...]], int]:
+        """Return the peaks of the test and its parts with this end of all ranges, one a device.
+
+        At the upper end a GPU may make more requests, but for those ``without``, and other streams
+        may use tensors over a ``share`` of the steps.
+
+        Returns:
+            also how many of the largest workspaces found no room, and had a smaller one's place.
+
+        Raises:
+            NoRangeError: the test does not fit with them.
+        """
+        run, unfit = self._run, 0
+        columns: dict[str, list[Peak]] = {part: [] for part in self._windows}
+        for script, initial, device in zip(
+            self._scripts, self._initial, run.meter.devices, strict=True
+        ):
+            sizes = [request.size_at(end, without) for request in script.requests]
+            stage = _Stage(run, device, initial, script, sizes)
+            try:
+                if end == "most":
+                    peaks = stage.serve(script.steps_with_waits(share), self._windows)
+                else:
+                    peaks = stage.serve(script.steps, self._windows)
+            finally:
+                stage.end()
+            unfit += stage.unfit
+            for part, peak in peaks.items():
+                limit = run.limit_of(part)
+                if limit is not None and peak.reserved > limit:
+                    raise NoRangeError(UNFIT)
+                columns[part].append(peak)
+        return {part: tuple(column) for part, column in columns.items()}, unfit
+
+
+def unpinned(peak: Peak) -> Peak:
+    """Return a peak without pinned memory: of that nothing is requested here."""
+    return Peak(peak.allocated, peak.reserved)
+
+
+class _Stage:
+    """One device while a script is served: settled, with all rooms filled."""
+
+    def __init__(
+        self,
+        run: ReplayedRun,
+        device: int,
+        initial: Peak,
+        script: RequestScript,
+        sizes: Sequence[int],
+    ) -> None:
+        """Make room for a script's requests beside ``initial``, which the step held at first."""
+        import torch
+
+        self.unfit = 0
+        """how many workspaces found no room"""
+        self._torch = torch
+        self._device = device
+        self._run = run
+        self._initial = initial
+        self._script = script
+        self._sizes = sizes
+        self._base = current(device)
+        self._plugs = Plugs(range(device, device + 1))
+        self._served = ServedRequests(device)
+        self._streamed: dict[int, int] = {}
+        """live requests that another stream uses, with the bytes of their blocks"""
+        self._waiting: dict[int, int] = {}
+        """those that the program has dropped: PyTorch does not count them as allocated"""
+        self._uncounted: set[int] = set()
+        """requests that live and do not count for a peak"""
+        self._streams: dict[int, int] = {}
+        """the new streams, by the run's"""
+        self._pools: dict[Pool, Any] = {}
+        """the new pools, by the run's"""
+        self._peaks: dict[str, Peak] = {}
+        """by part, until now"""
+        self._open: list[str] = []
+        """the parts that run"""
+        held = self._base.reserved - initial.reserved
+        run.device.make_room([held] * run.meter.count)
+        limit = None if run.limit is None else run.limit + held
+        set_cap(device, limit, held)
+
+    def end(self) -> None:
+        """Give all back."""
+        self._served.give_all()
+        self._plugs.release()
+        self._pools.clear()
+        VIEW.empty_cache()
+        for stream in self._streams.values():
+            self._torch.cuda.cudart().cudaStreamDestroy(stream)
+        self._run.device.make_room([peak.reserved for peak in self._run.meter.isolation.foreign])
+        self._run.meter.cap(self._run.limit)
+
+    def serve(self, steps: Sequence[Step], windows: dict[str, list[Span]]) -> dict[str, Peak]:
+        """Serve the requests in these steps; return the peak in each part's windows.
+
+        Raises:
+            NoRangeError: a request is refused.
+        """
+        timeline: list[tuple[float, int, Any]] = [(step[0], 1, step) for step in steps]
+        for part, spans in windows.items():
+            for span in spans:
+                timeline += [(span.start, 0, part), (span.end, 2, part)]
+        timeline.sort(key=lambda entry: entry[:2])
+        self._peaks = dict.fromkeys(windows, Peak(0, 0))
+        keeps_late = {number for _, action, number in steps if action == "give late"}
+        VIEW.reset_peaks(self._device)
+        for _, kind, subject in timeline:
+            if kind == 1:
+                _, action, number = subject
+                self._step(action, number, keeps_late)
+                continue
+            self._fold()
+            if kind == 0:
+                self._open.append(subject)
+            else:
+                self._open.remove(subject)
+        return self._peaks
+
+    def _fold(self) -> None:
+        """Put the peak since the last time into those of the open parts."""
+        peak = minus(peak_in(VIEW.stats(self._device)), self._base)
+        not_allocated = self._plugs.sizes[0] + sum(self._waiting.values())
+        peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
+        for part in set(self._open):
+            old_peaks = self._peaks[part]
+            self._peaks[part] = Peak(
+                max(old_peaks.allocated, peak.allocated), max(old_peaks.reserved, peak.reserved)
+            )
+        VIEW.reset_peaks(self._device)
+
+    def _step(self, action: str, number: int, keeps_late: Collection[int]) -> None:
+        if action == "take":
+            self._meet(number, is_late=number in keeps_late)
+        elif action == "give" and number in self._streamed:
+            self._fold()
+            self._waiting[number] = self._streamed.pop(number)
+        elif action == "give" and number in self._served.living:
+            self._give(number)
+        elif action == "give late" and number in self._waiting:
+            self._end_waiting([number])
+        elif action == "end pool":
+            self._pools.pop(self._script.pools[number], None)
+        elif action in {"release", "settle"}:
+            self._end_waiting([*self._waiting])
+            if action == "release":
+                VIEW.empty_cache()
+            else:
+                self._plugs.release()
+                VIEW.empty_cache()
+                self._plugs.fill()
+
+    def _meet(self, number: int, *, is_late: bool) -> None:
+        size, request = self._sizes[number], self._script.requests[number]
+        if not size:
+            return
+        if request.block is not None and not request.block.counted:
+            if not self._uncounted:
+                self._fold()
+            self._uncounted.add(number)
+        if self._take(number, size, request, is_late=is_late):
+            return
+        if request.block is None or request.block.use != "planned":
+            raise NoRangeError(UNFIT)
+        self.unfit += 1  # PyTorch goes on with another plan, which has the usual size
+        if request.size and not self._take(number, request.size, request, is_late=is_late):
+            raise NoRangeError(UNFIT)
+
+    def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
+        """Return whether a request with this size found room.
+
+        The allocator waits for other streams before it gives up.
+        """
+        old_bytes = current(self._device).allocated if is_late else 0
+        if not self._try(number, size, request):
+            waiting = sum(self._waiting.values())
+            self._end_waiting([*self._waiting])
+            if not waiting or not self._try(number, size, request):
+                return False
+            old_bytes -= waiting
+        if is_late:
+            self._streamed[number] = current(self._device).allocated - old_bytes
+        return True
+
+    def _try(self, number: int, size: int, request: Request) -> bool:
+        if request.stream not in self._streams:  # those of ``torch.cuda.Stream`` may be in use
+            handle = ctypes.c_uint64(0)
+            with self._torch.cuda.device(self._device):
+                self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
+            self._streams[request.stream] = handle.value
+        stream = self._streams[request.stream]
+        if request.pool == SHARED:
+            return self._served.take(number, size, stream)
+        if request.pool not in self._pools:
+            with self._torch.cuda.device(self._device):
+                self._pools[request.pool] = self._torch.cuda.MemPool()
+        try:
+            with self._torch.cuda.use_mem_pool(self._pools[request.pool], self._device):
+                return self._served.take(number, size, stream)
+        except RuntimeError as error:  # of torch 2.7, in expandable segments
+            raise NoRangeError(NO_POOLS) from error
+
+    def _end_waiting(self, numbers: Sequence[int]) -> None:
+        """Give blocks of other streams back, as the allocator does once it has waited for them."""
+        if not numbers:
+            return
+        self._fold()
+        for number in numbers:
+            del self._waiting[number]
+            self._give(number)
+        VIEW.reset_peaks(self._device)
+
+    def _give(self, number: int) -> None:
+        self._served.give(number)
+        if number in self._uncounted:
+            self._uncounted.remove(number)
+            if not self._uncounted:  # the cache that they leave is in the next peaks
+                VIEW.reset_peaks(self._device)

@@ -1,0 +1,160 @@
+"""Changes of many tests at once, together with the toolchain that measured them. Pure.
+
+A torch release that keeps 28 MiB more of a workspace is one event, and not forty regressions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.breakdowns import category_rows, toolchain_text
+from pytest_gpumem.sizes import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.judge.verdict import FigureName
+    from pytest_gpumem.measurement import Breakdown, Provenance
+
+# Two tests may change together by chance, or by one line of the user's that both run.
+MIN_TESTS: Final = 3
+"""tests that have to change together before the toolchain is named as the cause"""
+NEARBY: Final = 20
+"""amounts are about the same within a 20th of their median, or 1 MiB"""
+
+
+@dataclass(frozen=True)
+class ToolchainChange:
+    """One test's figure and its baseline, which two toolchains measured.
+
+    A :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount that it changed by.
+    """
+
+    nodeid: str
+    part: str
+    device: str
+    """the device's key"""
+    old: Provenance
+    """of the baseline"""
+    new: Provenance
+    peak: FigureName = "allocated"
+    """the figure that changed most"""
+    difference: int = 0
+    """in bytes; 0 where the figure did not change"""
+    categories: tuple[tuple[str, int], ...] = ()
+    """differences at the peak, in bytes by category; empty without breakdowns"""
+
+
+@dataclass(frozen=True)
+class CommonChange:
+    """Several tests' figures that changed alike, from one toolchain to another."""
+
+    old: Provenance
+    new: Provenance
+    changes: tuple[ToolchainChange, ...]
+    """in the order in which they were given"""
+    remaining: int
+    """figures under the same two toolchains that did not change, or not alike"""
+
+    @property
+    def tests(self) -> int:
+        """How many tests."""
+        return len({change.nodeid for change in self.changes})
+
+    @property
+    def amounts(self) -> list[int]:
+        """The differences in bytes, sorted."""
+        return sorted(change.difference for change in self.changes)
+
+    @property
+    def cause(self) -> str:
+        """The category that changed most, in most tests: "workspaces +28.00 MiB"; "" if unknown."""
+        differences = [dict(change.categories) for change in self.changes if change.categories]
+        sign = 1 if self.amounts[0] > 0 else -1
+        tops = Counter(
+            max(categories, key=lambda name: sign * categories[name]) for categories in differences
+        )
+        if not tops:
+            return ""
+        name, number = tops.most_common(1)[0]
+        amounts = [
+            categories[name] for categories in differences if sign * categories.get(name, 0) > 0
+        ]
+        if number * 2 <= len(differences) or not amounts:  # a minority is no cause of all
+            return ""
+        return f"{name} {_amounts(amounts)}"
+
+    @property
+    def sentence(self) -> str:
+        """The change in one sentence, which leads a report.
+
+        "torch 2.14.0 -> 2.15.0: 40 tests moved by +28.00 MiB allocated, workspaces +28.00 MiB"
+        """
+        moved = f"{tests_text(self.tests)} moved by {_amounts(self.amounts)} {self.changes[0].peak}"
+        cause = f", {self.cause}" if self.cause else ""
+        return f"{toolchain_text(self.old, self.new)}: {moved}{cause}"
+
+
+def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange]:
+    """Return the figures that changed together, the largest group first.
+
+    They have the same two toolchains, are of three tests or more and of at least half of the
+    figures with these toolchains, and changed by about the same amount; or else, all of them in one
+    direction. Any other figure is in no group: its change is a regression of its own.
+    """
+    by_toolchains: dict[tuple[Provenance, Provenance], list[ToolchainChange]] = {}
+    for change in changes:
+        if change.old != change.new:
+            by_toolchains.setdefault((change.old, change.new), []).append(change)
+    groups = []
+    for (old, new), candidates in by_toolchains.items():
+        for peak in ("allocated", "reserved"):
+            changed = [each for each in candidates if each.peak == peak and each.difference]
+            if not changed:
+                continue
+            median = median_low(each.difference for each in changed)
+            distance = max(abs(median) // NEARBY, MIB)
+            group = [  # the changes near the median, and of its sign
+                each
+                for each in changed
+                if abs(each.difference - median) <= distance and each.difference * median > 0
+            ]
+            if not _enough(group, len(candidates)):
+                directions = {each.difference > 0 for each in changed}
+                group = changed if len(directions) == 1 else []
+            if _enough(group, len(candidates)):
+                groups.append(CommonChange(old, new, tuple(group), len(candidates) - len(group)))
+    return sorted(groups, key=lambda group: -len(group.changes))
+
+
+def _enough(changes: Sequence[ToolchainChange], candidates: int) -> bool:
+    return (
+        len({change.nodeid for change in changes}) >= MIN_TESTS and len(changes) * 2 >= candidates
+    )
+
+
+def moved_categories(
+    old: Sequence[Breakdown], new: Sequence[Breakdown], device: int
+) -> tuple[tuple[str, int], ...]:
+    """Return the difference of each category on a device, in bytes; empty without breakdowns."""
+    if min(len(old), len(new)) <= device:
+        return ()
+    rows = category_rows(new[device], old[device])[:-1]
+    return tuple((row.name, row.difference) for row in rows if row.difference)
+
+
+def _amounts(amounts: Sequence[int]) -> str:
+    """Return one amount or, where they differ as written, their range and median."""
+    low, high = (format_size(amount, signed=True) for amount in (min(amounts), max(amounts)))
+    if low == high:
+        return low
+    first, last = (low, high) if max(amounts) > 0 else (high, low)
+    return f"{first} to {last} (median {format_size(median_low(amounts), signed=True)})"
+
+
+def tests_text(number: int) -> str:
+    """Return "1 test", "2 tests"."""
+    return "1 test" if number == 1 else f"{number} tests"

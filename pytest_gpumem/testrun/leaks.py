@@ -1,0 +1,261 @@
+"""Memory that stays: it grows from step to step (``steady``), or is left behind (``max_leak_mib``).
+
+Memory that is allocated after a step is in use, or garbage in reference cycles. The first run
+collects nothing: its peak is the program's own. If memory that it never frees by itself grows, the
+test runs again, with a collection after each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.judge.comparison import MIN_STEPS, growth, last_half
+from pytest_gpumem.judge.judge import judge_left
+from pytest_gpumem.measurement import Stayed
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_log import AllocatorLog
+from pytest_gpumem.recording.grown_blocks import grown_blocks
+from pytest_gpumem.recording.referrers import holders as holders_of
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.rerun import ran_again
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Holder, Measurement, Site
+    from pytest_gpumem.meter.step_watch import StepEnd
+    from pytest_gpumem.recording.allocator_log import Block
+    from pytest_gpumem.recording.recording import Recording
+    from pytest_gpumem.testrun.explainer import Explainer
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
+    from pytest_gpumem.testrun.run import Run
+
+GARBAGE_ALONE: Final = Note(
+    NoteKind.GARBAGE,
+    "what grew from step to step was garbage in reference cycles: the test ran a second time, with "
+    "a garbage collection after each step, and the memory in use did not grow",
+)
+GARBAGE_TOO: Final = Note(
+    NoteKind.GARBAGE,
+    "some of the memory that grew may be garbage in reference cycles: no second run of the test, "
+    "with a garbage collection after each step, had as many steps",
+)
+
+
+Place = tuple[int, int]
+"""device and address of a block"""
+
+MAX_SHARE: Final = 8
+"""a test that left more than one part in so many of the device's memory is not run again: the
+second run would have to fit beside that"""
+
+
+def require_steps(run: Run) -> None:
+    """Refuse to judge a test that is to be steady and has too few steps."""
+    number = len(run.meter.steps.ends)
+    if run.spec.steady and number < MIN_STEPS:
+        raise SpecError(
+            "steady=True",
+            f"the test had {number} steps, and growth needs {MIN_STEPS} or more steps (a "
+            "step ends with optimizer.step())",
+            "run more steps; without an optimizer, call gpu_memory.step() after each step",
+        )
+
+
+def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came of it
+    runner: Runner,
+    explainer: Explainer,
+    item: MarkedItem,
+    run: Run,
+    measurement: Measurement,
+    recording: Recording | None,
+) -> Measurement:
+    """Return a test's measurement with the memory in use after each step, and why it grows."""
+    steps, ends = run.meter.steps, run.meter.steps.ends
+    growing = [index for index, levels in enumerate(_levels(ends)) if growth(levels) is not None]
+    if not run.spec.steady or not growing:
+        return measurement
+    recording = recording if explainer.enabled else None
+    # What has outlived the test; most local variables have not.
+    outliving = _holders(run, growing, ends, recording)
+    holders = dict(outliving)
+    second: Recording | None = None
+
+    def look(step: int) -> None:
+        """Search in the second run, if the last step ends."""
+        if step == len(ends):
+            holders.update(_holders(run, growing, steps.ends, run.meter.recorded_so_far()))
+
+    steps.search = look
+    try:
+        with runner.again(item, record=True) as attempt:
+            if attempt.ran:
+                second = run.meter.recording()
+    finally:
+        steps.search = None
+    # That the steps are the same is enough: an assertion on the peak may fail after them.
+    is_alike = attempt.ran and len(steps.ends) == len(ends)
+    levels = _levels(ends, steps.ends if is_alike else ends)
+    measurement = replace(measurement, steps=tuple(levels))
+    grown = [step.final - step.initial if step else 0 for step in map(growth, levels)]
+    largest = max(grown)
+    note = GARBAGE_ALONE
+    if largest:
+        index = grown.index(largest)
+        found = (holders if is_alike else outliving).get(index, ())
+        lines: tuple[Site, ...] = ()
+        if recording is not None:
+            device = run.meter.devices[index]
+            runs = [(second, steps.ends)] if is_alike else []
+            for log, times in (*runs, (recording, ends)):
+                grew = partial(_grown, ends=times)
+                lines = lines or explainer.lines(log, device, grew)
+        measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
+        note = ran_again("what makes its memory grow") if is_alike else GARBAGE_TOO
+    # No garbage is told where it is known that there is none: that was collected since.
+    if not is_alike and (not largest or sum(holder.nbytes for holder in found) == largest):
+        return measurement
+    return replace(measurement, notes=(*measurement.notes, note))
+
+
+def _grown(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block, int]:
+    """Return the blocks by which memory grew in the last half of the steps."""
+    return grown_blocks(blocks, [end.time for end in ends], last_half(len(ends)))
+
+
+def _holders(
+    run: Run, devices: Sequence[int], ends: Sequence[StepEnd], recording: Recording | None
+) -> dict[int, tuple[Holder, ...]]:
+    """Return the holders of the blocks of the last half of the steps that are alive now.
+
+    ``devices`` are the indexes of those on which memory grows; the holders are by these.
+    """
+    if recording is None or recording.overflowed:
+        return {}
+    live, found = run.meter.isolation.blocks(), {}
+    for index in devices:
+        device = run.meter.devices[index]
+        grown = _grown(AllocatorLog.of(recording, device).blocks, ends)
+        blocks = {
+            (device, block.address): nbytes
+            for block, nbytes in grown.items()
+            if block.end is None and (device, block.address) in live
+        }
+        if blocks:
+            found[index] = holders_of(blocks)
+    return found
+
+
+def _levels(
+    ends: Sequence[StepEnd], collected: Sequence[StepEnd] | None = None
+) -> list[tuple[int, ...]]:
+    """Return the bytes after each step that the program has not freed itself, for each device.
+
+    Memory that a collection after each step freed (``collected``) was garbage, which is left out.
+    """
+    levels = [
+        [held + freed for held, freed in zip(end.allocated, end.freed, strict=True)] for end in ends
+    ]
+    if collected is not None:
+        levels = [
+            [level - garbage for level, garbage in zip(row, end.freed, strict=True)]
+            for row, end in zip(levels, collected, strict=True)
+        ]
+    return list(zip(*levels, strict=True))
+
+
+class _Leftover(NamedTuple):
+    """The memory that one run of a test left behind."""
+
+    sizes: tuple[int, ...]
+    """bytes, one figure a device"""
+    blocks: dict[Place, int]
+    """bytes of each block"""
+
+
+def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came of it
+    runner: Runner,
+    explainer: Explainer,
+    item: MarkedItem,
+    run: Run,
+    whole: Result,
+    recording: Recording | None,
+) -> Result | None:
+    """Return the result of a test that left too much behind; None if it did not.
+
+    A leaking test is run once more. With a warm-up the leftover of the second run counts, as the
+    first one fills caches; else a note says whether each run leaves as much.
+    """
+    assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
+    of_fixtures = (fixture.known for fixture in run.fixtures.used)
+    excused = run.excused_blocks.union(*of_fixtures) - run.meter.isolation.returned
+    left = _leftover(runner, run, excused)
+    measurement = replace(whole.measurement, left=left.sizes)
+    if judge_left(measurement, run.spec, whole.verdict) is None:
+        return None
+    stayed = _stayed(explainer, run, left, recording)  # before the second run, which leaves more
+    left_again: _Leftover | None = None
+    recorded: Recording | None = None
+    if max(left.sizes) <= run.info.total_memory // MAX_SHARE:
+        with runner.again(item, record=explainer.enabled, warm=True) as attempt:
+            recorded = run.meter.recording()
+        if attempt.passed:
+            left_again = _leftover(runner, run, {*excused, *left.blocks}, left.sizes)
+    if run.spec.warmup and left_again is not None:
+        measurement = replace(measurement, left=left_again.sizes)
+        stayed = _stayed(explainer, run, left_again, recorded)
+        note = ""
+    elif left_again is None:
+        note = (
+            "this includes the memory that the warm-up left: a second run did not pass, or was "
+            "not tried"
+        )
+        note = note if run.spec.warmup else ""
+    elif size := max(left_again.sizes, default=0):
+        note = f"a second run leaked {format_size(size)} more"
+    else:
+        note = "a second run leaked nothing more: the memory is kept once, like a cache"
+    measurement = replace(measurement, stayed=stayed)
+    verdict = judge_left(measurement, run.spec, whole.verdict)
+    if verdict is None:
+        return None
+    notes = (*verdict.notes, Note(NoteKind.RUN, note)) if note else verdict.notes
+    return replace(whole, measurement=measurement, verdict=replace(verdict, notes=notes))
+
+
+def _leftover(
+    runner: Runner, run: Run, excused: Collection[Place], held_before: Sequence[int] = ()
+) -> _Leftover:
+    """Return the memory that is left, besides some blocks and the bytes that were held before."""
+    run.meter.release()
+    held = runner.left_by(run)
+    sizes = [
+        max(0, size - size_before)
+        for size, size_before in zip(held, held_before or [0] * len(held), strict=True)
+    ]
+    blocks = {
+        place: size for place, size in run.meter.isolation.blocks().items() if place not in excused
+    }
+    return _Leftover(tuple(sizes), blocks)
+
+
+def _stayed(explainer: Explainer, run: Run, left: _Leftover, recording: Recording | None) -> Stayed:
+    """Return the lines and the holders of the memory that is left on the fullest device."""
+    index = left.sizes.index(max(left.sizes))
+    device = run.meter.devices[index]
+    blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
+
+    def left_blocks(history: Iterable[Block]) -> dict[Block, int]:
+        return {
+            block: block.size
+            for block in history
+            if block.end is None and (device, block.address) in blocks
+        }
+
+    lines = explainer.lines(recording, device, left_blocks)
+    return Stayed(index, left.sizes[index], lines, holders_of(blocks))

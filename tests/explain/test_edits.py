@@ -1,0 +1,143 @@
+"""What changed leads: lines that were edited since the baseline's commit."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.git import commit, git
+
+from pytest_gpumem.explain.lead import edit_words
+from pytest_gpumem.explain.source_changes import edits_of_patch
+
+UPDATE = "--gpumem-update-baselines"
+MODEL = """
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.up = nn.Linear(width, 4 * width)
+            self.down = nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+"""
+STEP = """
+    import sys
+    sys.modules.pop("model", None)  # each session of this process imports the file anew
+    from model import Block
+
+    @pytest.mark.gpu_memory
+    def test_step():
+        model = Block(256).cuda()
+        model(torch.ones(8192, 256, device="cuda")).sum().backward()
+"""
+
+
+@pytest.fixture
+def committed(suite):
+    """A repository with a model in one file, its test in another, and the baseline."""
+    suite.write("model.py", MODEL)
+    suite.run(UPDATE, source=STEP)
+    git("init", "-q")
+    commit("A model and its baseline")
+    return suite
+
+
+def lead(session):
+    """The first clause of a failure."""
+    return session.flat.partition("regressed: ")[2].partition("; peak ")[0]
+
+
+def widened(suite):
+    """Make the layer wider, with edits beside that change no memory."""
+    text = MODEL.replace("(width, 4 *", "(width, 8 *").replace("(4 * width,", "(8 * width,")
+    text = text.replace("def __init__", "# Of one width.\n        def __init__")
+    suite.write("model.py", text.replace("nn.LayerNorm(width)", "nn.LayerNorm(width, eps=1e-5)"))
+
+
+def test_the_line_that_makes_a_wider_layer_leads_though_it_allocates_nothing(committed):
+    widened(committed)
+    assert lead(committed.run()) == "model.py:9 changed: 4 * width -> 8 * width"
+    commit("Wider")  # it is the baseline's commit that counts, and not the last one
+    assert lead(committed.run("-v")) == "model.py:9 changed: 4 * width -> 8 * width"
+
+
+def test_without_a_committed_baseline_the_line_that_grew_leads(committed):
+    widened(committed)
+    for path in committed.path.glob("baselines/*/*.json"):
+        path.write_text(path.read_text() + "\n")
+    assert lead(committed.run()).endswith(" at test_it.py:13 (test_step)")
+
+
+def test_where_a_shallow_clone_ends_nothing_is_said_of_edits(committed):
+    widened(committed)
+    commit("Wider")
+    (committed.path / ".git/shallow").write_text(git("rev-list", "--max-parents=0", "HEAD"))
+    assert lead(committed.run()).endswith(" at test_it.py:13 (test_step)")
+
+
+def test_an_edit_elsewhere_is_no_cause(committed):
+    committed.write("other.py", "def f():\n    return 1")
+    commit("Another file")
+    committed.write("other.py", "def f():\n    return 2")
+    text = STEP.replace("torch.ones(8192", "torch.ones(16384")
+    assert lead(committed.run(source=text)) == "test_it.py:13 changed: 8192 -> 16384"
+
+
+def test_a_file_that_the_test_does_not_run_has_no_cause(committed):
+    committed.write("other.py", "def up(x):\n    return x")
+    commit("Another file, in whose last lines the names of the model stand")
+    widened(committed)
+    committed.write("other.py", "def up(x):\n    self.up = x\n    return x")
+    assert lead(committed.run()) == "model.py:9 changed: 4 * width -> 8 * width"
+
+
+PATCH = """\
+diff --git a/a.py b/a.py
+index 1..2 100644
+--- a/a.py
++++ b/a.py
+@@ -3,2 +3,3 @@ def f():
+-x = f(1)
+-# why
++x = f(2)
++# why not
++y = g(x)
+@@ -9 +9,0 @@
+-optimizer.zero_grad()
+@@ -20 +19 @@
+-z = 1  # one
++z = 1  # the first
+diff --git "a/b c.py" "b/b c.py"
+--- a/b c.py\t
++++ b/b c.py\t
+@@ -0,0 +1 @@
++--- = 1
+"""
+
+
+def test_a_patch_is_read_line_by_line():
+    edits = [(it.path, it.line, it.old, it.new) for it in edits_of_patch(PATCH)]
+    assert edits == [
+        ("a.py", 3, "x = f(1)", "x = f(2)"),
+        ("a.py", 5, "", "y = g(x)"),
+        ("a.py", 10, "optimizer.zero_grad()", ""),
+        ("b c.py", 1, "", "--- = 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("nn.Linear(4096, 16)", "nn.Linear(16384, 16)", "changed: 4096 -> 16384"),
+        ("a = f(x, 4 * w)", "a = f(x, 8 * w)", "changed: 4 * w -> 8 * w"),
+        ("f(x, y=1)", "f(x, y=1, z=2)", "changed: z=2 was added"),
+        ("f(x, y=1, z=2)", "f(x, y=1)", "changed: z=2 was removed"),
+        ("", "y = f(x)", "is new: y = f(x)"),
+        ("y = f(x)", "", "is gone: y = f(x)"),
+    ],
+)
+def test_an_edit_is_told_by_what_differs(old, new, words):
+    assert edit_words(old, new) == words

@@ -1,0 +1,330 @@
+"""Who keeps the blocks of a peak that grew: a small regression of each kind, all in one session."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from helpers.random_growth import edited_program, wrong_cause
+
+from pytest_gpumem.explain.keeper_search import KeeperFinder
+
+HEAD = """\
+import pytest, torch
+
+PLANTED = False
+LOG, CACHE = [], {}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 16384)
+        self.last = None
+
+    def forward(self, x):
+        return self.linear(x).exp().sin()
+
+
+@pytest.fixture
+def model():
+    LOG.clear(), CACHE.clear()
+    return Model().cuda()
+
+
+def batch():
+    return torch.zeros(64, 64, device="cuda")
+
+
+class Trainer:
+    history = None
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), foreach=False)
+"""
+
+BODIES = {
+    "local_variable": (
+        """
+        optimizer = optimizer_of(model)
+        for step in range(3):
+            out = model(batch())
+            out.sum().backward()
+            optimizer.step()
+            if PLANTED and step == 0:
+                best = out.detach()
+        """,
+        r"kept by local variable best of test_local_variable, test_it.py:(\d+), of step 1",
+        "best = out.detach()",
+    ),
+    "list": (
+        """
+        optimizer = optimizer_of(model)
+        for _ in range(3):
+            out = model(batch())
+            out.sum().backward()
+            optimizer.step()
+            if PLANTED:
+                LOG.append(out.detach())
+        """,
+        r"kept by global variable LOG of test_it.py \(list of 2\), of step",
+        "",
+    ),
+    "graph": (
+        """
+        for _ in range(3):
+            loss = model(batch()).sum()
+            loss.backward()
+            if PLANTED:
+                CACHE.setdefault("losses", []).append(model(batch()).sum())
+        """,
+        r"kept by the graph of global variable CACHE of test_it.py \(dict of 1, list of \d\)",
+        "",
+    ),
+    "retained": (
+        """
+        for _ in range(3):
+            loss = model(batch()).sum()
+            loss.backward(retain_graph=PLANTED)
+            torch.empty(100, 1 << 20, device="cuda")  # the peak, whatever cuBLAS' workspaces are
+        """,
+        (
+            r"kept by the graph of local variable loss of test_retained, test_it.py:\d+, "
+            r"which backward\(retain_graph=True\) did not free \(test_it.py:(\d+)\)"
+        ),
+        "loss.backward(retain_graph=PLANTED)",
+    ),
+    "gradients": (
+        """
+        optimizer = optimizer_of(model)
+        for _ in range(3):
+            model(batch()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not PLANTED)
+        """,
+        (
+            r"kept by .grad of the parameters, "
+            r"since zero_grad\(set_to_none=False\) at test_it.py:(\d+), of step 1"
+        ),
+        "set_to_none=not PLANTED",
+    ),
+    "closure": (
+        """
+        for _ in range(3):
+            big = model(batch()).detach()
+            if PLANTED:
+                LOG.append(lambda big=big: big)
+        """,
+        (
+            r"kept by global variable LOG of test_it.py \(list of \d, default argument of "
+            r"test_closure.<locals>.<lambda>"
+        ),
+        "",
+    ),
+    "attribute": (
+        """
+        trainer = Trainer()
+        for _ in range(3):
+            out = model(batch()).detach()
+            if PLANTED:
+                trainer.history = out
+            del out
+            model(batch())
+        """,
+        (
+            r"kept by local variable trainer of test_attribute, test_it.py:\d+ "
+            r"\(attribute history of Trainer\)"
+        ),
+        "",
+    ),
+    "exception": (
+        """
+        def checked(value):
+            seen = value.detach() + 1
+            raise ValueError(seen.shape)
+        for _ in range(3):
+            out = model(batch())
+            try:
+                checked(out)
+            except ValueError as error:
+                if PLANTED:
+                    LOG.append(error)
+        """,
+        (
+            r"kept by global variable LOG of test_it.py \(list of \d, ValueError, "
+            r"local variable seen of checked, test_it.py:(\d+)\)"
+        ),
+        "seen = value.detach() + 1",
+    ),
+}
+
+
+def source(planted):
+    tests = [
+        f"@pytest.mark.gpu_memory\ndef test_{name}(model):{body}"
+        for name, (body, *_) in BODIES.items()
+    ]
+    return f"{HEAD}\n\n".replace("PLANTED = False", f"PLANTED = {planted}") + "\n\n".join(tests)
+
+
+def test_what_keeps_the_blocks_is_named_and_no_figure_changes(suite, monkeypatch):
+    assert suite.run("--gpumem-update-baselines", source=source(planted=False)).ret == 0
+    lines = suite.write("test_it.py", source(planted=True)).read_text().splitlines()
+    session = suite.run()
+    assert session.outcomes == {"failed": len(BODIES)}
+    sections = re.split(r"^_+ test_(\w+) _+$", session.out, flags=re.MULTILINE)
+    texts = dict(zip(sections[1::2], sections[2::2], strict=True))
+    for name, (_, words, code) in BODIES.items():
+        match = re.search(words, " ".join(texts[name].split()))
+        assert match, f"{words}\n{texts[name]}"
+        if code:
+            assert code in lines[int(match[1]) - 1], name
+    # Without the search each test has the same figures, and the tests after it as well.
+    monkeypatch.setattr(KeeperFinder, "search", lambda *_: None)
+    unsearched = suite.run()
+    assert "kept by" not in unsearched.out
+    assert unsearched.figures() == session.figures()
+
+
+OVER_LIMITS = """\
+import pytest, torch
+
+LOG = []
+
+
+@pytest.fixture(autouse=True)
+def cleared():
+    yield
+    LOG.clear()
+
+
+def work(number):
+    model = torch.nn.Linear(64, 16384).cuda()
+    for _ in range(number):
+        out = model(torch.zeros(64, 64, device="cuda"))
+        LOG.append(out.detach() + 1)
+        del out
+
+
+@pytest.mark.gpu_memory(max_gib=40/1024)
+def test_refused():
+    work(12)
+
+
+@pytest.mark.gpu_memory(max_allocated_gib=30/1024)
+def test_over():
+    work(8)
+
+
+@pytest.mark.gpu_memory
+def test_part(gpu_memory):
+    with gpu_memory.measure("train", max_allocated_gib=30/1024):
+        work(8)
+"""
+
+
+def test_who_keeps_the_blocks_is_told_where_a_limit_was_met(suite, monkeypatch):
+    options = ("--gpumem-html=a.html", "--gpumem-markdown=a.md", "-v")
+    session = suite.run(*options, source=OVER_LIMITS)
+    assert session.verdicts()["test_refused"] == "out of memory"
+    for name in ("over", "part"):
+        words = "kept by global variable LOG of test_it.py (list of 7)"
+        (text,) = re.findall(
+            rf"^_+ test_{name} _+$(.*?)^(?:_+ test|=)", session.out, re.MULTILINE | re.DOTALL
+        )
+        flat = " ".join(text.split())
+        assert re.search(rf"test_it.py:21 .*?\) {re.escape('28.00 MiB ' + words)}", flat)
+        for report in ("a.html", "a.md"):
+            told = (suite.path / report).read_text().replace("\\", "")  # Markdown escapes
+            assert words in " ".join(told.split())
+    brief = suite.run()
+    assert brief.out.count("kept by global variable LOG of test_it.py") == 2
+    monkeypatch.setattr(KeeperFinder, "search", lambda *_: None)
+    unsearched = suite.run()
+    assert "kept by" not in unsearched.out
+    assert unsearched.figures() == session.figures() == brief.figures()
+
+
+WIDE = """\
+import os
+import pytest, torch
+
+STEPS = 6 if os.environ.get("NEW") else 1
+
+
+@pytest.fixture(scope="module")
+def config():
+    return {}
+
+
+@pytest.fixture(scope="session")
+def table():
+    return torch.zeros(2**22, device="cuda")
+
+
+def steps(layer):
+    logits, labels = [], []
+    for step in range(STEPS):
+        logits.append(torch.empty(2**22, device="cuda"))
+        labels.append(torch.zeros(2**20 * (1 + step % 2), device="cuda"))
+        yield
+    layer(torch.ones(1, 8, device="cuda"))
+
+
+@pytest.mark.gpu_memory
+def test_before(config):
+    for _ in steps(torch.nn.Linear(8, 8, device="cuda")):
+        pass
+
+
+@pytest.mark.gpu_memory
+def test_midst(request):
+    for _ in steps(torch.nn.Linear(8, 8, device="cuda")):
+        request.getfixturevalue("table")
+"""
+
+
+def test_a_wider_fixture_that_the_test_sets_up_changes_no_keeper(suite, monkeypatch):
+    """It is set up in the first run alone: only there are its snapshots, and its memory."""
+    suite.run("--gpumem-update-baselines", source=WIDE)
+    monkeypatch.setenv("NEW", "1")
+    for order in (("test_before", "test_midst"), ("test_midst",)):
+        session = suite.run(*(f"test_it.py::{name}" for name in order))
+        sections = re.split(r"^_+ (test_\w+) _+$", session.out, flags=re.MULTILINE)
+        for text in sections[2::2]:
+            told = " ".join(text.split())
+            assert re.search(r"logits\.append.*?kept by local variable logits of steps", told)
+            assert re.search(r"labels\.append.*?kept by local variable labels of steps", told)
+            assert "variable layer" not in told
+        assert len(sections[2::2]) == len(order)
+
+
+def test_random_programs_have_the_line_and_the_keeper_that_were_planted(suite, monkeypatch):
+    """As python -m benchmarks.reports.named_causes, which runs more of them."""
+    programs = {f"test_{seed}.py": edited_program(seed) for seed in range(200, 243, 4)}
+    for name, program in programs.items():
+        (suite.path / name).write_text(program.source, encoding="utf-8")
+    suite.run_warm("--gpumem-update-baselines")  # some programs keep memory for good
+    monkeypatch.setenv("NEW", "1")
+    suite.run_warm("--gpumem-json=r.json")
+    results = json.loads((suite.path / "r.json").read_text())["results"]
+    mistakes = [
+        wrong_cause(programs.pop(result["nodeid"].partition("::")[0]), result) for result in results
+    ]
+    assert not programs
+    wrong = [mistake for mistake in mistakes if mistake and not mistake.startswith("no keeper")]
+    assert not wrong
+    assert mistakes.count("") >= len(mistakes) - 1, mistakes
+
+
+def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):
+    source = """
+        @pytest.mark.gpu_memory
+        def test_it():
+            kept = [torch.empty(2**20, device="cuda") for _ in range(NUMBER)]
+    """
+    suite.run("--gpumem-update-baselines", source=source.replace("NUMBER", "2"))
+    session = suite.run("-v", source=source.replace("NUMBER", "4"))
+    assert "kept by" not in session.flat
+    assert "no keeper is named, because no module's call, backward pass" in session.flat
