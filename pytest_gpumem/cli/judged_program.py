@@ -235,6 +235,21 @@ class JudgedProgram:
         assert self._session.run is not None  # noqa: S101 - open() has called begin()
         return self._session.run
 
+    def _processes_used_a_gpu(self, *, passed: bool, alone: bool) -> bool:
+        """Return whether processes that the program started used a GPU: ``alone``, without it."""
+        children = self._children.children()
+        silent = [child.name for child in children if not child.ended]
+        if silent and passed and self._is_held:
+            problem = f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks"
+            remedy = "let all processes end by themselves, or leave the limits and --baseline out"
+            raise GpuMemError(self._item.nodeid, problem, remedy)
+        used = any(child.peaks for child in children)
+        if used and alone and self._arguments.phases:
+            problem = "only processes that the program starts use a GPU, and these have no phases"
+            remedy = "run one rank alone: gpumem run --phases --world-size 8 --rank 0 train.py"
+            raise GpuMemError("--phases", problem, remedy)
+        return used
+
     def finish(
         self, error: BaseException | None, *, passed: bool
     ) -> tuple[list[Result], list[str], bool]:
@@ -249,13 +264,9 @@ class JudgedProgram:
         if self._phases is not None:
             self._phases.stop()
         run, results = self._session.run, []
-        silent = [child.name for child in self._children.children() if not child.ended]
-        if silent and passed and self._is_held:
-            problem = f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks"
-            remedy = "let all processes end by themselves, or leave the limits and --baseline out"
-            raise GpuMemError(self._item.nodeid, problem, remedy)
-        used_below = any(child.peaks for child in self._children.children())
-        if run is not None and error is None and run.is_unused and not used_below:
+        unused = run is None or run.is_unused
+        used_below = self._processes_used_a_gpu(passed=passed, alone=unused)
+        if run is not None and error is None and unused and not used_below:
             if self._is_held:
                 problem = f"the program took no memory of {run.info.name}: it has no peak to judge"
                 remedy = "run what uses CUDA, or leave the limits and --baseline out"
