@@ -120,7 +120,10 @@ class Patch:
 
 
 def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a ``make`` of :meth:`Patch.wrap`; the wrapper takes the original before all else."""
+    """Return a ``make`` of :meth:`Patch.wrap`; the wrapper takes the original before all else.
+
+    Not for functions that Dynamo traces: guards of compiled code are other ones then.
+    """
 
     def make(original: Any) -> Any:  # noqa: ANN401 - another package's
         def wrapped(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the original

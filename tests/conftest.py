@@ -28,7 +28,7 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.device import VirtualDevice
-from pytest_gpumem.devices.virtual.environment import TRITON
+from pytest_gpumem.devices.virtual.inherited import TRITON
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 

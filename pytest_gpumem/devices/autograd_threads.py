@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import Patch, wrapped_by
+from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,25 +126,25 @@ def awaited_passes() -> Iterator[None]:
     """
     import torch
 
-    @wrapped_by
-    def run_and_wait(
-        run_backward: Callable[..., object], *args: object, **options: object
-    ) -> object:
-        __tracebackhide__ = True
-        if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
-            NODE_NUMBERS.align()
-        try:
-            result = run_backward(*args, **options)
-        except BaseException:
-            with suppress(Exception):  # after an error of CUDA's every call fails
-                await_autograd()
-            raise
-        if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
-            _run_apart(await_autograd)
-        return result
+    def awaiting(run_backward: Callable[..., object]) -> Callable[..., object]:
+        def run_and_wait(*args: object, **options: object) -> object:
+            __tracebackhide__ = True
+            if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
+                NODE_NUMBERS.align()
+            try:
+                result = run_backward(*args, **options)
+            except BaseException:
+                with suppress(Exception):  # after an error of CUDA's every call fails
+                    await_autograd()
+                raise
+            if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
+                _run_apart(await_autograd)
+            return result
+
+        return run_and_wait
 
     with ExitStack() as stack:
-        PASSES.wrap(torch.autograd, run_and_wait, stack)
+        PASSES.wrap(torch.autograd, awaiting, stack)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.notes import Note, NoteKind
@@ -53,11 +54,8 @@ class TimedPlans:
         """Begin with the mode as it is."""
         if not self._watches:
             self._watches = True
-            watch_benchmark_mode(torch, self._see)
+            watch_benchmark_mode(torch, partial(setattr, self, "was_on", True))
         self.was_on = torch.backends.cudnn.benchmark
-
-    def _see(self) -> None:
-        self.was_on = True
 
 
 TIMED_PLANS: Final = TimedPlans()

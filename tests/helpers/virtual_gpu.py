@@ -10,6 +10,7 @@ import textwrap
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -34,6 +35,20 @@ CARD_80GIB = replace(
     CARDS["H100"], name="80 GiB", total_memory=80 * GIB, capability=(9, 0), sm_count=132, context=0
 )
 """the device that virtual-gpu.md's figures were made on"""
+
+
+class Values(NamedTuple):
+    """The bytes that device memory holds."""
+
+    known: int
+    """bytes that a real GPU would hold there too"""
+    backed: int
+    """bytes of pages that may take the host's memory"""
+
+
+def values_of(library):
+    """How many bytes of device memory are known, and how many the host gives."""
+    return Values(*library._figures("values", 2))
 
 
 def small_card(memory, context=0):

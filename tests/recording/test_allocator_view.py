@@ -14,7 +14,7 @@ from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, run_python, virtual_device
 
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.virtual.environment import INHERITED, LIBRARIES, PRELOAD
+from pytest_gpumem.devices.virtual.inherited import INHERITED, LIBRARIES, PRELOAD
 from pytest_gpumem.recording.allocator_view import VIEW
 
 PROGRAM = program("allocator_figures.py")

@@ -32,7 +32,7 @@ from pytest_gpumem.devices.virtual import native, saved_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
-from pytest_gpumem.devices.virtual.environment import adapted
+from pytest_gpumem.devices.virtual.inherited import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
@@ -132,8 +132,6 @@ class VirtualDevice(Device):
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
     runs_kernels = False
-    first = 0
-    """the first device to measure on; those before it are other ranks'"""
     least = 1
     """how many devices are shown at least"""
     shown_always = 0

@@ -130,15 +130,6 @@ class EstimatedLibrary(NamedTuple):
     """where its sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
 
 
-class Values(NamedTuple):
-    """The bytes that device memory holds."""
-
-    known: int
-    """bytes that a real GPU would hold there too"""
-    backed: int
-    """bytes of pages that may take the host's memory"""
-
-
 class CopyFaults(NamedTuple):
     """The queued copies to the host that an operator did not make as they were queued."""
 
@@ -390,7 +381,6 @@ class NativeLibrary:
 
     def set_card(self, card: Card) -> None:
         """Make every virtual device one of these."""
-        limits = card.limits
         self._lib.gpumem_set_card(
             ctypes.byref(
                 _CardStruct(
@@ -398,18 +388,12 @@ class NativeLibrary:
                     total_memory=card.total_memory,
                     context_memory=card.context,
                     l2_cache_size=card.l2_cache_size,
-                    shared_memory_per_block=limits.shared_memory_per_block,
-                    shared_memory_per_block_optin=limits.shared_memory_per_block_optin,
-                    shared_memory_per_sm=limits.shared_memory_per_sm,
-                    reserved_shared_memory_per_block=limits.reserved_shared_memory_per_block,
                     major=card.capability[0],
                     minor=card.capability[1],
                     sm_count=card.sm_count,
                     memory_bus_width=card.memory_bus_width,
-                    max_threads_per_sm=limits.max_threads_per_sm,
-                    max_blocks_per_sm=limits.max_blocks_per_sm,
-                    registers_per_sm=limits.registers_per_sm,
                     clock_rate_khz=_CLOCK_RATE_KHZ,
+                    **vars(card.limits),
                 )
             )
         )
@@ -425,10 +409,6 @@ class NativeLibrary:
     def managed(self) -> Managed:
         """Return how much managed memory there is (``cudaMallocManaged``)."""
         return Managed(*self._figures("managed", 2))
-
-    def values(self) -> Values:
-        """Return how many bytes of device memory are known, and how many the host gives."""
-        return Values(*self._figures("values", 2))
 
     def operator_functions(self, key: int, called: CalledFunctions) -> OperatorFunctions:
         """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""

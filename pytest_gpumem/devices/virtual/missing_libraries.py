@@ -27,7 +27,7 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 PLACEHOLDER: Final = b"libgpumem-stub-" + b"x" * 48
 """the SONAME of the stub that setup.py builds; copies bear another in its place"""
@@ -208,26 +208,18 @@ def supply_missing_libraries(folder: Path | None = None) -> list[str]:
         )
     if not missing or unknown:  # a torch that nothing can help says it in its own words
         return []
-    for name, path in _stubs(missing):
-        try:
-            ctypes.CDLL(str(path))
-        except OSError as error:  # noqa: PERF203 - names the library
-            raise DeviceError(
-                f"{name}, which torch needs and which is not installed",
-                f"the stub in its place cannot be loaded: {error}",
-                "set TMPDIR to a folder that programs may run from, or install torch with "
-                "all packages that it requires",
-            ) from error
-    return missing
-
-
-def _stubs(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Write a stub for each name, which is deleted once the caller has loaded it."""
     stub = native.STUB.read_bytes()
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as scratch:
-        for name in names:
-            path = Path(scratch, name)
-            path.write_bytes(
-                stub.replace(PLACEHOLDER, os.fsencode(name).ljust(len(PLACEHOLDER), b"\0"))
-            )
-            yield name, path
+        for name in missing:
+            path, soname = Path(scratch, name), os.fsencode(name).ljust(len(PLACEHOLDER), b"\0")
+            path.write_bytes(stub.replace(PLACEHOLDER, soname))
+            try:
+                ctypes.CDLL(str(path))
+            except OSError as error:
+                raise DeviceError(
+                    f"{name}, which torch needs and which is not installed",
+                    f"the stub in its place cannot be loaded: {error}",
+                    "set TMPDIR to a folder that programs may run from, or install torch with "
+                    "all packages that it requires",
+                ) from error
+    return missing

@@ -67,21 +67,17 @@ def answer_as_virtual(module: ModuleType) -> None:
     bindings = int(sys.modules["cuda.bindings"].__version__.split(".")[0])
     if min(cuda.value // 1000, bindings) < FIRST_CUDA:
         return
+    # Prototypes of our own: types that are set on ctypes.pythonapi's functions are everybody's.
+    name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
+    new = _NEW(("PyCapsule_New", ctypes.pythonapi))
     capsules: dict[str, object] = getattr(module, "__pyx_capi__", {})
     for exported, capsule in capsules.items():
         name = exported.removeprefix("_")
         function = getattr(library, OTHER_NAMES.get(name, name), None)
         if name.startswith("cuda") and function is not None:
-            capsules[exported] = _capsule_like(capsule, ctypes.cast(function, ctypes.c_void_p))
-
-
-def _capsule_like(capsule: object, pointer: ctypes.c_void_p) -> object:
-    """Return a capsule of the same name; the name belongs to the module, which is never freed."""
-    # Prototypes of our own: types that are set on ctypes.pythonapi's functions are everybody's.
-    name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
-    new = _NEW(("PyCapsule_New", ctypes.pythonapi))
-    result: object = new(pointer, name_of(capsule), None)
-    return result
+            # The name belongs to the module, which is never freed.
+            pointer = ctypes.cast(function, ctypes.c_void_p)
+            capsules[exported] = new(pointer, name_of(capsule), None)
 
 
 # -- JAX asks CUPTI for its version, which calls itself without a driver until it crashes --

@@ -155,40 +155,26 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
     return _as_plain(number)
 
 
-def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
-    def decide(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
-        result = method(self, *operands)
-        if result is not NotImplemented:
-            self.read.tell()
-        return result
+def _telling(
+    method: Callable[..., Any], *, decides: bool = False, computes: bool = False
+) -> Callable[..., Any]:
+    """Return a method of a number that tells its use; ``computes``: what it returns tells too."""
 
-    return decide
-
-
-def _computing_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
-        result = method(self, *operands)
+    def call(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
+        result, read = method(self, *operands), self.read
         if result is NotImplemented:
             return result
-        self.read.use()
-        return uncertain(result, self.read.derive(whole=type(result) is int))
+        (read.tell if decides else read.use)()
+        return uncertain(result, read.derive(whole=type(result) is int)) if computes else result
 
-    return compute
-
-
-def _showing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def show(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
-        self.read.use()
-        return method(self, *operands)
-
-    return show
+    return call
 
 
 for _kind, _plain in ((UncertainFloat, float), (UncertainInt, int)):
     for _names, _wrapped in (
-        (DECIDING, _deciding),
-        (COMPUTED, _computing_method),
-        (SHOWN, _showing),
+        (DECIDING, partial(_telling, decides=True)),
+        (COMPUTED, partial(_telling, computes=True)),
+        (SHOWN, _telling),
     ):
         for _name in _names:
             if hasattr(_plain, f"__{_name}__"):

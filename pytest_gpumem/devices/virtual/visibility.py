@@ -84,7 +84,7 @@ class Curtain:
         """the first one of each file; one that asked itself replaces one that did not"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
         # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
-        COUNTS.wrap(torch._C, wrapped_by(self._count_after))
+        COUNTS.wrap(torch._C, self._counting)
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
         INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
 
@@ -93,11 +93,15 @@ class Curtain:
             self._note_question()
         return self._shown
 
-    def _count_after(self, count: Callable[[], int]) -> int:
-        """Ask the driver as PyTorch does, which lets no forked process use CUDA later."""
-        if self._shown:
-            count()
-        return self._count()
+    def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
+        """Return PyTorch's question of the driver, which lets no forked process use CUDA later."""
+
+        def count_shown() -> int:  # in this file, whose frames are no program's
+            if self._shown:
+                count()
+            return self._count()
+
+        return count_shown
 
     def _initialise(self, initialise: Callable[[], None]) -> None:
         """Initialise CUDA, and refuse that while no GPU is shown.

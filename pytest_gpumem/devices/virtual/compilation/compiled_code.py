@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,15 +39,12 @@ BESIDE_OTHERS: Final = (
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
     """Return what makes of a function of PyTorch's one that tells its arguments first."""
 
-    def make(function: Any) -> Any:
-        def told(*args: Any, **options: Any) -> Any:
-            __tracebackhide__ = True
-            tell(*args, **options)
-            return function(*args, **options)
+    def told(function: Any, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        tell(*args, **options)
+        return function(*args, **options)
 
-        return told
-
-    return make
+    return wrapped_by(told)
 
 
 class CompiledCode:

@@ -12,7 +12,7 @@ import importlib
 import math
 import re
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ from pytest_gpumem.devices.virtual.values.operators import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.devices.virtual.compilation.recorded_graphs import RecordedNode
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
@@ -135,7 +135,11 @@ class GraphProgram:
         self.is_told = True
         """whether the graph says all that the code writes"""
         self._read()
-        self._note_last_uses()
+        last: dict[int, int] = {}
+        for place, each in enumerate(self.nodes):
+            last |= dict.fromkeys(_refs_in((each.node.args, each.node.kwargs)), place)
+        for used in last.keys() - {*self.outputs, *self.changed.values()}:
+            self.nodes[last[used]].unused_after.append(used)
         names = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
         self.order = {symbol: place for place, symbol in reversed([*enumerate(names)])}
         """the sizes and numbers that the code reads back, by their names in it"""
@@ -162,16 +166,6 @@ class GraphProgram:
                 self.changed[target] = args[1].place if isinstance(args[1], Ref) else -1
             else:
                 self.is_told = False
-
-    def _note_last_uses(self) -> None:
-        last: dict[int, int] = {}
-        for place, node in enumerate(self.nodes):
-            for used in _refs_in((node.node.args, node.node.kwargs)):
-                last[used] = place
-        outputs = {*self.outputs, *self.changed.values()}
-        for used, place in last.items():
-            if used not in outputs:
-                self.nodes[place].unused_after.append(used)
 
 
 class Read(NamedTuple):
@@ -211,22 +205,25 @@ def call_with_values(
         or not all(type(tensor) in PLAIN for tensor in tensors)
     ):
         return call(compiled, inputs)
-    collects = gc.isenabled()
-    gc.disable()  # what is made here would have Python's collector run earlier than on a GPU
-    try:
+    with _without_collections():
         code = CodeThatRuns(mode, program, inputs, compiled)
-    finally:
-        if collects:
-            gc.enable()
     with code:
         result = call(compiled, inputs)
+    with _without_collections():
+        code.write(result)
+    return result
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Make objects that would have Python's collector run earlier than on a GPU."""
+    collects = gc.isenabled()
     gc.disable()
     try:
-        code.write(result)
+        yield
     finally:
         if collects:
             gc.enable()
-    return result
 
 
 def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
@@ -561,7 +558,12 @@ class _Computation:
             return mapped(
                 node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")
             )
-        key = repr(mapped((call.args, call.kwargs), _shape_of))
+        key = repr(
+            mapped(
+                (call.args, call.kwargs),
+                lambda given: (given.shape, given.dtype) if isinstance(given, Tensor) else given,
+            )
+        )
         if key not in node.known_forms:
             if len(node.known_forms) >= MAX_FORMS:
                 node.known_forms.clear()
@@ -650,10 +652,6 @@ def _on_meta(argument: Any) -> Any:
         shape, strides = argument.shape, argument.stride()
         return torch.empty_strided(shape, strides, dtype=argument.dtype, device="meta")
     return torch.device("meta") if isinstance(argument, torch.device) else argument
-
-
-def _shape_of(argument: Any) -> Any:
-    return (argument.shape, argument.dtype) if isinstance(argument, Tensor) else argument
 
 
 # -- random numbers: not a GPU's own, but the same again for the same seed --

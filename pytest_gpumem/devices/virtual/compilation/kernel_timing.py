@@ -115,15 +115,11 @@ class KernelTiming:
     def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if is_shown():
             self._timed.add(tuner)
-            self._tell_first(tuner, args, kwargs)
+            self._see_launch(tuner, *args, **kwargs)
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        if tuner in self._timed and is_shown():
-            self._tell_first(tuner, args, kwargs)
-
-    def _tell_first(self, tuner: Any, args: Any, kwargs: Any) -> None:
         """Tell what the first call of a kernel in a run takes: its configuration is kept."""
-        if tuner not in self._told:
+        if tuner in self._timed and tuner not in self._told and is_shown():
             self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
     # -- kernels that a program tunes by Triton --

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
 GRAPH: Final = "_gpumem_whole_graph"
@@ -80,20 +80,11 @@ def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
         values_of: gives the host's tensor with the values of one of the device; None: they are
             unknown.
     """
-    return pickle.dumps([*_recorded_nodes(graph_module, values_of)])
-
-
-def restored(graph: bytes) -> list[RecordedNode]:
-    """Return the nodes of a graph, in their order."""
-    nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - of Inductor's cache, which is code
-    return nodes
-
-
-def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Iterator[RecordedNode]:
     import torch
 
     places: dict[Any, int] = {}
     on_device: set[Any] = set()
+    nodes = []
     for place, node in enumerate(graph_module.graph.nodes):
         value = node.meta.get("val")
         is_cuda = any(tensor.is_cuda for tensor in _tensors_of_value(value, torch))
@@ -104,11 +95,16 @@ def _recorded_nodes(graph_module: Any, values_of: Callable[[Any], Any]) -> Itera
             args, kwargs = (_plain(part, places, torch) for part in (node.args, node.kwargs))
         except UnrecordableError as error:
             kind, target, args, kwargs = "unknown", str(error), (), {}
-        symbol = _symbol_of(node, value)
         places[node] = place
-        yield RecordedNode(
-            kind, target, args, kwargs, _forms_of(value, torch), node in on_device, symbol
-        )
+        forms, symbol = _forms_of(value, torch), _symbol_of(node, value)
+        nodes.append(RecordedNode(kind, target, args, kwargs, forms, node in on_device, symbol))
+    return pickle.dumps(nodes)
+
+
+def restored(graph: bytes) -> list[RecordedNode]:
+    """Return the nodes of a graph, in their order."""
+    nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - of Inductor's cache, which is code
+    return nodes
 
 
 def _symbol_of(node: Any, value: Any) -> str:

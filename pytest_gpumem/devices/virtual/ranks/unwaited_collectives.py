@@ -149,10 +149,14 @@ class UnwaitedCollectives:
         finally:
             self._works.pop(id(work), None)
 
-    def count(self, run_backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Count a backward pass that begins."""
-        self._passes += is_outermost_pass()
-        return run_backward(*args, **kwargs)
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that counts the backward passes that begin, which Dynamo may trace."""
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self._passes += is_outermost_pass()
+            return function(*args, **kwargs)
+
+        return run_backward
 
 
 UNWAITED: Final = UnwaitedCollectives()
@@ -175,5 +179,5 @@ def unwaited_collectives_kept() -> Iterator[None]:
         stack.callback(UNWAITED.clear)
         WORKS.wrap(bindings, wrapped_by(UNWAITED.keep), stack)
         WAITS.wrap(bindings, wrapped_by(UNWAITED.wait), stack)
-        PASSES.wrap(torch.autograd, wrapped_by(UNWAITED.count), stack)
+        PASSES.wrap(torch.autograd, UNWAITED.counting, stack)
         yield

@@ -306,16 +306,9 @@ def equal_copies(result: bool, args: Arguments) -> list[bytes]:
     return [] if is_same else [bytes([result])]
 
 
-@copies("aten::allclose")
-def allclose_copies(result: bool, _given: Arguments) -> list[bytes]:
-    """Return the answer."""
-    return [bytes([result])]
-
-
-@copies("aten::linalg_lstsq")
-def least_squares_copies(result: Sequence[Tensor], _given: Arguments) -> list[bytes]:
-    """Return that no status is an error."""
-    return [bytes([False])] if result[0].numel() else []
+copies("aten::allclose")(lambda result, _: [bytes([result])])  # the answer
+# no status is an error
+copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].numel() else [])
 
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
@@ -347,10 +340,9 @@ def pinv_copies(result: object, args: Arguments) -> list[bytes]:
     return no_error_copies(result, args) if args.hermitian else svd_copies(result, args)
 
 
-@copies("aten::_linalg_check_errors")
-def check_errors_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return whether any status is an error."""
-    return [bytes([bool(over_device_memory(args.info).any())])]
+copies("aten::_linalg_check_errors")(  # whether any status is one
+    lambda _, args: [bytes([bool(over_device_memory(args.info).any())])]
+)
 
 
 @copies("aten::linalg_eig")

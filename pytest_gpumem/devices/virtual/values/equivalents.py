@@ -170,18 +170,10 @@ def convolution(args: Arguments) -> Tensor:
     return result
 
 
-@equivalent_of_arguments("aten::cudnn_convolution_relu")
-def convolution_relu(args: Arguments) -> Tensor:
-    """Return the convolution, cut off below zero."""
-    return convolution(args).relu()
-
-
-@equivalent_of_arguments("aten::cudnn_convolution_add_relu")
-def convolution_add_relu(args: Arguments) -> Tensor:
-    """Return the convolution and another tensor added, cut off below zero."""
-    alpha = 1 if args.alpha is None else args.alpha
-    total: Tensor = convolution(args) + alpha * args.z
-    return total.relu()
+equivalent_of_arguments("aten::cudnn_convolution_relu")(lambda args: convolution(args).relu())
+equivalent_of_arguments("aten::cudnn_convolution_add_relu")(
+    lambda args: (convolution(args) + (1 if args.alpha is None else args.alpha) * args.z).relu()
+)
 
 
 # -- matrix products: of other types, scaled, grouped, of four bits --

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import torch
@@ -518,10 +518,19 @@ class ValueMode:
             result: its result.
         """
         known_bytes = self._known_bytes(call.args, call.kwargs)
-        read = () if known_bytes is not None else self._read_by(call, inputs, decides=decides)
-        if read is None:
-            return None
+        read: Sequence[Tensor] = ()
         written = call.written()
+        if known_bytes is None:
+            unread = {id(tensor) for tensor in call.unread()}
+            read = [tensor for tensor in inputs if id(tensor) not in unread]
+            assumes = decides and call.name not in TRUE_FOR | FALSE_FOR
+            if not (
+                all(map(is_plain, inputs))
+                and self.are_readable(read)
+                and all(map(self.fits, written))
+                and (assumes or all(map(self.could_be_known, read)))
+            ):
+                return None
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
             return None  # what is captured does not happen yet
@@ -536,21 +545,6 @@ class ValueMode:
 
         return on_host(call, over_device_memory, generator, assumed=assumed)
 
-    def _read_by(
-        self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
-    ) -> Sequence[Tensor] | None:
-        """Return the tensors that an operator reads; None: it cannot be computed."""
-        unread = {id(tensor) for tensor in call.unread()}
-        read = [tensor for tensor in inputs if id(tensor) not in unread]
-        if not (all(map(is_plain, inputs)) and self.are_readable(read)):
-            return None
-        if not all(map(self.fits, call.written())):
-            return None
-        is_unknown = not all(map(self.could_be_known, read))
-        if is_unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
-            return None
-        return read
-
     def assume(self, tensor: Tensor) -> bool:
         """Give a small tensor, of which nothing is known, plausible values; False: no room."""
         return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
@@ -562,10 +556,8 @@ class ValueMode:
         if full_name in self._impossible:
             return None
         try:
-            if call.traits.random:
-                with self._seeded(call, device):
-                    return (in_types_of_the_host(function, plan.args, plan.kwargs),)
-            return (in_types_of_the_host(function, plan.args, plan.kwargs),)
+            with self._seeded(call, device) if call.traits.random else nullcontext():
+                return (in_types_of_the_host(function, plan.args, plan.kwargs),)
         except PASSED_ON:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:

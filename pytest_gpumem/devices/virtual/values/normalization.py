@@ -68,23 +68,19 @@ def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
     return targets
 
 
-@equivalent_of_arguments("aten::cudnn_batch_norm")
-def cudnn_batch_norm(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the results; of cuDNN's reserve space nothing is needed."""
-    momentum = args.exponential_average_factor
-    return *_batch_norm(args, args.training, momentum, args.epsilon), None
-
-
-@equivalent_of_arguments("aten::_batch_norm_with_update")
-def batch_norm_with_update(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the results of training, with a reserve space."""
-    return *_batch_norm(args, True, args.momentum, args.eps), None
-
-
-@equivalent_of_arguments("aten::_batch_norm_no_update")
-def batch_norm_no_update(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the results of evaluation, with a reserve space."""
-    return *_batch_norm(args, False, args.momentum, args.eps), None
+# Of these three's reserve space nothing is needed.
+equivalent_of_arguments("aten::cudnn_batch_norm")(
+    lambda args: (
+        *_batch_norm(args, args.training, args.exponential_average_factor, args.epsilon),
+        None,
+    )
+)
+equivalent_of_arguments("aten::_batch_norm_with_update")(
+    lambda args: (*_batch_norm(args, True, args.momentum, args.eps), None)
+)
+equivalent_of_arguments("aten::_batch_norm_no_update")(
+    lambda args: (*_batch_norm(args, False, args.momentum, args.eps), None)
+)
 
 
 def _batch_norm_backward(
@@ -99,22 +95,15 @@ def _batch_norm_backward(
     return tuple(map(_stored, results, (values, weight, weight)))
 
 
-@equivalent_of_arguments("aten::native_batch_norm_backward")
-def native_batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the gradients of input, weight and bias."""
-    return _batch_norm_backward(args, args.grad_out, args.save_invstd, args.train, args.eps)
-
-
-@equivalent_of_arguments("aten::batch_norm_backward")
-def batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the gradients of input, weight and bias."""
-    return _batch_norm_backward(args, args.grad_out, args.save_var, args.update, args.eps)
-
-
-@equivalent_of_arguments("aten::cudnn_batch_norm_backward")
-def cudnn_batch_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the gradients of input, weight and bias, of training."""
-    return _batch_norm_backward(args, args.grad_output, args.save_var, True, args.epsilon)
+equivalent_of_arguments("aten::native_batch_norm_backward")(
+    lambda args: _batch_norm_backward(args, args.grad_out, args.save_invstd, args.train, args.eps)
+)
+equivalent_of_arguments("aten::batch_norm_backward")(
+    lambda args: _batch_norm_backward(args, args.grad_out, args.save_var, args.update, args.eps)
+)
+equivalent_of_arguments("aten::cudnn_batch_norm_backward")(
+    lambda args: _batch_norm_backward(args, args.grad_output, args.save_var, True, args.epsilon)
+)
 
 
 # -- synchronised batch normalisation: statistics, their union, the element-wise parts --

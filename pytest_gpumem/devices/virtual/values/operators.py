@@ -24,7 +24,6 @@ from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import ModuleType
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -44,23 +43,18 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
         if COUNTER in sys.modules or TRITON in sys.modules or not has_triton:
             module = importlib.import_module(COUNTER)
         else:
-            module = _copy_without_triton()
+            spec = importlib.util.find_spec(COUNTER)
+            assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - PyTorch's own
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[TRITON] = None  # type: ignore[assignment] # as of what cannot be imported
+            try:
+                spec.loader.exec_module(module)
+            finally:
+                del sys.modules[TRITON]
     finally:
         log.disabled = before
     registry: Mapping[Any, Callable[..., int]] = module.flop_registry
     return registry
-
-
-def _copy_without_triton() -> ModuleType:
-    spec = importlib.util.find_spec(COUNTER)
-    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is PyTorch's own
-    copy = importlib.util.module_from_spec(spec)
-    sys.modules[TRITON] = None  # type: ignore[assignment] # as Python marks what cannot be imported
-    try:
-        spec.loader.exec_module(copy)
-    finally:
-        del sys.modules[TRITON]
-    return copy
 
 
 FORMULAS: Final = _formulas()

@@ -231,8 +231,8 @@ def test_code_of_a_cache_that_an_earlier_version_wrote_has_a_range():
         torch.cuda.init()
         code = CachedCode()
         setattr(code, PRODUCTS, ((*product, (False, False), (True, True)),))
-        call = PaddedProducts(device.workspaces)._telling(lambda _code: "its result")
-        assert call(code) == "its result"
+        call = PaddedProducts(device.workspaces)._call
+        assert call(lambda _code: "its result", code) == "its result"
         assert device.alternatives().larger
 
 

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT, TESTS
-from helpers.virtual_gpu import MIB, private_library, run_python, small_card
+from helpers.virtual_gpu import (
+    MIB,
+    Values,
+    private_library,
+    run_python,
+    small_card,
+    values_of,
+)
 
-from pytest_gpumem.devices.virtual.library import CopyFaults, Values
+from pytest_gpumem.devices.virtual.library import CopyFaults
 
 LARGEST = 512 << 10
 """bytes: larger copies are not carried out"""
@@ -153,11 +160,11 @@ def test_zeros_are_known_however_many_and_take_no_host_memory(library, block):
     put(library, block, b"before")
     put(library, block + 5 * MIB, b"inside")
     put(library, block + 8 * MIB - 6, b"behind")
-    backed = library.values().backed
+    backed = values_of(library).backed
     assert library.call("cudaMemset", pointer(block + 3), 0, length(8 * MIB - 6)) == 0
     assert get(library, block, 8 * MIB) == b"bef" + bytes(8 * MIB - 6) + b"ind"
-    assert library.values().backed < backed
-    assert library.values().known == 8 * MIB
+    assert values_of(library).backed < backed
+    assert values_of(library).known == 8 * MIB
 
 
 @pytest.mark.parametrize(("bits", "element"), [(8, b"\x21"), (16, b"\x21C"), (32, b"\x21Ce\x87")])
@@ -190,9 +197,9 @@ def test_the_bytes_lie_at_their_addresses(library, block):
 def test_freed_memory_goes_back_to_the_host(library, block):
     for offset in range(0, 8 * MIB, LARGEST):
         put(library, block + offset, b"x" * LARGEST)
-    assert library.values() == Values(known=8 * MIB, backed=8 * MIB)
+    assert values_of(library) == Values(known=8 * MIB, backed=8 * MIB)
     assert library.free(block) == 0
-    assert library.values() == Values(known=0, backed=0)
+    assert values_of(library) == Values(known=0, backed=0)
     _, again = library.malloc(8 * MIB)
     assert again == block
     assert ctypes.string_at(block, 8) == bytes(8)
@@ -204,12 +211,12 @@ def test_copies_of_any_number_take_so_much_of_the_hosts_memory_and_no_more(tmp_p
     data = b"x" * LARGEST
     for offset in range(0, 2 * BACKED, LARGEST):
         put(library, block + offset, data)
-    assert library.values() == Values(known=BACKED, backed=BACKED)
+    assert values_of(library) == Values(known=BACKED, backed=BACKED)
     assert get(library, block + BACKED - 1, 1) == b"x"
     assert get(library, block + BACKED, 1) is None
     library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)  # none is known any more
     put(library, block + BACKED, data)
-    assert library.values() == Values(known=LARGEST, backed=LARGEST)
+    assert values_of(library) == Values(known=LARGEST, backed=LARGEST)
 
 
 def test_a_copy_of_a_large_model_takes_none(tmp_path):
@@ -262,7 +269,7 @@ def test_mapped_memory_holds_bytes_until_it_is_unmapped(library):
     put(library, address.value, b"known")
     assert get(library, address.value, 5) == b"known"
     assert library.call("cuMemUnmap", address, size) == 0
-    assert library.values() == Values(known=0, backed=0)
+    assert values_of(library) == Values(known=0, backed=0)
 
 
 # -- values that Python computes over the same addresses --

@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from helpers.virtual_gpu import virtual_card
+from helpers.virtual_gpu import values_of, virtual_card
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.library import CAPACITIES
@@ -34,14 +34,14 @@ def causal(padding=None, device="cuda"):
 def test_a_large_mask_costs_nothing_until_it_is_read(mode):
     import torch
 
-    backed = mode._library.values().backed
+    backed = values_of(mode._library).backed
     padding = torch.ones(2, SIZE, dtype=torch.bool, device="cuda")
     mask = causal(padding)
     padding.zero_()  # the mask was made before
     torch.ones(2, SIZE, device="cuda")
-    assert mode._library.values().backed - backed < 64 << 10
+    assert values_of(mode._library).backed - backed < 64 << 10
     assert mask.sum().item() == SIZE * (SIZE + 1)
-    assert mode._library.values().backed - backed > 2 * SIZE * SIZE
+    assert values_of(mode._library).backed - backed > 2 * SIZE * SIZE
     assert not mask.all()
     assert not mode.decisions.counts[1]
     assert not mode.failures

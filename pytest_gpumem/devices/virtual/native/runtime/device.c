@@ -143,6 +143,8 @@ GM_API void gpumem_fill_properties(void *prop, int device, int cuda_major) {
     else fill12(prop, device);
 }
 
+#define FIELD(number, field) case number: *value = (int)p.field; break;
+
 /* The numbers of cudaDeviceAttr, which CUdevice_attribute shares. */
 static int attribute(int *value, int number, int device) {
     prop12 p;
@@ -159,38 +161,17 @@ static int attribute(int *value, int number, int device) {
     case 41: case 78: case 79: case 80: case 90: case 91: case 95: case 99: case 102: case 125:
         *value = 1; /* unified addressing, priorities, L1 caches, preemption, registered host memory, mappings, IPC events */
         break;
-    case 1: *value = p.max_threads_per_block; break;
     case 2: case 3: case 4: *value = p.max_threads_dim[number - 2]; break;
     case 5: case 6: case 7: *value = p.max_grid_size[number - 5]; break;
-    case 8: *value = (int)p.shared_mem_per_block; break;
-    case 9: *value = (int)p.total_const_mem; break;
-    case 10: *value = p.warp_size; break;
-    case 11: *value = (int)p.mem_pitch; break;
-    case 12: *value = p.regs_per_block; break;
-    case 13: *value = p.clock_rate; break;
-    case 14: *value = (int)p.texture_alignment; break;
-    case 15: *value = p.device_overlap; break;
-    case 16: *value = p.multi_processor_count; break;
-    case 19: *value = p.can_map_host_memory; break;
-    case 31: *value = p.concurrent_kernels; break;
-    case 32: *value = p.ecc_enabled; break;
-    case 33: *value = p.pci_bus_id; break;
-    case 36: *value = p.clock_rate; break;
-    case 37: *value = p.memory_bus_width; break;
-    case 38: *value = p.l2_cache_size; break;
-    case 39: *value = p.max_threads_per_multi_processor; break;
-    case 40: *value = p.async_engine_count; break;
-    case 75: *value = p.major; break;
-    case 76: *value = p.minor; break;
-    case 81: *value = (int)p.shared_mem_per_multiprocessor; break;
-    case 82: *value = p.regs_per_multiprocessor; break;
-    case 83: *value = p.managed_memory; break;
-    case 89: *value = p.concurrent_managed_access; break;
-    case 97: *value = (int)p.shared_mem_per_block_optin; break;
-    case 106: *value = p.max_blocks_per_multi_processor; break;
-    case 111: *value = (int)p.reserved_shared_mem_per_block; break;
-    case 115: *value = p.memory_pools_supported; break;
-    case 120: *value = p.cluster_launch; break;
+    FIELD(1, max_threads_per_block) FIELD(8, shared_mem_per_block) FIELD(9, total_const_mem) FIELD(10, warp_size)
+    FIELD(11, mem_pitch) FIELD(12, regs_per_block) FIELD(13, clock_rate) FIELD(14, texture_alignment)
+    FIELD(15, device_overlap) FIELD(16, multi_processor_count) FIELD(19, can_map_host_memory)
+    FIELD(31, concurrent_kernels) FIELD(32, ecc_enabled) FIELD(33, pci_bus_id) FIELD(36, clock_rate)
+    FIELD(37, memory_bus_width) FIELD(38, l2_cache_size) FIELD(39, max_threads_per_multi_processor)
+    FIELD(40, async_engine_count) FIELD(75, major) FIELD(76, minor) FIELD(81, shared_mem_per_multiprocessor)
+    FIELD(82, regs_per_multiprocessor) FIELD(83, managed_memory) FIELD(89, concurrent_managed_access)
+    FIELD(97, shared_mem_per_block_optin) FIELD(106, max_blocks_per_multi_processor)
+    FIELD(111, reserved_shared_mem_per_block) FIELD(115, memory_pools_supported) FIELD(120, cluster_launch)
     case 131: case 134: *value = -1; break; /* NUMA nodes: none */
     default: return gm_unsupported("cudaDeviceGetAttribute (an attribute it does not know)", GM_INVALID_VALUE);
     }
