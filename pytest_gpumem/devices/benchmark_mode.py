@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.notes import Note, NoteKind
@@ -54,8 +53,11 @@ class TimedPlans:
         """Begin with the mode as it is."""
         if not self._watches:
             self._watches = True
-            watch_benchmark_mode(torch, partial(setattr, self, "was_on", True))
+            watch_benchmark_mode(torch, self._see)
         self.was_on = torch.backends.cudnn.benchmark
+
+    def _see(self) -> None:
+        self.was_on = True
 
 
 TIMED_PLANS: Final = TimedPlans()
