@@ -202,11 +202,11 @@ def sdpa_flash(args: Arguments) -> tuple[object, ...]:
     return output, logarithm, None, None, *_row_counts(args), *state, output.new_empty(0)
 
 
-@equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")
-def sdpa_flash_backward(args: Arguments) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value."""
-    options = _options(args, LOWER_RIGHT, args.philox_seed)
-    return attention_backward(args.grad_out, *_heads(args), None, options)[:3]
+equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")(
+    lambda args: attention_backward(
+        args.grad_out, *_heads(args), None, _options(args, LOWER_RIGHT, args.philox_seed)
+    )[:3]
+)
 
 
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention")

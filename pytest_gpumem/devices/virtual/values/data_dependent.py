@@ -76,19 +76,12 @@ def nonzero_copies(result: Tensor | None, args: Arguments) -> list[bytes]:
     return _count_of_true(args.self, count)
 
 
-@copies("aten::masked_select")
-def masked_select_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the number of true values of the mask, as expanded."""
-    return _selected(args.self, args)
-
-
-@copies("aten::masked_scatter_backward")
-def masked_scatter_backward_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return how many values of the gradient are selected."""
-    return _selected(args.grad_output, args)
+copies("aten::masked_select")(lambda _, args: _selected(args.self, args))
+copies("aten::masked_scatter_backward")(lambda _, args: _selected(args.grad_output, args))
 
 
 def _selected(values: Tensor, args: Arguments) -> list[bytes]:
+    """Return the number of true values of the mask, as expanded."""
     expanded = torch.broadcast_tensors(values, args.mask)[1]
     repeated = expanded.numel() // args.mask.numel() if args.mask.numel() else 0
     return _count_of_true(expanded, _number_of_true(args.mask, args) * repeated)
@@ -158,10 +151,9 @@ def _number_of_unique(unique: Tensor | None, values: Tensor) -> list[bytes]:
     return [_int32(values.numel() if bool(unique[0]) else 0)]
 
 
-@copies("aten::_unique", "aten::_unique2", bounded=True)
-def unique_copies(result: Sequence[Tensor] | None, args: Arguments) -> list[bytes]:
-    """Return the number of unique values."""
-    return _number_of_unique(result[0] if result else None, args.self)
+copies("aten::_unique", "aten::_unique2", bounded=True)(
+    lambda result, args: _number_of_unique(result[0] if result else None, args.self)
+)
 
 
 @copies("aten::unique_dim", "aten::unique_dim_consecutive", bounded=True)
@@ -334,10 +326,9 @@ def _matrices(args: Arguments) -> Tensor:
     return args.self if matrices is None else matrices
 
 
-@copies("aten::linalg_pinv")
-def pinv_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return the statuses of the decomposition that it takes: eigh or svd."""
-    return no_error_copies(result, args) if args.hermitian else svd_copies(result, args)
+copies("aten::linalg_pinv")(  # of the decomposition that it takes: eigh or svd
+    lambda result, args: (no_error_copies if args.hermitian else svd_copies)(result, args)
+)
 
 
 copies("aten::_linalg_check_errors")(  # whether any status is one

@@ -23,12 +23,7 @@ import torch
 import torch._subclasses.functional_tensor
 import torch.fx.experimental.proxy_tensor  # with these two, the modes of TRACERS are imported
 
-from pytest_gpumem.devices.virtual.values.before_torch_2_13 import (
-    LATE,
-    around,
-    fallback,
-    passed,
-)
+from pytest_gpumem.devices.virtual.values.before_torch_2_13 import LATE, around, fallback, passed
 from pytest_gpumem.devices.virtual.values.dispatch_keys import (
     INCLUDED,
     KEYS,

@@ -87,7 +87,7 @@ static int pool_malloc(pool *p, void **address, size_t size) {
     return GM_SUCCESS;
 }
 
-int gm_free_pooled(void *address) {
+static int free_pooled(void *address) {
     pool *p = pool_of((uintptr_t)address);
     int status = GM_INVALID_VALUE;
     if (!p) return status;
@@ -203,4 +203,22 @@ GM_API int cudaDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *v
 
 GM_API int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
     return gm_error(device < 0 || device >= gm_device_total() ? GM_INVALID_DEVICE : GM_SUCCESS);
+}
+
+/* ---- freeing: cudaFree and cudaFreeAsync each take memory of cudaMalloc and of cudaMallocAsync, and cudaFree managed
+ * memory as well ---- */
+
+static int free_of_device(void *address) {
+    if (!address) return GM_SUCCESS;
+    int status = gm_free_region(address);
+    return status == GM_SUCCESS ? status : free_pooled(address);
+}
+
+int gm_free_any(void *address) { return gm_owner(address) == GM_MANAGED ? gm_managed_free(address) : free_of_device(address); }
+
+GM_API int cudaFree(void *address) { return gm_error(gm_free_any(address)); }
+
+GM_API int cudaFreeAsync(void *address, void *stream) {
+    /* streams are always idle */
+    return gm_error(free_of_device(address));
 }

@@ -42,7 +42,7 @@ int gm_free_region(void *address);
 bool gm_range_of(const void *address, void **base, size_t *size);
 
 /* pools.c */
-int gm_free_pooled(void *address);
+int gm_free_any(void *address); /* managed memory too */
 
 /* graphs.c */
 void *gm_graph_new(void); /* NULL: no memory for it */
@@ -62,10 +62,6 @@ int gm_managed_prefetch(const void *address, size_t size, int device);
 int gm_managed_advise(const void *address, size_t size, int advice, int device);
 int gm_managed_device(const void *address);
 int gm_location_device(uint64_t location);
-
-/* frees.c */
-int gm_free(void *address);
-int gm_free_any(void *address); /* managed memory too */
 
 /* copies.c */
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
