@@ -87,11 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Return a requirements file, or the names that it leaves out."""
-    patterns = [
-        pattern
-        for pattern, is_kept in ((CUDNN, arguments.cudnn), (TRITON, arguments.triton))
-        if is_kept
-    ]
+    patterns = [*[CUDNN] * arguments.cudnn, *[TRITON] * arguments.triton]
     if arguments.excludes:
         return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_left_out(name, patterns)))
     extras: list[str] = []

@@ -300,9 +300,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         lines.append(PREDICTED)
     notes = [*measurement.notes, *value_notes(children, Path.cwd())]
     lines += [f"note: {note}" for note in notes]
-    lines += [
-        f"note: {child.name} used a GPU and was killed before it reported its peaks"
-        for child in children
-        if not child.ended
-    ]
+    killed = [child.name for child in children if not child.ended]
+    unknown = "used a GPU and was killed before it reported its peaks"
+    lines += [f"note: {name} {unknown}" for name in killed]
     return "\n".join(lines)

@@ -136,16 +136,13 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
         yield f"**{result.device_key}**: {prose(verdict.headline)}"
         if limits.details is None or index < limits.details:
             yield from _details(result)
+        sites = [(cause.site, cause.reasons) for cause in verdict.causes[:MAX_CAUSES]]
+        sites += [(line.site, line.reasons) for line in result.held_lines]
         lines = [
-            f"- {code(code_words(cause.site)[0])}: {prose(reason)}"
-            for cause in verdict.causes[:MAX_CAUSES]
-            if cause.site is not None
-            for reason in cause.reasons
-        ]
-        lines += [
-            f"- {code(code_words(line.site)[0])}: {prose(reason)}"
-            for line in result.held_lines
-            for reason in line.reasons
+            f"- {code(code_words(site)[0])}: {prose(reason)}"
+            for site, reasons in sites
+            if site is not None
+            for reason in reasons
         ]
         lines += [f"- note: {prose(note.text)}" for note in ranked(verdict.notes)]
         lines += [f"- hint: {prose(hint.text)}" for hint in hints_of(result)]

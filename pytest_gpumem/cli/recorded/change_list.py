@@ -68,16 +68,14 @@ def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
         highest = (mib(each.peak_allocated if each else None) for each in (move.old, move.new))
         return [("allocated", *highest, "", "")]
     several = move.new is not None and len(move.new.peaks) > 1
-    return [
-        (
-            f"{row.peak}, device {row.device}" if several else row.peak,
-            mib(row.baseline),
-            mib(row.measured),
-            f"{(row.difference or 0) / MIB:+.2f}",
-            f"{100 * (row.difference or 0) / row.baseline:+.1f}" if row.baseline else "",
-        )
-        for row in move.rows
-    ]
+    rows: list[tuple[str, ...]] = []
+    for row in move.rows:
+        difference = row.difference or 0
+        title = f"{row.peak}, device {row.device}" if several else row.peak
+        share = f"{100 * difference / row.baseline:+.1f}" if row.baseline else ""
+        sizes = mib(row.baseline), mib(row.measured), f"{difference / MIB:+.2f}"
+        rows.append((title, *sizes, share))
+    return rows
 
 
 def _causes(changes: Changes) -> list[str]:

@@ -191,35 +191,32 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
         remarks += [f"baselines: {numbers}", *errors]
     modules = [result.module for result in report.results]
     modules += [outcome.module for outcome in report.own_outcomes]
-    return (
-        _template_environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            causes=causes,
-            entries=entries,
-            failures=[entry for entry in entries if entry.failed],
-            remarks=[remark for remark in remarks if remark not in causes],
-            when=when,
-            counts=[
-                {"word": word, "number": number, "tone": tone}
-                for (word, tone), number in counter.items()
-            ],
-            devices=len({result.device_key for result in report.results}),
-            batches=any(result.batch_size is not None for result in report.results),
-            pins=any(map(pinned_cell, report.results)),
-            modules=list(dict.fromkeys(modules)),
-            matrix=card_matrix(report.results),
-            max_rows=MAX_RESULTS,
-            rows=_markup("".join(map(row_html, shown))),
-            sections=_markup("".join(sections)),
-            json_name=json_name,
-            json_address=quote(json_name),
-            script=_markup(_source("page.js")),
-            style=_markup(_source("page.css")),
-            script_hash=_hash(_source("page.js")),
-            style_hash=_hash(_source("page.css")),
-        )
+    template = _template_environment().get_template("page.html.j2")
+    return template.render(
+        report=report,
+        causes=causes,
+        entries=entries,
+        failures=[entry for entry in entries if entry.failed],
+        remarks=[remark for remark in remarks if remark not in causes],
+        when=when,
+        counts=[
+            {"word": word, "number": number, "tone": tone}
+            for (word, tone), number in counter.items()
+        ],
+        devices=len({result.device_key for result in report.results}),
+        batches=any(result.batch_size is not None for result in report.results),
+        pins=any(map(pinned_cell, report.results)),
+        modules=list(dict.fromkeys(modules)),
+        matrix=card_matrix(report.results),
+        max_rows=MAX_RESULTS,
+        rows=_markup("".join(map(row_html, shown))),
+        sections=_markup("".join(sections)),
+        json_name=json_name,
+        json_address=quote(json_name),
+        script=_markup(_source("page.js")),
+        style=_markup(_source("page.css")),
+        script_hash=_hash(_source("page.js")),
+        style_hash=_hash(_source("page.css")),
     )
 
 

@@ -118,12 +118,9 @@ def _with_subjects(
     if names + sizes + 2 + max(map(columns, subjects)) > width:
         subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
     room = max(width - sizes - 2 - max(map(columns, subjects)), MIN_SITE)
-    return [
+    rows_with_subjects = []
+    for (name, *cells), subject in zip(table, subjects, strict=True):
         # Without its folders, and if need be without its beginning.
-        [
-            shortened(name if columns(name) <= room else name.rpartition("/")[2], room),
-            *cells,
-            subject,
-        ]
-        for (name, *cells), subject in zip(table, subjects, strict=True)
-    ]
+        place = name if columns(name) <= room else name.rpartition("/")[2]
+        rows_with_subjects.append([shortened(place, room), *cells, subject])
+    return rows_with_subjects

@@ -46,15 +46,11 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
         return []
     modules = {result.module for result in listed}
     devices = {result.device_key for result in listed}
-    hidden = len(results) - len(listed)
-    title = "".join(
-        [
-            "Peak memory in MiB",
-            f" on {devices.pop()}" if len(devices) == 1 else "",
-            f", {printable(modules.pop())}" if len(modules) == 1 else "",
-            f" ({len(listed)} of {len(results)}, -v lists all)" if hidden else "",
-        ]
-    )
+    title = "Peak memory in MiB"
+    title += f" on {devices.pop()}" if len(devices) == 1 else ""
+    title += f", {printable(modules.pop())}" if len(modules) == 1 else ""
+    if len(listed) < len(results):
+        title += f" ({len(listed)} of {len(results)}, -v lists all)"
     table = [*lines_of(wrapped("", title, width)), ()]
     rows = _rows(listed)
     head, *drawn = drawn_rows(_TITLES, rows, width)
