@@ -101,7 +101,7 @@ class Observer:
 
         arounds = {
             "__setattr__": self.around_setattr,
-            "add_module": self.followed_by(self._forget_trees),
+            "add_module": self.followed_by(lambda *_, **__: self._trees.clear()),
             "register_parameter": self.followed_by(self._see_new_parameter),
             "register_buffer": self.followed_by(self._see_buffer),
             "_apply": self.around_apply,
@@ -184,10 +184,6 @@ class Observer:
             return registering
 
         return around
-
-    def _forget_trees(self, *_: object, **__: object) -> None:
-        """Look again at how modules lie in each other."""
-        self._trees.clear()
 
     def _see_new_parameter(self, module: Module, name: str, *_: object, **__: object) -> None:
         parameter = _registered(module._parameters, name)

@@ -439,8 +439,14 @@ def row_html(entry: PageEntry) -> str:
         if title == "change" and isinstance(test, Result):
             way = {"+": " up", "-": " down"}.get(cell[:1], "") if beyond else ""
             inner = f'<span class="move{way}">{text}</span>'
-        elif title == "budget":
-            inner = f"{text}{_meter(cell)}"
+        elif title == "budget" and figure:  # a bar as long as the share that is used
+            percent = float(figure[0])
+            kind_of_bar = "over" if percent > FULL or cell.startswith(">") else "used"
+            inner = (
+                f'{text}<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" '
+                f'aria-hidden="true"><rect class="{kind_of_bar}" '
+                f'width="{min(percent, FULL):.0f}" height="8"/></svg>'
+            )
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
     data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # None goes last
     if entry.failed or not isinstance(test, Result):
@@ -457,19 +463,6 @@ def row_html(entry: PageEntry) -> str:
         f'\n{row}\n<td role="cell" class="verdict">'
         f'<span class="badge {entry.tone}"><span aria-hidden="true">{entry.mark}</span> '
         f"{escape(entry.word)}</span></td>\n</tr>\n"
-    )
-
-
-def _meter(cell: str) -> str:
-    """Return a bar as long as the share of a budget that is used; "" of a cell without one."""
-    share = _FIGURE.search(cell)
-    if share is None:
-        return ""
-    percent = float(share[0])
-    kind = "over" if percent > FULL or cell.startswith(">") else "used"
-    return (
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="{kind}" width="{min(percent, FULL):.0f}" height="8"/></svg>'
     )
 
 

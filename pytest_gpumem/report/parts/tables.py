@@ -94,33 +94,24 @@ def rows_table(
         sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
-    if any(row.site for row in shown):
-        table, align = _with_subjects(table, shown, width), [*align, "left"]
+    if any(row.site for row in shown):  # a column as "activations, 12 blocks, GPT2.h.*.attn"
+        subjects = ["of"]
+        for row in shown:
+            number = "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
+            blocks = number if row.blocks else ""
+            words = (row.site.category, blocks, row.site.module) if row.site else ()
+            subjects.append(printable(", ".join(filter(None, words))))
+        figures = list(zip(*table, strict=True))[1:]
+        wide = sum(2 + max(map(columns, column)) for column in figures) + 2
+        names = max(columns(row[0]) for row in table)
+        if names + wide + max(map(columns, subjects)) > width:
+            subjects = ["of", *(row.site.category if row.site else "" for row in shown)]
+        room = max(width - wide - max(map(columns, subjects)), MIN_SITE)
+        for cells, subject in zip(table, subjects, strict=True):
+            # Without its folders, and if need be without its beginning.
+            place = cells[0] if columns(cells[0]) <= room else cells[0].rpartition("/")[2]
+            cells[:] = [shortened(place, room), *cells[1:], subject]
+        align.append("left")
     hidden = len(rows) - len(shown)
     drawn = aligned_table(table, align)
     return f"{drawn}\n({hidden} more with -vv)" if hidden else drawn
-
-
-def _with_subjects(
-    table: list[list[str]], rows: Sequence[BreakdownRow], width: int
-) -> list[list[str]]:
-    """Add a column with each line's memory: "activations, 12 blocks, GPT2.h.*.attn".
-
-    Where the width does not allow all of that, only the category.
-    """
-    subjects = ["of"]
-    for row in rows:
-        blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
-        words = (row.site.category, blocks, row.site.module) if row.site else ()
-        subjects.append(printable(", ".join(filter(None, words))))
-    sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
-    names = max(columns(row[0]) for row in table)
-    if names + sizes + 2 + max(map(columns, subjects)) > width:
-        subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
-    room = max(width - sizes - 2 - max(map(columns, subjects)), MIN_SITE)
-    rows_with_subjects = []
-    for (name, *cells), subject in zip(table, subjects, strict=True):
-        # Without its folders, and if need be without its beginning.
-        place = name if columns(name) <= room else name.rpartition("/")[2]
-        rows_with_subjects.append([shortened(place, room), *cells, subject])
-    return rows_with_subjects
