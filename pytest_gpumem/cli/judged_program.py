@@ -30,14 +30,13 @@ from pytest_gpumem.testrun.marked_item import Attempt
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable
 
     from pytest_gpumem.devices.children import ChildWatch
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.session.settings import Option
-    from pytest_gpumem.testrun.marked_item import FixtureKey
     from pytest_gpumem.testrun.run import Run
 
 LIMITS: Final = (
@@ -118,21 +117,14 @@ class ProgramItem:
         """Return the program's file and its first line."""
         return self._script, 1
 
-    def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
+    def tear_down(self, *_: object, **__: object) -> None:
         """Tear down nothing: a program has no fixtures."""
 
-    def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
-        """Tear down nothing: a program has no fixtures."""
+    finish_replaced = finish_fixtures = tear_down
 
-    def run_again(
-        self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
-    ) -> Attempt:
+    def run_again(self, *_: object, **__: object) -> Attempt:
         """Run nothing: a program has read its input and written its files."""
-        del self, error, prepare, execute
         return Attempt(passed=False)
-
-    def tear_down(self) -> None:
-        """Tear down nothing."""
 
     def measured(self, part: str, measurement: Measurement) -> Measurement:
         """Return the measurement as it is."""

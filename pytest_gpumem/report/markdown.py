@@ -124,9 +124,6 @@ def _commands(report: Report) -> Iterator[str]:
             yield fenced(printable(accept), "sh")
 
 
-# -- failures --
-
-
 def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
     shown = failures[: limits.failures]
     for index, result in enumerate(shown):
@@ -192,9 +189,6 @@ def _details(result: Result) -> Iterator[str]:
 
 def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
     return size(row.baseline), size(row.nbytes), signed_size(row.difference)
-
-
-# -- every test --
 
 
 def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:

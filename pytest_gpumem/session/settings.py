@@ -124,9 +124,7 @@ def _read_visible(visible: str) -> str:
     raise SpecError(visible, "this is not a valid choice", remedy)
 
 
-def _read_tolerance(tolerance: str) -> Tolerance | None:
-    if not tolerance:
-        return None
+def _read_tolerance(tolerance: str) -> Tolerance:
     from pytest_gpumem.sizes import parse_tolerance
 
     return parse_tolerance(tolerance)
@@ -408,8 +406,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         for option, (value, where) in read.items()
         if option.repeated and where == option.flag
     )
-    values["cards"] = values["cards"] or ()
-    values["all"] = values["all"] or ()
+    for name, nothing in (("cards", ()), ("all", ()), ("tolerance", None)):
+        values[name] = values[name] or nothing
     if values["all"] and "visible" not in given:
         values["visible"] = "session"  # or conditions at the top of files would skip the tests
     template = folder_of_root(str(values["baseline_dir"]), root)
@@ -455,7 +453,7 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         output.require(f"{where}={value}")
         require_replaceable(path, output.beginning, f"{where}={value}")
         return path.absolute()
-    if value == option.default and not option.name.endswith("tolerance"):
+    if value == option.default:
         return value
     if isinstance(option.default, bool) and not isinstance(value, bool):
         raise SpecError(f"{where}={value}", "this is not a truth value", f"write {where}=true")

@@ -177,9 +177,6 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     return _write(merged, list(groups.values()), names, told, sure=arguments.yes)
 
 
-# -- what stands against it --
-
-
 def _require_origins(name: str, saved: SavedReport) -> None:
     """Refuse a report that does not say where it comes from, or that is not whole."""
     again = "run the tests again, with this version of pytest-gpumem and --gpumem-json"
@@ -347,9 +344,6 @@ def _without_figures(
         take = chosen is not None and chosen(result.nodeid)
         if take and result.nodeid not in measured:
             yield result.nodeid, str(result.verdict.kind)
-
-
-# -- what is written --
 
 
 def _write(

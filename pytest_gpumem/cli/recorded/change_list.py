@@ -109,9 +109,6 @@ def _notes(changes: Changes) -> Iterator[str]:
         yield f"made with {old_text} before, and with {new_text} now ({number} changed)"
 
 
-# -- markdown --
-
-
 def changes_markdown(changes: Changes) -> str:
     """Return the comparison as GitHub's Markdown, which shows names as they are."""
     blocks = [f"{code(changes.old_name)} → {code(changes.new_name)}: {_counts(changes)}"]

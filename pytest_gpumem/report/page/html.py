@@ -322,9 +322,6 @@ def _hash(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
-# -- the templates --
-
-
 @cache
 def _template_environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
