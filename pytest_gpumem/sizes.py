@@ -101,14 +101,12 @@ def format_size(nbytes: int, *, signed: bool = False) -> str:
     size = abs(nbytes)
     if size < KIB:
         return f"{sign}{size} B"
-    # What rounds up to the next unit's first value is written in that unit: no "1024.00 KiB".
-    if (hundredths := _hundredths(size, KIB)) < 100 * KIB:
-        unit = "KiB"
-    elif (hundredths := _hundredths(size, MIB)) < 100 * 10 * KIB:
-        unit = "MiB"
-    else:
-        hundredths, unit = _hundredths(size, GIB), "GiB"
-    return f"{sign}{hundredths // 100}.{hundredths % 100:02d} {unit}"
+    # A float is exact here: the units are powers of two. What rounds up to the next unit's first
+    # value is written in that unit: no "1024.00 KiB".
+    kib, mib = f"{size / KIB:.2f}", f"{size / MIB:.2f}"
+    if float(kib) < KIB:
+        return f"{sign}{kib} KiB"
+    return f"{sign}{mib} MiB" if float(mib) < 10 * KIB else f"{sign}{size / GIB:.2f} GiB"
 
 
 def gib(value: float) -> int:
@@ -216,12 +214,6 @@ def _bad_tolerance(value: object, problem: str) -> SpecError:
 
 def _fraction(number: str) -> Fraction:
     return Fraction(number.replace(",", ""))
-
-
-def _hundredths(size: int, unit: int) -> int:
-    whole, remainder = divmod(100 * size, unit)
-    half, odd = unit / 2, whole % 2 == 1
-    return whole + (remainder > half or (remainder == half and odd))  # half to even
 
 
 def duration(seconds: float) -> str:
