@@ -18,8 +18,7 @@ from pytest_gpumem.report.parts.cells import (
     figure_cells,
     shortage_facts,
 )
-from pytest_gpumem.report.parts.compared import comparison_sentences
-from pytest_gpumem.report.parts.session_words import counts, next_command
+from pytest_gpumem.report.parts.session_words import comparison_sentences, counts, next_command
 from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 

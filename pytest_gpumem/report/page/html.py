@@ -29,8 +29,11 @@ from pytest_gpumem.report.parts.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.parts.card_matrix import card_matrix
 from pytest_gpumem.report.parts.cause_sentences import cause_lines, row_cause, short_cause
 from pytest_gpumem.report.parts.cells import circumstances, figure_cells, pinned_cell
-from pytest_gpumem.report.parts.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.parts.session_words import moved_together
+from pytest_gpumem.report.parts.session_words import (
+    comparison_sentences,
+    moved_together,
+    tells_more_than_table,
+)
 from pytest_gpumem.report.parts.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 

@@ -1,12 +1,16 @@
-"""Facts of a session in words, the same in every renderer: counts, the next command, moves."""
+"""Facts of a session in words, the same in every renderer.
+
+They are its counts, the next command, what moved together, and what was compared with baselines.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.judge.verdict import UNCOMPARED_IN_TABLE, Kind
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.model import count_kinds
 from pytest_gpumem.report.parts.styles import StyledText
@@ -27,6 +31,8 @@ FEW = 3
 """tests or files that a command still names one by one"""
 LONG = 120
 """characters that a command with names has at most, where a shorter one does as well"""
+MAX_REASONS = 4
+"""reasons that a sentence gives, the most frequent first"""
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
@@ -111,3 +117,37 @@ def next_command(
         if len(targets) <= FEW and len(str(command)) <= longest and spared.isdisjoint(targets):
             return command
     return None if regressed else any_command.of(arguments)
+
+
+def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
+    """Return a sentence for each device, by its key: "9 of 10 compared, 1 missing"."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.measurement:
+            groups.setdefault(result.device_key, []).append(result)
+    sentences = {}
+    for key, members in groups.items():
+        reasons = Counter(result.verdict.uncompared for result in members)
+        compared = reasons.pop("", 0)
+        devices = dict.fromkeys(result.verdict.held_to for result in members)
+        against = ", ".join(filter(None, devices))
+        shown = [f"{number} {reason}" for reason, number in reasons.most_common(MAX_REASONS)]
+        hidden = len(reasons) - len(shown)
+        shown += [f"and {hidden} more reasons"] if hidden else []
+        baselines = f" with those of {against}" if against else ""
+        lead = f"{compared} of {len(members)} compared{baselines}"
+        sentences[key] = ", ".join([lead, *shown])
+    return sentences
+
+
+def tells_more_than_table(results: Sequence[Result]) -> bool:
+    """Whether the sentences tell more than the table of tests.
+
+    They do of several devices, of another device's baselines, and of baselines that exist and could
+    not be compared with.
+    """
+    devices = {result.device_key for result in results if result.measurement}
+    verdicts = [result.verdict for result in results]
+    return len(devices) > 1 or any(
+        verdict.held_to or verdict.uncompared not in UNCOMPARED_IN_TABLE for verdict in verdicts
+    )

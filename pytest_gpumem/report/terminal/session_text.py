@@ -11,8 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import DECLINED, MISSING
-from pytest_gpumem.report.parts.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.parts.session_words import FEW, counts
+from pytest_gpumem.report.parts.session_words import (
+    FEW,
+    comparison_sentences,
+    counts,
+    tells_more_than_table,
+)
 from pytest_gpumem.report.parts.styles import StyledText
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
