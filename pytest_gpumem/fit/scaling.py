@@ -5,6 +5,7 @@ Everything here is pure. Sizes are numbers of samples (or of anything), memory i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
@@ -134,21 +135,16 @@ def grows_evenly(scaling: Scaling) -> bool:
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
     """Return the source lines with memory off a line over the size, the worst first."""
-    keys = {
-        (site.path, site.line, site.category): site
-        for breakdown in breakdowns.values()
-        for site in breakdown.sites
-    }
+    sites = {}
+    amounts: dict[int, Counter[tuple[str, int, str]]] = {size: Counter() for size in breakdowns}
+    for size, breakdown in breakdowns.items():
+        for site in breakdown.sites:
+            key = site.path, site.line, site.category
+            sites[key] = site
+            amounts[size][key] += site.nbytes
     misfits = []
-    for key, site in keys.items():
-        points = {
-            size: sum(
-                member.nbytes
-                for member in breakdown.sites
-                if (member.path, member.line, member.category) == key
-            )
-            for size, breakdown in breakdowns.items()
-        }
+    for key, site in sites.items():
+        points = {size: nbytes[key] for size, nbytes in amounts.items()}
         if len(points) > 2:  # noqa: PLR2004 - through two points goes a line
             misfits.append((fit_line(points).residual, site, points))
     misfits.sort(key=lambda misfit: -misfit[0])
@@ -156,9 +152,7 @@ def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
     sentences = []
     for residual, site, points in misfits[:MAX_NAMED]:
         if residual and residual >= NOTEWORTHY * worst:
-            amounts = (
-                f"{format_size(nbytes)} at {size}" for size, nbytes in sorted(points.items())
-            )
+            texts = (f"{format_size(points[size])} at {size}" for size in sorted(points))
             place = f"{site.path}:{site.line} ({site.function})"
-            sentences.append(f"{place}, {site.category}: {', '.join(amounts)}")
+            sentences.append(f"{place}, {site.category}: {', '.join(texts)}")
     return tuple(sentences)

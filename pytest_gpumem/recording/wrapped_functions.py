@@ -14,7 +14,7 @@ import inspect
 import keyword
 import warnings
 from contextlib import ExitStack, contextmanager
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch
@@ -33,6 +33,12 @@ TRACER: Final = Patch(
 )
 RULES: Final = "torch._dynamo.trace_rules"
 """PyTorch's module with the folders of frames that are never traced"""
+HANDED: Final[dict[Any, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+"""how parameters are handed on, by their kinds; others by their names"""
 _TARGET: Final = "the function that is called"
 """a constant of generated code, in the place of which the function is put"""
 
@@ -141,16 +147,15 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
     ``own`` tells the arguments' names, and the names in a traceback.
     """
-    names = list(own.co_varnames)
-    placed = tuple(names.pop(0) for _ in range(own.co_argcount))
-    named = tuple(names.pop(0) for _ in range(own.co_kwonlyargcount))
-    starred = names.pop(0) if own.co_flags & inspect.CO_VARARGS else ""
-    double_starred = names.pop(0) if own.co_flags & inspect.CO_VARKEYWORDS else ""
-    parameters = placed, named, starred, double_starred, own.co_posonlyargcount
-    code = _code_like(parameters, own.co_freevars)
-    consts = tuple(target if const == _TARGET else const for const in code.co_consts)
+    cells = tuple(CellType() for _ in own.co_freevars)
+    signature = inspect.signature(FunctionType(own, {}, closure=cells))
+    handed = [
+        HANDED.get(parameter.kind, "{0}").format(parameter.name)
+        for parameter in signature.parameters.values()
+    ]
+    code = _code_like(str(signature), ", ".join(handed), own.co_freevars)
     return code.replace(
-        co_consts=consts,
+        co_consts=tuple(target if const == _TARGET else const for const in code.co_consts),
         co_filename=own.co_filename,
         co_name=own.co_name,
         co_firstlineno=own.co_firstlineno,
@@ -158,22 +163,14 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
 
 @functools.cache
-def _code_like(
-    parameters: tuple[tuple[str, ...], tuple[str, ...], str, str, int], free: tuple[str, ...]
-) -> CodeType:
+def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
     """Return code with parameters and free variables of these names, that calls a constant."""
-    placed, named, starred, double_starred, nameless = parameters
-    declared = [*placed[:nameless], *["/"] * bool(nameless), *placed[nameless:]]
-    declared += [f"*{starred}"] if starred else ["*"] * bool(named)
-    declared += [*named, *[f"**{double_starred}"] * bool(double_starred)]
-    handed = [*placed, *[f"*{starred}"] * bool(starred), *(f"{name}={name}" for name in named)]
-    handed += [f"**{double_starred}"] * bool(double_starred)
     variables = [name for name in free if not keyword.iskeyword(name)]
     source = [
         f"def outer({', '.join(variables)}):",
-        f"  def call({', '.join(declared)}):",
+        f"  def call{declared}:",
         "    __tracebackhide__ = True",
-        f"    return {_TARGET!r}({', '.join(handed)})",
+        f"    return {_TARGET!r}({handed})",
         *(f"    {name}" for name in variables),  # never reached: the code has to know the variable
         "  return call",
     ]

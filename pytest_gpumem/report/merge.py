@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files")
 _DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
 """options by which the shards of one device are told from those of another"""
+TOP: Final = "the top of the repository"
 MAX_NAMES: Final = 5
 """tests or shards that a sentence names"""
 
@@ -142,8 +143,8 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
             if origin.root != first.root:
                 raise ReportError(
                     name,
-                    f"is from another project: its root is {_folder(origin.root)}, and the "
-                    f"root of {first_name} is {_folder(first.root)}",
+                    f"is from another project: its root is {origin.root or TOP}, and the "
+                    f"root of {first_name} is {first.root or TOP}",
                     "merge the reports of each project",
                 )
             if origin.commit != first.commit:
@@ -153,10 +154,6 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
                     f"{first.commit[:12] or 'none'}",
                     "merge the reports of one commit",
                 )
-
-
-def _folder(root: str) -> str:
-    return root or "the top of the repository"
 
 
 def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:

@@ -63,15 +63,15 @@ def matching_history(
 ) -> BaselineHistory:
     """Read the history of the tests that a name means: a test, a file, else a part of a name."""
     nodeids: set[str] = set()
+    exact = "::" in name or name.endswith(".py")
 
     def accepts(key: Key) -> bool:
         nodeids.add(key.nodeid)
         if arguments.device and key.device != arguments.device:
             return False
-        exact = "::" in name or name.endswith(".py")
         return name in {key.nodeid, key.module} if exact else name in key.nodeid
 
-    module = name.partition("::")[0] if "::" in name or name.endswith(".py") else ""
+    module = name.partition("::")[0] if exact else ""
     directory = Path(arguments.baseline_dir)
     try:
         history = read_history(directory, limit=limit, accept=accepts, module=module)

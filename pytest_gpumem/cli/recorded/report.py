@@ -144,9 +144,9 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
             name = Path(os.path.relpath(arguments.json, Path(path).parent)).as_posix()
         files[path] = output.pieces(merged.report, merged.created, _when(merged), name)
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
-    for name in named:
-        if named.count(name) > 1:
-            raise SpecError(name, "two reports cannot be in one file", "name two different files")
+    if len(files) < len(named):
+        twice = max(named, key=named.count)
+        raise SpecError(twice, "two reports cannot be in one file", "name two different files")
     return files
 
 
