@@ -391,18 +391,18 @@ class AllocatorView:
                     if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
-    @contextmanager
-    def history(self, *, frames: bool) -> Iterator[None]:
-        """Switch the history on; the test's code sees events of its own history only."""
-        self._notify()
-        self._histories.append(frames)
-        self._begin_anew()
-        try:
-            yield
-        finally:
+    def record(self, stack: ExitStack, *, frames: bool) -> None:
+        """Switch the history on until a stack is closed; the test's code sees its own events."""
+
+        def end() -> None:
             self._notify()
             self._histories.remove(frames)
             self._begin_anew()
+
+        self._notify()
+        self._histories.append(frames)
+        self._begin_anew()
+        stack.callback(end)
 
     def _begin_anew(self) -> None:
         """Begin the real history anew, with all that the histories under way need."""

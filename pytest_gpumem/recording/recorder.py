@@ -36,7 +36,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
-        self._stack.enter_context(VIEW.history(frames=True))
+        VIEW.record(self._stack, frames=True)
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
@@ -98,7 +98,8 @@ class Recorder:
 def history() -> Iterator[list[list[dict[str, Any]]]]:
     """Give a list that has, at the end, the allocator's events of each device, without frames."""
     events: list[list[dict[str, Any]]] = []
-    with VIEW.history(frames=False):
+    with ExitStack() as stack:
+        VIEW.record(stack, frames=False)
         yield events
         events.extend(VIEW.snapshot()["device_traces"])
 
