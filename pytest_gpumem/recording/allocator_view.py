@@ -391,7 +391,7 @@ class AllocatorView:
                     if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
-    def record(self, stack: ExitStack, *, frames: bool) -> None:
+    def begin_history(self, stack: ExitStack, *, frames: bool) -> None:
         """Switch the history on until a stack is closed; the test's code sees its own events."""
 
         def end() -> None:

@@ -36,7 +36,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
-        VIEW.record(self._stack, frames=True)
+        VIEW.begin_history(self._stack, frames=True)
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
@@ -99,7 +99,7 @@ def history() -> Iterator[list[list[dict[str, Any]]]]:
     """Give a list that has, at the end, the allocator's events of each device, without frames."""
     events: list[list[dict[str, Any]]] = []
     with ExitStack() as stack:
-        VIEW.record(stack, frames=False)
+        VIEW.begin_history(stack, frames=False)
         yield events
         events.extend(VIEW.snapshot()["device_traces"])
 
