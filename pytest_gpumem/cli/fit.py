@@ -185,18 +185,13 @@ def fit_table(answers: Sequence[CardFit]) -> str:
     for answer in answers:
         asked, largest = answer.asked, answer.largest
         peak = asked.peak if asked and asked.fits else largest.peak if largest else None
-        shown = peak if peak and peak.reserved else None
-        cells = (
-            answer.card,
-            format_size(answer.capacity),
-            ("yes" if asked.fits else "no") if asked else "",
-            format_size(shown.allocated) if shown else "",
-            format_size(shown.reserved) if shown else "",
-            format_size(answer.capacity - shown.reserved) if shown else "",
-            str(largest.value or "none") if largest else "",
-            str(len(largest.probes)) if largest else "",
-        )
-        lines.append(cells)
+        sizes = ["", "", ""]
+        if peak and peak.reserved:
+            left = answer.capacity - peak.reserved
+            sizes = [format_size(nbytes) for nbytes in (peak.allocated, peak.reserved, left)]
+        fits = ("yes" if asked.fits else "no") if asked else ""
+        search = (str(largest.value or "none"), str(len(largest.probes))) if largest else ("", "")
+        lines.append((answer.card, format_size(answer.capacity), fits, *sizes, *search))
     filled = [column for column in range(len(titles)) if any(line[column] for line in lines)]
     table = aligned_table(
         [[line[column] for column in filled] for line in (titles, *lines)],
