@@ -152,7 +152,7 @@ class BaselineFile:
 def decode(
     path: Path, content: bytes, device_key: str | None = None, module: str | None = None
 ) -> BaselineFile:
-    """Read a baseline file's content, which must be that of this device and module, if named.
+    """Read a baseline file's content; it must be of this device and module, if these are named.
 
     Raises:
         BaselineError: it is not, or it is not a baseline file that this version can read.

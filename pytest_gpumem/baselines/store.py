@@ -8,21 +8,18 @@ has the content of a file, :mod:`~pytest_gpumem.baselines.paths` its path and ho
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import filelock
 
-from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.baselines.file_format import WHOLE_TEST, BaselineFile, check, decode, encode
 from pytest_gpumem.baselines.paths import (
     baseline_path,
     device_keys,
-    not_written_is_told,
     read_file,
-    remove_file,
     replace_file,
 )
 from pytest_gpumem.errors import BaselineError
@@ -121,7 +118,7 @@ class BaselineStore:
         key = device_key, module
         if key not in self._files:
             try:
-                self._files[key] = self._read(device_key, module)
+                self._files[key] = self.read(device_key, module)
             except BaselineError as error:
                 self._files[key] = error
         file = self._files[key]
@@ -161,105 +158,39 @@ class BaselineStore:
         """
         # Thousands of entries are made and none is garbage: collections would only cost time.
         with without_collections():
-            log = _Log(self._same)
+            log = _Log(self.same)
             by_file: dict[tuple[str, str], list[NewBaseline]] = {}
             for baseline in baselines:
                 with log.errors_of_file():  # one that cannot be written is not written
-                    by_file.setdefault(_checked_file(baseline), []).append(baseline)
+                    by_file.setdefault(checked_file(baseline), []).append(baseline)
             pending = []
             for _, group in sorted(by_file.items()):
                 with log.errors_of_file():
-                    _, entries, changed = self._revise(group)
+                    _, entries, changed = self.revise(group)
                     if changed:
                         pending.append(group)
                     else:
                         log.entries += entries
             if pending:
-                with log.errors_of_file(), self._lock():
+                with log.errors_of_file(), self.locked():
                     for group in pending:
                         with log.errors_of_file():
                             # Once more: another process may have written meanwhile.
-                            file, entries, changed = self._revise(group)
+                            file, entries, changed = self.revise(group)
                             key = group[-1].device.key, file.module
-                            self._files.pop(key, None)
                             if changed:
                                 replace_file(self.path(*key), encode(file))
                                 log.files.append(self.path(*key))
                             log.entries += entries
             return log.summary()
 
-    @staticmethod
-    def update_whole(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Path]:
-        """Write the entries that changed in several folders, as :meth:`update` does: all, or none.
-
-        No file is replaced before the new content of each lies beside it. A process that is killed
-        in the midst of replacing leaves each file old or new.
-
-        No two stores may have one folder.
-
-        Returns:
-            The files that were written.
+    def read(self, device_key: str, module: str) -> BaselineFile | None:
+        """Read a file anew; None of a missing one.
 
         Raises:
-            BaselineError: a file cannot be read or written, or a new baseline is at fault; each
-                file is as it was. Where only replacing one fails, those before it are new.
+            BaselineError: the file cannot be understood.
         """
-        written: dict[Path, NewContent] = {}
-        with without_collections(), ExitStack() as stack:
-            # In one order, as another process may lock the same folders.
-            for store in sorted(updates, key=lambda store: os.path.realpath(store.directory)):
-                stack.enter_context(store._lock())
-            try:
-                for store, baselines in updates.items():
-                    by_file: dict[tuple[str, str], list[NewBaseline]] = {}
-                    for baseline in baselines:
-                        by_file.setdefault(_checked_file(baseline), []).append(baseline)
-                    for key, group in sorted(by_file.items()):
-                        file, _, changed = store._revise(group)
-                        store._files.pop(key, None)
-                        if changed:
-                            path, name = store.path(*key), f"{TEMPORARY}-{len(written)}"
-                            with not_written_is_told(path):
-                                written[path] = NewContent(path, [encode(file)], name)
-                for path, new in written.items():
-                    with not_written_is_told(path):
-                        new.replace()
-            finally:
-                for new in written.values():
-                    new.discard()
-        return list(written)
-
-    def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
-        """Remove tests' baselines, and files that are then empty; return why any stayed."""
-        log = _Log(self._same)
-        groups: dict[tuple[str, str], set[str]] = {}
-        for device_key, module, test in keys:
-            groups.setdefault((device_key, module), set()).add(test)
-        with log.errors_of_file(), self._lock():
-            for (device_key, module), tests in sorted(groups.items()):
-                with log.errors_of_file():
-                    self._files.pop((device_key, module), None)
-                    file, path = self._read(device_key, module), self.path(device_key, module)
-                    if file is None or tests.isdisjoint(file.tests):
-                        continue
-                    remaining = {
-                        name: parts for name, parts in file.tests.items() if name not in tests
-                    }
-                    if remaining:
-                        kept_file = BaselineFile(file.device, module, remaining, file.labels)
-                        replace_file(path, encode(kept_file))
-                    else:
-                        remove_file(path, self.directory)
-        return log.errors
-
-    def would_change(
-        self, old: Mapping[str, BaselineEntry], new: Mapping[str, BaselineEntry]
-    ) -> bool:
-        """Return whether :meth:`update` would write a test, by its entries' parts: old and new."""
-        parts = old.keys() | new.keys()
-        return not all(self._same(old.get(part), new.get(part)) for part in parts)
-
-    def _read(self, device_key: str, module: str) -> BaselineFile | None:
+        self._files.pop((device_key, module), None)
         path = self.path(device_key, module)
         content = read_file(path)
         if content is None:
@@ -270,7 +201,7 @@ class BaselineStore:
             self._decoded[device_key, module] = content, file
         return file
 
-    def _revise(self, group: list[NewBaseline]) -> tuple[BaselineFile, list[EntryUpdate], bool]:
+    def revise(self, group: list[NewBaseline]) -> tuple[BaselineFile, list[EntryUpdate], bool]:
         """Put new baselines, all of one device and module, into their file's content.
 
         Returns:
@@ -279,7 +210,7 @@ class BaselineStore:
         """
         # The newest device: its total memory may change with its driver.
         device, module = group[-1].device, group[-1].module
-        file = self._read(device.key, module) or BaselineFile(device, module)
+        file = self.read(device.key, module) or BaselineFile(device, module)
         measured: dict[str, dict[str, BaselineEntry]] = {}
         for baseline in group:
             measured.setdefault(baseline.test, {}).update(baseline.parts)
@@ -294,14 +225,14 @@ class BaselineStore:
             ]
             remaining = {part: entry for part, entry in old.items() if part not in gone}
             changed = {
-                part: entry for part, entry in new.items() if not self._same(old.get(part), entry)
+                part: entry for part, entry in new.items() if not self.same(old.get(part), entry)
             }
             if remaining or changed:
                 tests[test] = {**remaining, **changed}
-        differs = not all(self._same(entry.old, entry.new) for entry in entries)
+        differs = not all(self.same(entry.old, entry.new) for entry in entries)
         return BaselineFile(device, module, tests, file.labels), entries, differs
 
-    def _same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
+    def same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
         """Whether an entry needs not be written; see :meth:`update`."""
         if old is None or new is None:
             return old is new
@@ -311,7 +242,12 @@ class BaselineStore:
         return same and not learned and not remade
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Let no other process write into the folder, within a block.
+
+        Raises:
+            BaselineError: another process does, or the folder cannot be written.
+        """
         path = Path(os.path.realpath(self.directory)) / LOCK_NAME
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -334,7 +270,12 @@ class BaselineStore:
             lock.release()
 
 
-def _checked_file(baseline: NewBaseline) -> tuple[str, str]:
+def checked_file(baseline: NewBaseline) -> tuple[str, str]:
+    """Return the device and the module of a new baseline, which has to be one that can be read.
+
+    Raises:
+        BaselineError: it is not.
+    """
     check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
     return baseline.device.key, baseline.module
 

@@ -45,7 +45,7 @@ class KeeperFinder:
         """Return the search for the keepers of a peak that is too high; None without one.
 
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
-        the largest source lines. After out of memory the peak is that of the run that failed.
+        the largest source lines. After out of memory the peak is of the run that failed.
 
         Returns:
             the part, the index of its device, the search, and the names that earlier searches with

@@ -28,7 +28,7 @@ PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
 """those of a device's memory"""
 EVERY_PEAK: tuple[PeakName, ...] = (*PEAKS, "pinned")
-"""the same, and that of the process's pinned host memory"""
+"""those of a device's memory, and the peak of the process's pinned host memory"""
 
 FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned", "host"]
 FIGURES: dict[FigureName, str] = {
@@ -226,7 +226,7 @@ class Comparison:
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether it is over its limit."""
+        """Whether the figure is over its limit."""
         return self.budget is not None and self.measured > self.budget
 
     @property
@@ -302,7 +302,7 @@ class UpdateCommand:
     """A command that writes baselines; as text it is quoted for a shell."""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """that of :attr:`Policy.launcher`"""
+    """the words of :attr:`Policy.launcher`"""
     targets: tuple[str, ...] = ()
     """nodeids, files and folders; none: all tests"""
     options: tuple[str, ...] = ()
@@ -313,7 +313,7 @@ class UpdateCommand:
         return shlex.join(words if self.launcher[:1] == ("gpumem",) else [*words, UPDATE_OPTION])
 
     def of(self, targets: Iterable[str]) -> UpdateCommand:
-        """Return the same command for other targets."""
+        """Return this command for other targets."""
         return replace(self, targets=tuple(targets))
 
 

@@ -82,4 +82,4 @@ class CompileWatch:
 
 
 COMPILER: Final = CompileWatch()
-"""that of this process"""
+"""the watch of this process"""

@@ -58,7 +58,7 @@ def activate(meter: Meter) -> None:
 
 
 def deactivate(meter: Meter) -> None:
-    """End that of :func:`activate`."""
+    """Let later measurements be no parts of this meter's any more."""
     if meter in _active:
         _active.remove(meter)
 

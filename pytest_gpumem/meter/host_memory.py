@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STATUS: Final = Path("/proc/self/status")
 RESET: Final = Path("/proc/self/clear_refs")
-"""writing 5 to this file resets the highest resident set to that of now"""
+"""writing 5 to this file resets the highest resident set to the present one"""
 
 
 class HostWatch:
@@ -58,7 +58,7 @@ class HostWatch:
             )
 
     def peak(self) -> int | None:
-        """Return the bytes that the highest resident set is above that of the beginning."""
+        """Return by how many bytes the resident set grew at most since the beginning."""
         if self._began is None:
             return None
         return max(0, _resident("VmHWM") - self._began)

@@ -46,7 +46,7 @@ class Isolation:
         self._divided = False
         """whether foreign memory divides expandable segments: the step may reserve more"""
         self._pinned_lost = 0
-        """bytes of foreign pinned memory that was freed: the allocator may have it as yet"""
+        """bytes of foreign pinned memory that was freed; PyTorch's allocator may still hold them"""
 
     def stats(self) -> list[Stats]:
         """Return the allocator's statistics of each device: asking takes most of a measurement.

@@ -260,7 +260,7 @@ class Meter:
         return without_few_pinned(self._whole.peaks)
 
     def passes(self) -> tuple[Peak, ...]:
-        """Return the same without optimizers' steps."""
+        """Return the whole step's peaks outside of optimizers' steps, one a device."""
         self.note()
         return tuple(self._whole.passes)
 
@@ -361,7 +361,7 @@ class Meter:
             yield
 
     def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Return this step's devices' items of a list with one item for each of all devices."""
+        """Return the items of the step's devices, of a list with an item for each device."""
         return events[self.devices.start : self.devices.stop]
 
     def resettle(self) -> None:

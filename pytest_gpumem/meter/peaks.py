@@ -65,7 +65,7 @@ def fullest(peaks: Sequence[Peak]) -> Peak:
 
 
 def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
-    """Return the same, with no pinned memory of less than MIN_PINNED."""
+    """Return peaks with pinned memory of less than MIN_PINNED left out."""
     return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
 
 

@@ -100,7 +100,7 @@ class Pins:
         }
 
     def stop(self) -> None:
-        """Let go of everything."""
+        """Keep no foreign memory in place any more."""
         VIEW.remove_reader(self.look)
         self._deaths.clear()
         self.drop()

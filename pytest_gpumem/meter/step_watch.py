@@ -92,7 +92,7 @@ class Steps:
     A step ends with a step of the optimizer that stepped first; in a test that marks the ends
     itself, only at its marks. Noting an end frees nothing. The end that a test marks is noted with
     ``steady`` or not: lists that were freed serve later ones, which Python's garbage collector does
-    not count. So the collector runs at the same places, and the peak is that of the program.
+    not count. So the collector runs at the same places, and the peak is the program's.
     """
 
     def __init__(self, allocated: Callable[[], list[int]], garbage: GarbageWatch) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Pool = tuple[int, int]
 """a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
 SHARED: Final[Pool] = (0, 0)
-"""that of all other memory"""
+"""the pool of all other memory"""
 Step = tuple[float, str, int]
 MAX_REQUESTS: Final = 200_000
 """events of a device with requests that are still made again: each takes some microseconds"""

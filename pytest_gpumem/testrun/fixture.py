@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.fit.prober import Prober
-from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.sizes import format_size, parse_tolerance
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     import torch
 
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.fit.search import Largest
+    from pytest_gpumem.measurement import Peak
     from pytest_gpumem.testrun.run import PartFigures, Run
 
 __tracebackhide__ = is_own_error
@@ -93,8 +94,7 @@ class GpuMemory:
     @property
     def peak(self) -> Peak:
         """The test's peaks so far, of the fullest device, in bytes."""
-        peaks = self._run.meter.peaks()
-        return Peak(_most(peaks, "allocated"), _most(peaks, "reserved"))
+        return fullest(self._run.meter.peaks())
 
     @property
     def peak_allocated(self) -> int:
@@ -109,12 +109,12 @@ class GpuMemory:
     @property
     def allocated(self) -> int:
         """Bytes in the test's live tensors now, of the fullest device."""
-        return _most(self._run.meter.counted(), "allocated")
+        return fullest(self._run.meter.counted()).allocated
 
     @property
     def reserved(self) -> int:
         """Bytes that the caching allocator holds for the test now, of the fullest device."""
-        return _most(self._run.meter.counted(), "reserved")
+        return fullest(self._run.meter.counted()).reserved
 
     def step(self) -> None:
         """Say that a step of the test has ended, where ``steady=True`` is to go by that.
@@ -266,7 +266,3 @@ class GpuMemory:
 
     def _prober(self) -> Prober:
         return Prober(self._run.meter, self._run.progress, self._run.breakdown)
-
-
-def _most(peaks: Sequence[Peak], which: str) -> int:
-    return max((getattr(peak, which) for peak in peaks), default=0)

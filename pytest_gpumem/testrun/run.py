@@ -49,7 +49,7 @@ _LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib"
 
 
 def _no_progress(_line: str) -> None:
-    """Show nothing."""
+    """Drop a line of progress."""
 
 
 class Inputs(NamedTuple):
@@ -120,7 +120,7 @@ class Run:
         of_children: str = "",
         breakdown: BreakdownOf | None = None,
     ) -> Iterator[Run]:
-        """Take the device; it is let go of by ``close``, or if the block ends with an error.
+        """Open the device, until ``close`` is called or the block ends with an error.
 
         ``values`` are those that the processes compute which the test starts, and ``of_children``
         explains them (``devices/children.py``).
@@ -193,7 +193,7 @@ class Run:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
+        """Whether test, fixtures and probes took no memory, outside of PyTorch's neither."""
         if self.meter.ran_apart or any(peak.reserved or peak.pinned for peak in self.meter.peaks()):
             return False
         return not any(use.outside > 0 for use in self.measurement().device_use)

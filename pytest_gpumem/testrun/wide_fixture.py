@@ -76,7 +76,7 @@ class WideFixture:
 
     @property
     def holds_memory(self) -> bool:
-        """Whether it holds any."""
+        """Whether the fixture holds memory."""
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
@@ -92,7 +92,7 @@ class WideFixture:
 
 
 class _SetUp:
-    """A set-up that runs: its memory, without that of the fixtures that it asks for."""
+    """A set-up that runs: its memory, without the memory of fixtures that it asks for."""
 
     def __init__(self, meter: Meter) -> None:
         self.stages: list[Stage] = []
@@ -181,7 +181,7 @@ class WideFixtures:
             asking.resume()
 
     def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
-        """Count the stages of a set-up; ``held_by_asking`` is not counted as yet."""
+        """Count the stages of a set-up; ``held_by_asking`` does not count yet."""
         self.used.append(fixture)
         for stage in fixture.stages:
             held = sums(self._meter.counted(), held_by_asking)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from helpers.git import commit, git
 
@@ -33,6 +35,13 @@ STEP = """
         model = Block(256).cuda()
         model(torch.ones(8192, 256, device="cuda")).sum().backward()
 """
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    """Other tests of this process have a module of that name too."""
+    yield
+    sys.modules.pop("model", None)
 
 
 @pytest.fixture

@@ -142,12 +142,12 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
         setting_up.start()
         fixtures = []
         for size in (MIB // 4, 64 * MIB, 3 * MIB // 2):  # the last one is not this step's
-            before, held = set(setting_up.blocks()), setting_up.counted()[0]
+            before, held = set(setting_up.isolation.blocks()), setting_up.counted()[0]
             mine.append([tensor(size), tensor(MIB // 4)])
             setting_up.resettle()
             peak = setting_up.counted()[0]
             own = Peak(peak.allocated - held.allocated, peak.reserved - held.reserved)
-            fixtures.append((own, set(setting_up.blocks()) - before))
+            fixtures.append((own, set(setting_up.isolation.blocks()) - before))
         setting_up.stop()
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
         meter.start()

@@ -49,7 +49,7 @@ def test_files_of_other_modules_are_not_read(renamed, monkeypatch, arguments):
         read.append(path.name)
         return read_file(path)
 
-    monkeypatch.setattr("pytest_gpumem.cli.recorded.folder.read_file", noted)
+    monkeypatch.setattr("pytest_gpumem.baselines.file_format.read_file", noted)
     assert renamed.run(*arguments).ret == 0
     assert read == ["test_more.json"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.file_format import check
-from pytest_gpumem.baselines.paths import Key, device_keys
-from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline
+from pytest_gpumem.atomic_file import TEMPORARY, NewContent
+from pytest_gpumem.baselines.file_format import check, encode
+from pytest_gpumem.baselines.paths import Key, device_keys, not_written_is_told
+from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline, checked_file
 from pytest_gpumem.cli.accept.download import downloaded
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed, show
@@ -24,10 +26,11 @@ from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.merge import merge
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.session.origin import checkout_of
+from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import BaselineEntry, Measurement
@@ -379,7 +382,7 @@ def _write(
         texts, told = [], ()
         if not confirmed("write these baselines?"):
             return Outcome("gpumem: nothing was written; --yes writes the baselines", FOUND)
-    files = BaselineStore.update_whole({group.store: group.baselines for group in groups})
+    files = write_all({group.store: group.baselines for group in groups})
     lines = [f"gpumem: written: {os.path.relpath(file)}" for file in files]
     return Outcome("\n\n".join([*texts, "\n".join(map(printable, lines))]), OK, told)
 
@@ -396,7 +399,9 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
         old_parts = store.parts(*place)
         if WHOLE_TEST not in baseline.parts:  # the update leaves its other parts as they are
             old_parts = {part: entry for part, entry in old_parts.items() if part in baseline.parts}
-        differs |= store.would_change(old_parts, baseline.parts)
+        parts = {*old_parts, *baseline.parts}
+        pairs = [(old_parts.get(part), baseline.parts.get(part)) for part in parts]
+        differs |= not all(store.same(*pair) for pair in pairs)
         old.update({Key(*place, part): entry for part, entry in old_parts.items()})
         new.update({Key(*place, part): entry for part, entry in baseline.parts.items()})
     if not differs:
@@ -404,3 +409,41 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
     entries = tuple(pair_entries(old, new))
     folder = os.path.relpath(group.folder)
     return Changes(printable(folder), source, entries, remarks)
+
+
+def write_all(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Path]:
+    """Write the entries that changed in several folders: all, or none.
+
+    No file is replaced before the new content of each lies beside it. A process that is killed in
+    the midst of replacing leaves each file old or new. No two stores may have one folder.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        BaselineError: a file cannot be read or written, or a new baseline is at fault; each file is
+            as it was. Where only replacing one fails, those before it are new.
+    """
+    written: dict[Path, NewContent] = {}
+    with without_collections(), ExitStack() as stack:
+        # In one order, as another process may lock the same folders.
+        for store in sorted(updates, key=lambda store: os.path.realpath(store.directory)):
+            stack.enter_context(store.locked())
+        try:
+            for store, baselines in updates.items():
+                by_file: dict[tuple[str, str], list[NewBaseline]] = {}
+                for baseline in baselines:
+                    by_file.setdefault(checked_file(baseline), []).append(baseline)
+                for key, group in sorted(by_file.items()):
+                    file, _, changed = store.revise(group)
+                    if changed:
+                        path, name = store.path(*key), f"{TEMPORARY}-{len(written)}"
+                        with not_written_is_told(path):
+                            written[path] = NewContent(path, [encode(file)], name)
+            for path, new in written.items():
+                with not_written_is_told(path):
+                    new.replace()
+        finally:
+            for new in written.values():
+                new.discard()
+    return list(written)

@@ -8,12 +8,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pytest_gpumem.baselines.paths import Key  # noqa: TC001 - msgspec reads the annotation
+from pytest_gpumem.baselines.file_format import BaselineFile, encode
+from pytest_gpumem.baselines.paths import Key, remove_file, replace_file
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed
 from pytest_gpumem.cli.recorded import collect_plugin
@@ -22,7 +24,7 @@ from pytest_gpumem.report.text import printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 HELP = "list baselines whose tests are gone; with --delete, delete them"
 DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}. pytest collects all tests, with the given
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if not confirmed("delete them?"):
             return Outcome("gpumem: nothing was deleted; --delete deletes them", FOUND)
         lines = []
-    errors = BaselineStore(folder).remove((key.device, key.module, key.test) for key in stale)
+    errors = remove(BaselineStore(folder), stale)
     if errors:
         return Outcome("\n".join(lines), BAD_INPUT, tuple(f"gpumem: {error}" for error in errors))
     return Outcome("\n".join([*lines, "gpumem: deleted"]), OK)
@@ -112,3 +114,32 @@ def _collect(arguments: Sequence[str]) -> Collected:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
         raise BaselineError(command_text, "there is no folder of baselines", remedy)
     return collected
+
+
+def remove(store: BaselineStore, keys: Iterable[Key]) -> list[BaselineError]:
+    """Remove tests' baselines, and files that are then empty; return why any stayed."""
+    errors: list[BaselineError] = []
+    groups: dict[tuple[str, str], set[str]] = {}
+    for key in keys:
+        groups.setdefault((key.device, key.module), set()).add(key.test)
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except BaselineError as error:
+            errors.append(error)
+
+    with noted(), store.locked():
+        for (device_key, module), tests in sorted(groups.items()):
+            with noted():
+                file, path = store.read(device_key, module), store.path(device_key, module)
+                if file is None or tests.isdisjoint(file.tests):
+                    continue
+                remaining = {name: parts for name, parts in file.tests.items() if name not in tests}
+                if remaining:
+                    kept_file = BaselineFile(file.device, module, remaining, file.labels)
+                    replace_file(path, encode(kept_file))
+                else:
+                    remove_file(path, store.directory)
+    return errors

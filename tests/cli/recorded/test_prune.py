@@ -12,8 +12,10 @@ from helpers.command_line import T4, write
 from helpers.sources import WITHOUT
 from helpers.warm import warm_python
 
+from pytest_gpumem.baselines.paths import Key
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.cli import main
+from pytest_gpumem.cli.recorded.prune import remove
 from pytest_gpumem.measurement import BaselineEntry, Peak, Provenance
 from pytest_gpumem.sizes import MIB
 
@@ -221,8 +223,8 @@ def test_removing_reads_anew_keeps_the_rest_and_reports_what_it_cannot(tmp_path)
     )
     broken = tmp_path / "virtual-T4/a.json"
     broken.write_text("<<<<<<< ours\n")
-    keys = [("virtual-T4", module, "test_1") for module in ("a.py", "b.py", "absent.py")]
-    (error,) = store.remove([*keys, ("virtual-T4", "b.py", "test_absent")])
+    keys = [Key("virtual-T4", module, "test_1") for module in ("a.py", "b.py", "absent.py")]
+    (error,) = remove(store, [*keys, Key("virtual-T4", "b.py", "test_absent")])
     assert "merge-conflict" in str(error)
     assert broken.read_text() == "<<<<<<< ours\n"
     assert store.get("virtual-T4", "b.py", "test_1") is None
@@ -234,7 +236,7 @@ def test_removing_nothing_writes_nothing(tmp_path):
     write(tmp_path, {"test_a": (1, 2)})
     path = tmp_path / "virtual-T4/tests/test_a.json"
     before = path.stat()
-    assert BaselineStore(tmp_path).remove([("virtual-T4", "tests/test_a.py", "test_b")]) == []
+    assert remove(BaselineStore(tmp_path), [Key("virtual-T4", "tests/test_a.py", "test_b")]) == []
     after = path.stat()  # not the time of access: the file is read
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -245,6 +247,6 @@ def test_removing_waits_for_who_writes(tmp_path):
     write(tmp_path, {"test_a": (1, 2)})
     with filelock.FileLock(tmp_path / ".gpumem.lock"):
         store = BaselineStore(tmp_path, lock_timeout=0.1)
-        (error,) = store.remove([("virtual-T4", "tests/test_a.py", "test_a")])
+        (error,) = remove(store, [Key("virtual-T4", "tests/test_a.py", "test_a")])
     assert "another process has held it" in str(error)
     assert store.get("virtual-T4", "tests/test_a.py", "test_a") is not None
