@@ -30,6 +30,13 @@ from pytest_gpumem import measurement
 
 CONFLICT: Final = re.compile(r"^([<=>|])\1{6}(?=\s|$)", re.MULTILINE)
 """a marker that git leaves in a file"""
+MAX_INT: Final = 2**63 - 1
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+"""bytes, or a count"""
+Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
+"""a number that may be below zero"""
+FILE_NAMES: Final = {"nbytes": "bytes"}
+"""the names of fields in files, where they differ"""
 
 
 class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
@@ -87,15 +94,6 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
         raise JsonProblem(problem) from None
     except ValueError as error:
         raise JsonProblem(f"is not {kind}: {error}") from None
-
-
-MAX_INT: Final = 2**63 - 1
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-"""bytes, or a count"""
-Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
-"""a number that may be below zero"""
-FILE_NAMES: Final = {"nbytes": "bytes"}
-"""the names of fields in files, where they differ"""
 
 
 class Forms:

@@ -80,6 +80,8 @@ RESTORE: Final = (
 
 _OneADevice = Annotated[list[Bytes], msgspec.Meta(min_length=1)]
 _AtLeastTwo = Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=2)]
+_T = TypeVar("_T")
+_one_line: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -204,9 +206,6 @@ def decode(
     return BaselineFile(file.device, file.module, tests, labels)
 
 
-_T = TypeVar("_T")
-
-
 def _convert(filename: str, value: object, kind: type[_T], place: str) -> _T:
     try:
         return msgspec.convert(value, kind)
@@ -320,9 +319,6 @@ def encode(file: BaselineFile) -> bytes:
         "tests": tests,
     }
     return f"{_render(document)}\n".encode()
-
-
-_one_line: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 def _render(value: object, indent: str = "") -> str:

@@ -30,6 +30,10 @@ MAX_NAME_LENGTH = 180
 """characters of a name before it is cut; with its hash and ending it stays below the usual 255"""
 MAX_PATH_LENGTH = 1000
 """characters of a module's path before it becomes one name; well below Linux's PATH_MAX of 4096"""
+TORCH: Final = "{torch}"
+"""in the name of the folder, torch's version, as 2.15"""
+_MAJOR: Final = 1000
+"""minor versions that a major one counts for, where the nearest version is looked for"""
 
 
 def baseline_path(directory: Path, device_key: str, module: str) -> Path:
@@ -178,12 +182,6 @@ class Key(NamedTuple):
         """The test without its file, with its part where it has one."""
         test = self.test or self.module
         return f"{test} ({self.part})" if self.part else test
-
-
-TORCH: Final = "{torch}"
-"""in the name of the folder, torch's version, as 2.15"""
-_MAJOR: Final = 1000
-"""minor versions that a major one counts for, where the nearest version is looked for"""
 
 
 def baseline_folders(root: Path, template: str) -> list[Path]:

@@ -1,6 +1,6 @@
-"""pytest's items as marked tests: every use of a name that pytest keeps private stands here.
+"""pytest's items as marked tests, and one test as several: on each of its cards, as each rank.
 
-Each use of a private name is tested.
+Every use of a name that pytest keeps private stands here, and is tested.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ ALL: Final = "*"
 FIXTURE: Final = "gpu_memory"
 UNMARKED = pytest.StashKey[bool]()
 """of a test that is measured by an option alone"""
+CARD: Final = "_gpumem_card"
+RANK: Final = "_gpumem_rank"
+"""fixtures of no use but to give a test its parameter"""
+MAX_RANKS: Final = 4096
+"""ranks that "all" may mean"""
 
 
 def is_marked(item: pytest.Item) -> bool:
@@ -370,13 +375,6 @@ class PytestItem:
             item=self.item, part=part, measurement=measurement
         )
         return measurement if changed is None else changed
-
-
-CARD: Final = "_gpumem_card"
-RANK: Final = "_gpumem_rank"
-"""fixtures of no use but to give a test its parameter"""
-MAX_RANKS: Final = 4096
-"""ranks that "all" may mean"""
 
 
 def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:

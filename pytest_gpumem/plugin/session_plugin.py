@@ -58,6 +58,8 @@ REMOTE: Final = (
     "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"
 )
 """sentence on a session with such workers"""
+STATUS: Final = 128 + signal.SIGTERM
+"""the exit status, as a shell has it of a process that the signal ended"""
 
 
 class BriefRepr:
@@ -369,10 +371,6 @@ class GpuMemPlugin:
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.end()
-
-
-STATUS: Final = 128 + signal.SIGTERM
-"""the exit status, as a shell has it of a process that the signal ended"""
 
 
 def end_session_on_sigterm(config: pytest.Config) -> None:

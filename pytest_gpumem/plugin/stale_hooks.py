@@ -52,6 +52,8 @@ _UNFINISHED: Final = (
 )
 
 _OK: Final = pytest.ExitCode.OK
+MAX_NAMES: Final = 3
+"""tests that one line of the terminal still names"""
 
 
 class StaleHooks:
@@ -214,10 +216,6 @@ def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     folders = {Path(os.path.normpath(here / arg)) for arg in config.args}
     covered = root in folders or (len(whole) > 1 and folders.issuperset(whole[1:]))
     return "" if covered else "tests, files or folders were named"
-
-
-MAX_NAMES: Final = 3
-"""tests that one line of the terminal still names"""
 
 
 @dataclass

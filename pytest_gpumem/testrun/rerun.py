@@ -1,4 +1,4 @@
-"""The marked test that runs on the session's device, run again, and the memory around it."""
+"""The marked test that runs on the session's device, run again; the memory around it, in notes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ MAX_ERROR_LENGTH: Final = 200
 """characters of an error that are shown"""
 MIN_LEFT: Final = MIB
 """bytes that a run has to leave behind to be told: generators' states and the like are less"""
+MAX_SHOWN: Final = 4
+"""processes on one device that have a size each in a note"""
 
 
 def may_run_again(spec: MemorySpec) -> bool:
@@ -345,10 +347,6 @@ def shown_error(error: BaseException | None) -> str:
     lines = str(error).splitlines()
     shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return shown if len(shown) <= MAX_ERROR_LENGTH else f"{shown[:MAX_ERROR_LENGTH]}..."
-
-
-MAX_SHOWN: Final = 4
-"""processes on one device that have a size each in a note"""
 
 
 def child_notes(run: Run) -> Iterator[Note]:
