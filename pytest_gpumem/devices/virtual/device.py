@@ -449,16 +449,6 @@ class VirtualDevice(Device):
         if self._curtain is not None:
             self._curtain.show(count)
 
-    def _cap_total(self, index: int) -> int:
-        """Return the total memory that PyTorch multiplies a fraction with.
-
-        Newer versions of PyTorch's allocator keep the total that they read first, older ones read
-        it every time.
-        """
-        if self._kept_total:
-            return FIRST_TOTAL
-        return (self._opened_card or self.card).total_memory + self._extra[index]
-
     def _keeps_total(self) -> bool:
         """Return whether PyTorch keeps the total it read first: try what a small one allows."""
         import torch
@@ -493,7 +483,10 @@ class VirtualDevice(Device):
             return
         card = self._opened_card or self.card
         for index in range(min(count, torch.cuda.device_count())):
-            set_memory(index, card.total_memory, self._cap_total(index))
+            # PyTorch multiplies a fraction with the total that its allocator read first, or, of
+            # older versions, with the present one.
+            total = FIRST_TOTAL if self._kept_total else card.total_memory + self._extra[index]
+            set_memory(index, card.total_memory, total)
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""

@@ -89,8 +89,18 @@ class Curtain:
         INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
 
     def _count(self) -> int:
-        if not self._shown:
-            self._note_question()
+        frame: FrameType | None = sys._getframe(1)
+        direct = True
+        while not self._shown and frame is not None:
+            path = frame.f_code.co_filename
+            if not path.startswith(self._own_code):
+                # The frames of an import; pytest's own script is the main program.
+                if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
+                    earlier = self.unanswered.get(path)
+                    if earlier is None or (direct and not earlier.direct):
+                        self.unanswered[path] = Question(path, frame.f_lineno, direct)
+                direct = direct and not path.startswith("/")  # "<frozen importlib._bootstrap>"
+            frame = frame.f_back
         return self._shown
 
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
@@ -112,20 +122,6 @@ class Curtain:
         if not self._shown:
             raise RuntimeError(HIDDEN)
         initialise()
-
-    def _note_question(self) -> None:
-        frame: FrameType | None = sys._getframe(2)
-        direct = True
-        while frame is not None:
-            path = frame.f_code.co_filename
-            if not path.startswith(self._own_code):
-                # The frames of an import; pytest's own script is the main program.
-                if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
-                    earlier = self.unanswered.get(path)
-                    if earlier is None or (direct and not earlier.direct):
-                        self.unanswered[path] = Question(path, frame.f_lineno, direct)
-                direct = direct and not path.startswith("/")  # "<frozen importlib._bootstrap>"
-            frame = frame.f_back
 
     def question_of(self, path: Path, root: Path) -> Question | None:
         """Return the question of a test's file, else of another file of its project.

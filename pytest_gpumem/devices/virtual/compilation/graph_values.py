@@ -330,7 +330,13 @@ class CodeThatRuns:
         tensors = [tensor for tensor in call.inputs() if tensor.is_cuda]
         if not tensors:
             return False
-        values = self._values_for(call, tensors)
+        forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
+        reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
+        values = None  # where it cannot be told which of them it is
+        if len(reads) == 1 or (reads and all(read.order >= 0 for read in reads)):
+            read = min(reads, key=lambda read: read.order)
+            self._reads.remove(read)
+            values = read.arguments
         for place, tensor in enumerate(tensors):
             if values is not None:
                 self._mode.values.write(tensor, values[place].reshape(tensor.shape))
@@ -339,16 +345,6 @@ class CodeThatRuns:
             ):
                 self._mode.values.forget(tensor)
         return True
-
-    def _values_for(self, call: OperatorCall, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Return the values of tensors that are read, and note that they were."""
-        forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
-        reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
-        if not reads or (len(reads) > 1 and any(read.order < 0 for read in reads)):
-            return None  # which of them it is cannot be told
-        read = min(reads, key=lambda read: read.order)
-        self._reads.remove(read)
-        return read.arguments
 
     # -- once the code has run --
 
@@ -392,9 +388,7 @@ class CodeThatRuns:
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
-        if tensor is None or not (tensor.is_cuda and is_plain(tensor)):
-            return None
-        if not mode.are_readable([tensor]) or not mode.make_known(tensor):
+        if tensor is None or not (tensor.is_cuda and is_plain(tensor) and mode.reads(tensor)):
             return None
         self._assumed = self._assumed or mode.values.are_assumed([tensor])
         return over_device_memory(tensor)
@@ -597,7 +591,7 @@ class _Computation:
         if not tensor.is_cuda:
             return tensor
         mode = self._mode
-        if not mode.are_readable([tensor]) or not mode.make_known(tensor):
+        if not mode.reads(tensor):
             return UNKNOWN
         self.assumed = self.assumed or mode.values.are_assumed([tensor])
         host = over_device_memory(tensor)

@@ -238,24 +238,21 @@ class PaddedProducts:
         product = next(products, None)
         began = time_ns() / 1000
         result = multiply(*args, **options)
-        if product is not None:
-            self._add_copies(product, sizes, call, began, options.get("out", result))
-            call.last_began = began
-        return result
-
-    def _add_copies(
-        self, product: Product, sizes: tuple[int, ...], call: CodeCall, began: float, result: Any
-    ) -> None:
+        if product is None:
+            return result
         *copies, result_copy = product.padded(sizes)
         ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
             self._workspaces.add(TIMED, [*copies, flushed()], (began, began), counted=False)
         self._workspaces.add(PADDED, [result_copy], (began, ended))
-        kept_with = result.untyped_storage().data_ptr() if call.saves else 0
+        out = options.get("out", result)
+        kept_with = out.untyped_storage().data_ptr() if call.saves else 0
         start = call.last_began if call.is_backward else began
         numbers = self._workspaces.add(PADDED, copies, (start, ended), kept_with=kept_with)
         call.saved.append(numbers)
+        call.last_began = began
+        return result
 
 
 def asked_product(

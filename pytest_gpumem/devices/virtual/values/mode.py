@@ -269,6 +269,10 @@ class ValueMode:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
+    def reads(self, tensor: Tensor) -> bool:
+        """Compute a tensor that may be looked at; False: it may not, or it is unknown."""
+        return self.are_readable([tensor]) and self.make_known(tensor)
+
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         affords, inputs = self.budget.affords, call.inputs()
         if call.traits.in_python and not affords(call, inputs, call.written(), None):
@@ -589,8 +593,11 @@ class ValueMode:
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if traits.allocates:
             plan = None
-        elif plan is None and not written:
-            plan = self._plan_after(call, fresh, result)
+        elif plan is None and not written and all(map(self.fits, fresh)):
+            # Masks and whole numbers are wanted even of unknown values.
+            are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
+            decides = not are_real and all(map(self.is_small, fresh))
+            plan = self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
         if plan is not None:
             device = on_device[0].get_device() if on_device else 0
             with OneThread(self.full):
@@ -619,19 +626,6 @@ class ValueMode:
             return False
         made = tensors_in(result)
         return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
-
-    def _plan_after(
-        self, call: OperatorCall, fresh: Sequence[Tensor], result: object
-    ) -> HostCall | None:
-        """Return how the new tensors of an operator that has run are computed; None: they are not.
-
-        Masks and whole numbers are wanted even of unknown values.
-        """
-        if not all(map(self.fits, fresh)):
-            return None
-        are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
-        decides = not are_real and all(map(self.is_small, fresh))
-        return self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more."""

@@ -69,7 +69,9 @@ class SparseOperators:
         are_seen = all(is_sparse(tensor) or is_plain(tensor) for tensor in call.inputs())
         if not (are_seen and self._are_known(call.parts())):
             return None
-        return self._host_call(call, _over_device_memory)
+        return self._host_call(
+            call, lambda tensor: of_parts(tensor, [*map(over_device_memory, parts_of(tensor))])
+        )
 
     def _are_known(self, parts: Sequence[Tensor]) -> bool:
         """Return whether parts may be read, and are known now: what is captured happens later."""
@@ -179,10 +181,6 @@ class SparseOperators:
             for part, values in unknown:
                 if 0 not in part.stride():  # of an expanded tensor, which repeats one number
                     self._values.write(part, values, assumed=assumed, whole=True)
-
-
-def _over_device_memory(tensor: Tensor) -> Tensor:
-    return of_parts(tensor, [over_device_memory(part) for part in parts_of(tensor)])
 
 
 def _of_ones(tensor: Tensor) -> Tensor:
