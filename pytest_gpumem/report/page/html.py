@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from pytest_gpumem.breakdowns import HeldLine
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Attribution, Category, Stayed
+    from pytest_gpumem.measurement import Attribution, Category
     from pytest_gpumem.report.model import OwnOutcome, Report
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
@@ -138,18 +137,6 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
     elif stayed is not None and stayed.sites:
         group = f"leaked, {site_name(stayed.sites[0])}"
     return FailureWords(why, f"{short_cause(test)} {keeper}", group)
-
-
-def held_lines(result: Result) -> list[HeldLine]:
-    """Return the largest lines of a peak over a limit, where keepers of their blocks are known."""
-    lines = result.held_lines
-    return lines if any(line.reasons for line in lines) else []
-
-
-def leak_of(result: Result) -> Stayed | None:
-    """Return the memory that stayed, of a test that failed by it."""
-    leaked = result.verdict.kind is Kind.LEAKED
-    return result.measurement.stayed if leaked and result.measurement else None
 
 
 def device_sections(result: Result, *, drawn: bool) -> list[DeviceSection]:
@@ -344,8 +331,7 @@ def _template_environment() -> Environment:
     environment.globals.update(
         circumstances=circumstances,
         hints_of=hints_of,
-        held_lines=held_lines,
-        leak_of=leak_of,
+        leaked=Kind.LEAKED,
         device_sections=device_sections,
         cards_title=CARDS_TITLE,
         provenance_text=provenance_text,
