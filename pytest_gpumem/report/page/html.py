@@ -186,13 +186,9 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
         report=report,
         causes=causes,
         entries=entries,
-        failures=[entry for entry in entries if entry.failed],
         remarks=[remark for remark in remarks if remark not in causes],
         when=when,
-        counts=[
-            {"word": word, "number": number, "tone": tone}
-            for (word, tone), number in counter.items()
-        ],
+        counts=list(counter.items()),
         devices=len({result.device_key for result in report.results}),
         batches=any(result.batch_size is not None for result in report.results),
         pins=any(map(pinned_cell, report.results)),
