@@ -238,7 +238,7 @@ class JudgedProgram:
         used = any(child.peaks for child in children)
         if used and alone and self._arguments.phases:
             problem = "only processes that the program starts use a GPU, and these have no phases"
-            remedy = "run one rank alone: gpumem run --phases --world-size 8 --rank 0 train.py"
+            remedy = "run one rank of it alone: add --world-size=8 --rank=0, and leave out torchrun"
             raise GpuMemError("--phases", problem, remedy)
         return used
 
