@@ -20,6 +20,8 @@
 #include <stdint.h>
 
 #define GM_API __attribute__((visibility("default")))
+/* A function of this file under a second name. */
+#define GM_SAME(name, function) extern GM_API __typeof__(function) name __attribute__((alias(#function)))
 
 enum {
     GM_MAX_DEVICES = 16,

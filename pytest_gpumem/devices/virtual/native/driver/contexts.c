@@ -98,8 +98,8 @@ GM_API int cuCtxPopCurrent_v2(void **context) {
     return cuCtxSetCurrent(context_stack[--context_depth]);
 }
 
-GM_API int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
-GM_API int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
+GM_SAME(cuCtxPushCurrent, cuCtxPushCurrent_v2);
+GM_SAME(cuCtxPopCurrent, cuCtxPopCurrent_v2);
 GM_API int cuCtxGetDevice(int *device) { *device = gm_current_device(); return GM_SUCCESS; }
 
 GM_API int cuCtxSynchronize(void) {

@@ -120,6 +120,4 @@ GM_API int cuMemGetAddressRange(uintptr_t *base, size_t *size, uintptr_t address
     return GM_SUCCESS;
 }
 
-GM_API int cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address) {
-    return cuMemGetAddressRange(base, size, address);
-}
+GM_SAME(cuMemGetAddressRange_v2, cuMemGetAddressRange);

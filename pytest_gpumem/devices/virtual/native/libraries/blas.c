@@ -120,19 +120,14 @@ GM_API int cublasSetMatrixAsync(int rows, int columns, int size, const void *a, 
     return copied(a, (size_t)lda * each, b, (size_t)ldb * each, (size_t)rows * each, columns, stream);
 }
 
-GM_API int cublasGetMatrixAsync(int rows, int columns, int size, const void *a, int lda, void *b, int ldb,
-                                void *stream) {
-    return cublasSetMatrixAsync(rows, columns, size, a, lda, b, ldb, stream);
-}
+GM_SAME(cublasGetMatrixAsync, cublasSetMatrixAsync);
 
 GM_API int cublasSetVectorAsync(int n, int size, const void *x, int incx, void *y, int incy, void *stream) {
     size_t each = (size_t)size;
     return copied(x, (size_t)incx * each, y, (size_t)incy * each, each, n, stream);
 }
 
-GM_API int cublasGetVectorAsync(int n, int size, const void *x, int incx, void *y, int incy, void *stream) {
-    return cublasSetVectorAsync(n, size, x, incx, y, incy, stream);
-}
+GM_SAME(cublasGetVectorAsync, cublasSetVectorAsync);
 
 /* ---- cuBLASLt: descriptors are tokens ---- */
 

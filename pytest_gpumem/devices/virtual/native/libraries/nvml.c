@@ -8,7 +8,7 @@
 enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LOADED = 9 };
 
 GM_API int nvmlInit_v2(void) { return gm_machine_devices() ? GM_SUCCESS : NVML_NOT_LOADED; }
-GM_API int nvmlInit(void) { return nvmlInit_v2(); }
+GM_SAME(nvmlInit, nvmlInit_v2);
 GM_API int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
 
 GM_API const char *nvmlErrorString(int status) {
@@ -123,9 +123,7 @@ GM_API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, v
     return GM_SUCCESS;
 }
 
-GM_API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *infos) {
-    return nvmlDeviceGetComputeRunningProcesses(device, count, infos);
-}
+GM_SAME(nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetComputeRunningProcesses);
 
 GM_API int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }
 

@@ -167,9 +167,7 @@ GM_API int cudaGraphInstantiate(void **out, const graph *source, unsigned long l
     return GM_SUCCESS;
 }
 
-GM_API int cudaGraphInstantiateWithFlags(void **out, const graph *source, unsigned long long flags) {
-    return cudaGraphInstantiate(out, source, flags);
-}
+GM_SAME(cudaGraphInstantiateWithFlags, cudaGraphInstantiate);
 
 GM_API int cudaGraphDestroy(void *g) { delete_graph(g); return GM_SUCCESS; }
 GM_API int cudaGraphExecDestroy(graph *g) { delete_graph(g); return GM_SUCCESS; }

@@ -98,9 +98,7 @@ GM_API int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **
     return is_idle(function) ? launched_idle(grid, block, shared, on) : launched(grid, block, shared, on);
 }
 
-GM_API int __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    return cudaLaunchKernel(kernel, grid, block, args, shared, on);
-}
+GM_SAME(__cudaLaunchKernel, cudaLaunchKernel);
 
 GM_API int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
                                        void *on) {

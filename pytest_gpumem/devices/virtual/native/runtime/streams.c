@@ -359,9 +359,7 @@ GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
-    return cudaEventElapsedTime(milliseconds, from, to);
-}
+GM_SAME(cudaEventElapsedTime_v2, cudaEventElapsedTime);
 
 /* A stream that waits for an event of a capturing stream joins its capture. */
 GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
@@ -459,10 +457,7 @@ GM_API int cudaStreamGetCaptureInfo_v3(void *handle, int *status, unsigned long 
 }
 
 /* CUDA 13 */
-GM_API int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, void **graph_out,
-                                    const void **dependencies, const void **edges, size_t *count) {
-    return cudaStreamGetCaptureInfo_v3(handle, status, id, graph_out, dependencies, edges, count);
-}
+GM_SAME(cudaStreamGetCaptureInfo, cudaStreamGetCaptureInfo_v3);
 
 /* The nodes behind which the next one comes, and no others (1), or these and those of before (0). */
 static int update_dependencies(void *handle, void *const *nodes, size_t count, unsigned flags) {
