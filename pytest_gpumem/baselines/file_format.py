@@ -49,7 +49,7 @@ import msgspec
 
 from pytest_gpumem.baselines.paths import Key, baseline_files, baseline_path, module_at, read_file
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.json_forms import Bytes, Forms, JsonProblem, parse_json
+from pytest_gpumem.files.json_forms import Bytes, Forms, JsonProblem, parse_json
 from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,

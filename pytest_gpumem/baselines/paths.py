@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.files.atomic_file import TEMPORARY, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

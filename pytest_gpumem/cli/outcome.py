@@ -14,8 +14,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.files.atomic_file import write_whole
 from pytest_gpumem.report.text import encodable, printable
 from pytest_gpumem.sizes import gib
 from pytest_gpumem.source_lines import OWN_FOLDER

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.explain.causes import MIN_ALIKE, alike
-from pytest_gpumem.git import GitError, run_git
+from pytest_gpumem.files.git import GitError, run_git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

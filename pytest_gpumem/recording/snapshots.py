@@ -8,8 +8,8 @@ import pickle
 import re
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.files.atomic_file import TEMPORARY, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path

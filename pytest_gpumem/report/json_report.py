@@ -12,7 +12,7 @@ import msgspec
 
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError, ReportError
-from pytest_gpumem.json_forms import JsonProblem, parse_json
+from pytest_gpumem.files.json_forms import JsonProblem, parse_json
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_schema import FORMAT, Document

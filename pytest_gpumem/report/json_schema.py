@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from pytest_gpumem import measurement
-from pytest_gpumem.json_forms import Bytes, Forms, Signed
+from pytest_gpumem.files.json_forms import Bytes, Forms, Signed
 from pytest_gpumem.judge import verdict
 from pytest_gpumem.judge.result import Outcome  # noqa: TC001
 from pytest_gpumem.judge.verdict import Kind  # noqa: TC001

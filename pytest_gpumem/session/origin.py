@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.git import (
+from pytest_gpumem.files.git import (
     GitError,
     OutsideRepositoryError,
     path_in_repository,

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.files.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from helpers.warm import warm_python
 
-from pytest_gpumem import atomic_file
+from pytest_gpumem.files import atomic_file
 from pytest_gpumem.recording.recording import Recording
 from pytest_gpumem.recording.snapshots import (
     MAX_NAME_LENGTH,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.baselines.file_format import check, encode
 from pytest_gpumem.baselines.paths import Key, device_keys, not_written_is_told
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline, checked_file
@@ -19,6 +18,7 @@ from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, confirmed, 
 from pytest_gpumem.cli.recorded.change_list import table
 from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
 from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.files.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import split_nodeid

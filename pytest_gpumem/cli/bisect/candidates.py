@@ -27,7 +27,7 @@ from packaging.utils import (
 from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.git import GitError, repository_root, run_git
+from pytest_gpumem.files.git import GitError, repository_root, run_git
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.cli.bisect.candidates import release_of_the_day
 from pytest_gpumem.cli.bisect.installation import (
     Environment,
@@ -20,7 +19,8 @@ from pytest_gpumem.cli.bisect.installation import (
     clean_environment,
 )
 from pytest_gpumem.errors import ReportError, SpecError
-from pytest_gpumem.git import GitError, run_git
+from pytest_gpumem.files.atomic_file import write_whole
+from pytest_gpumem.files.git import GitError, run_git
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:

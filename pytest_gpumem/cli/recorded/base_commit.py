@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.cli.outcome import BAD_INPUT, Outcome
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.git import GitError, path_in_repository, repository_root, run_git
+from pytest_gpumem.files.git import GitError, path_in_repository, repository_root, run_git
 from pytest_gpumem.judge.verdict import BASE_COMMIT
 
 if TYPE_CHECKING:

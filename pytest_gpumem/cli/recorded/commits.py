@@ -19,7 +19,7 @@ from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.baselines.paths import ENDING, Key, baseline_path, read_file
 from pytest_gpumem.cli.recorded.changes import ChangeKind, EntryChange, pair_entries
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.git import (
+from pytest_gpumem.files.git import (
     FILE_MODES,
     GitError,
     blob_contents,

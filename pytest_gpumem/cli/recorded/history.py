@@ -12,7 +12,7 @@ from pytest_gpumem.cli.recorded.commits import read_history
 from pytest_gpumem.cli.recorded.compare import add_folder
 from pytest_gpumem.cli.recorded.show import add_choice, command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.git import GitError, OutsideRepositoryError
+from pytest_gpumem.files.git import GitError, OutsideRepositoryError
 
 if TYPE_CHECKING:
     import argparse

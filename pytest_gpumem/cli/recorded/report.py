@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.files.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.markdown import markdown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.baselines.paths import ENDING, Key
 from pytest_gpumem.cli.recorded.folder import Figures, read_contents, read_folder
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.git import (
+from pytest_gpumem.files.git import (
     FILE_MODES,
     GitError,
     OutsideRepositoryError,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from pytest_gpumem.json_forms import MAX_INT, Forms
+from pytest_gpumem.files.json_forms import MAX_INT, Forms
 from pytest_gpumem.measurement import Signed  # noqa: TC001 - the form reads annotations
 
 

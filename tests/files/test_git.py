@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pytest_gpumem.git import GitError, blob_contents
+from pytest_gpumem.files.git import GitError, blob_contents
 
 
 def blob(repository, content):
