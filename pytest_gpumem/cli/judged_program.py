@@ -188,7 +188,7 @@ class JudgedProgram:
 
     @property
     def explainer(self) -> str:
-        """What tells where the peaks of its processes come from; "": nothing does."""
+        """The class that tells where the peaks of its processes come from; "": nothing does."""
         return self._session.explainer.of_children(self._root) if is_judged(self._arguments) else ""
 
     def refuse_replacement(self) -> None:

@@ -46,7 +46,7 @@ class Range(NamedTuple):
 
 
 def read_range(text: str) -> Range:
-    """Return the range of ``--largest``, or refuse what is none."""
+    """Return the range of ``--largest``, or refuse another text."""
     match = _FORM.fullmatch(text)
     if match is None or not 1 <= int(match["first"]) <= int(match["last"]):
         problem = "this is no argument with a first and a last value"

@@ -26,7 +26,7 @@ time; or a library was given it for one call, without a plan or of one"""
 
 
 class Alternative(NamedTuple):
-    """A block that may have another size on a GPU than in the run; 0: there is none.
+    """A block that may have another size on a GPU than in the run; 0: no block.
 
     Times are microseconds since 1970, sizes bytes.
     """
@@ -48,8 +48,8 @@ class Alternative(NamedTuple):
     reason: str = ""
     """the choice that is not known, if the upper end is also told without this choice"""
     counted: bool = True
-    """whether peaks have it while it is there: what a compiler allocates for itself they have not,
-    but for what it leaves in the allocator's cache"""
+    """whether peaks include the block: of those that a compiler allocates for itself they include
+    only the memory that stays in the allocator's cache"""
 
 
 class AllocatorEvent(NamedTuple):

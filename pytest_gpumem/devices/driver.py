@@ -34,7 +34,7 @@ class VisibleGpus(NamedTuple):
     """The GPUs that the driver shows."""
 
     expected: bool = False
-    """whether there is one. A driver that cannot begin counts: PyTorch then names the error"""
+    """whether one was found. A driver that cannot begin counts: PyTorch then names the error"""
     names: tuple[str, ...] = ()
     """the name of each, in hexadecimal digits"""
 

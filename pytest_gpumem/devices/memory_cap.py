@@ -114,7 +114,7 @@ class MemoryCaps:
     def _fraction_of_total(self, match: re.Match[str]) -> str:
         """Return the setting with the fraction of PyTorch's total that is as many bytes.
 
-        With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses what is beyond a fraction of
+        With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond a fraction of
         the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings that
         were read from PyTorch and are set again have that fraction already.
         """

@@ -1,4 +1,4 @@
-"""What processes inherit of a virtual GPU: variables of the environment, and what they do by them.
+"""The virtual GPU of processes that inherit one: their environment, and their adaptation.
 
 The variables are set while the virtual GPU is visible. A process that is started meanwhile has the
 native library preloaded; the rest is done here.

@@ -143,7 +143,7 @@ class CopyFaults(NamedTuple):
     """bytes of the last form that was queued in its place"""
 
     def __bool__(self) -> bool:
-        """Return whether there was any fault."""
+        """Return whether any fault was noted."""
         return bool(self.left or self.strays)
 
 
@@ -407,7 +407,7 @@ class NativeLibrary:
         return Account(*self._figures("account", 5, device))
 
     def managed(self) -> Managed:
-        """Return how much managed memory there is (``cudaMallocManaged``)."""
+        """Return the bytes of managed memory (``cudaMallocManaged``)."""
         return Managed(*self._figures("managed", 2))
 
     def operator_functions(self, key: int, called: CalledFunctions) -> OperatorFunctions:

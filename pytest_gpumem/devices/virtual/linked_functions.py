@@ -34,7 +34,7 @@ class LinkedFunctions(NamedTuple):
     """The functions of NVIDIA's that torch links.
 
     Attributes:
-        total: how many there are.
+        total: their number.
         missing: the names of those that the native library does not answer, sorted.
     """
 

@@ -1,6 +1,6 @@
 """The native library's kernel of PyTorch's operators, which Python calls without ctypes.
 
-native/base/operator_functions.c says what it does.
+native/base/operator_functions.c documents them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Ways(enum.IntFlag):
     ALLOCATES = 64
     """its result has no values in it"""
     COMPUTES = 128
-    """what it returns, or writes, is computed of its arguments alone"""
+    """its results are computed of its arguments alone"""
     CHEAP = 256
-    """what it costs grows with the number of elements"""
+    """its cost grows with the number of elements"""
     THREADS = 512
     """the host may use several threads for few elements: those of no other kind take one"""
     INDEXES = 1024

@@ -37,7 +37,7 @@ BESIDE_OTHERS: Final = (
 
 
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Return what makes of a function of PyTorch's one that tells its arguments first."""
+    """Return a decorator of PyTorch's functions: each tells its arguments first."""
 
     def told(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True

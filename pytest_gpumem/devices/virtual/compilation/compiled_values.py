@@ -44,7 +44,7 @@ MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
 
 
 def current_mode() -> Any:
-    """Return the mode that computes values; None: there is none."""
+    """Return the mode that computes values, if any."""
     module = sys.modules.get(MODE)
     return module.ValueMode.current if module is not None else None
 

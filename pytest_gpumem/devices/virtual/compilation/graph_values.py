@@ -307,7 +307,7 @@ class CodeThatRuns:
     # -- while the code runs --
 
     def __enter__(self) -> None:
-        """Let kernels write: what they write is said afterwards."""
+        """Let kernels write; their results are told afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
         self._mode.running_here.compiled = self._wants
@@ -539,7 +539,7 @@ class _Computation:
         return mode.budget.affords(call, inputs, outputs, like, nbytes)
 
     def _lies_as_on_a_gpu(self, node: Node) -> bool:
-        """Return whether the strides are known of what a view by strides is of."""
+        """Return whether the strides of the tensor under a view by strides are known."""
         (source, *_) = _refs_in(node.node.args)
         while self._program.nodes[source].is_view:
             (source, *_) = _refs_in(self._program.nodes[source].node.args)

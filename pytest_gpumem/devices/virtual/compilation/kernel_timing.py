@@ -118,7 +118,7 @@ class KernelTiming:
             self._see_launch(tuner, *args, **kwargs)
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell what the first call of a kernel in a run takes: its configuration is kept."""
+        """Tell a kernel's memory by its first call in a run, whose configuration is kept."""
         if tuner in self._timed and tuner not in self._told and is_shown():
             self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
@@ -163,7 +163,7 @@ def add_timed(
         workspaces: takes them.
         called: bytes of each block that the call takes.
         buffer: bytes of the one that flushes the GPU's cache.
-        held: bytes of blocks that are there meanwhile.
+        held: bytes of blocks that exist meanwhile.
     """
     # The call is made before there is a buffer: to find out whether it can be.
     time = time_ns() / 1000

@@ -107,7 +107,7 @@ class Product(NamedTuple):
         return [each * rows * inner, each * inner * columns, each * rows * columns]
 
     def timed(self) -> tuple[list[int], list[int]]:
-        """Return the bytes of the blocks that are there as PyTorch times the padded product.
+        """Return the bytes of the blocks that exist as PyTorch times the padded product.
 
         Returns:
             those that the call takes, and those that are there meanwhile.

@@ -25,7 +25,7 @@ _STATUS = FOLDER / "build-status.txt"
 
 
 class BuildProblem(NamedTuple):
-    """Why the libraries are not there.
+    """Why the libraries are missing.
 
     Attributes:
         problem: the fault, one line.
@@ -39,7 +39,7 @@ class BuildProblem(NamedTuple):
 
 
 def build_problem() -> BuildProblem | None:
-    """Return why there is no virtual GPU, as setup.py left it, or None where it was built."""
+    """Return why the virtual GPU is missing, as setup.py left it, or None where it was built."""
     if all(path.exists() for path in (*ALL, LINKED, STUB)):
         return None
     if not _STATUS.exists():

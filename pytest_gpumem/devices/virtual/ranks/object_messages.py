@@ -70,7 +70,7 @@ class ObjectMessages:
         return lambda *args, **options: carry(function, call_of(*args, **options))
 
     def _moved(self, tensors: Sequence[Any]) -> None:
-        """Note what tensors of a message hold that was sent, or write what was received."""
+        """Note the values of a message's tensors that were sent, or write what was received."""
         here = self._here
         for tensor in tensors:
             if not tensor.is_cuda:

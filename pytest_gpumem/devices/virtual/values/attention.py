@@ -32,11 +32,11 @@ EFFICIENT_ROWS: Final = 32
 
 
 class Options(NamedTuple):
-    """What attention depends on beside its tensors."""
+    """The arguments of attention beside its tensors."""
 
     scale: float
     causal: str | None = None
-    """where the causal mask's diagonal ends, if there is one"""
+    """where the causal mask's diagonal ends, if any"""
     dropout: float = 0.0
     seed: int = 0
     window: tuple[int, int] = (-1, -1)
@@ -48,7 +48,7 @@ def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -
 
     Args:
         args: the operator's arguments.
-        aligned: where the causal mask's diagonal ends, if there is one.
+        aligned: where the causal mask's diagonal ends, if any.
         seed: of a backward pass, as the forward one returned it; else one is drawn.
     """
     number = 0

@@ -45,7 +45,7 @@ class Budget:
 
         Args:
             library: the virtual GPU's, which counts the bytes.
-            full: whether there are no bounds.
+            full: without bounds.
         """
         self._library = library
         self._full = full
@@ -118,7 +118,7 @@ class Budget:
         return False
 
     def refund(self) -> None:
-        """Give back what the last operator cost: it was not computed."""
+        """Give back the last operator's cost: it was not computed."""
         self.flops += self._taken
         self._taken = 0
 

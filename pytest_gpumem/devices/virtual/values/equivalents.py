@@ -158,7 +158,7 @@ EQUIVALENTS.update(
     *("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
 )
 def convolution(args: Arguments) -> Tensor:
-    """Return the convolution; of each channel by itself where there are no groups."""
+    """Return the convolution; of each channel by itself without groups."""
     groups = args.get("groups") or args.self.shape[1]
     outputs = args.get("output_padding")
     transposed, outputs = outputs is not None, outputs or [0] * len(args.padding)
