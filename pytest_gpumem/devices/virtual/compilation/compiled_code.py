@@ -37,7 +37,7 @@ BESIDE_OTHERS: Final = (
 
 
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Return a decorator of PyTorch's functions: each tells its arguments first."""
+    """Return a wrapper for a function of PyTorch's: ``tell`` gets its arguments first."""
 
     def told(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
