@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.replay.request_script import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pytest_gpumem.devices.base import AllocatorEvent, Alternative
     from pytest_gpumem.replay.request_script import RequestScript, Step
@@ -24,6 +24,7 @@ UNITS: Final = (1, 4, 8, 16)
 """bytes of an element, where a library is asked for a number of elements"""
 CLOCKS: Final = 2
 """microseconds by which the allocator's clock and the system's may differ"""
+NOT_FOUND: Final = "the range is unknown: a workspace was not found among the run's requests"
 
 
 class NoRangeError(Exception):
@@ -38,7 +39,7 @@ def add_alternatives(
     Raises:
         NoRangeError: the request of a block is not found.
     """
-    for free, event in _of_other_streams(list(_frees(script)), awaited):
+    for free, event in _of_other_streams(script, awaited):
         if free.number is not None and event.awaited > event.answered:
             script.late[free.number] = max(script.late.get(free.number, 0), event.awaited)
     if blocks:
@@ -46,7 +47,7 @@ def add_alternatives(
 
 
 class Free(NamedTuple):
-    """A block that was given back; times are those of the history."""
+    """A block that was given back, perhaps after a wait; times are those of the history."""
 
     number: int | None
     """of its request; None: it is older than the run"""
@@ -56,26 +57,12 @@ class Free(NamedTuple):
     """when the allocator had it back"""
     place: int
     """of the drop in the history"""
-    waited: bool | None
-    """whether it waited for other streams; None: the history does not tell"""
-
-
-def _frees(script: RequestScript) -> Iterator[Free]:
-    """Yield the blocks that were given back, in the order in which the allocator had them back."""
-    log = script.log
-    for at, block in log.taken_back.items():
-        place = at if block is None or block.end is None else block.end
-        number = None if block is None else script.numbers.get(block)
-        # The allocator takes a block back as it is dropped, or at the beginning of a later request.
-        following = log.events[at + 1]["action"] if at + 1 < len(log.events) else ""
-        waited = True if at - place > 1 else None
-        if not waited and following in {"", "free_requested"}:
-            waited = False
-        yield Free(number, log.times[place], log.times[at], place, waited)
+    waited: bool
+    """whether it is known to have waited for other streams"""
 
 
 def _of_other_streams(
-    frees: Sequence[Free], awaited: Sequence[AllocatorEvent]
+    script: RequestScript, awaited: Sequence[AllocatorEvent]
 ) -> list[tuple[Free, AllocatorEvent]]:
     """Return the blocks that other streams used, each with the event that the allocator asked for.
 
@@ -83,7 +70,15 @@ def _of_other_streams(
     before anything else gets into the history. So the order of both and their times tell the
     blocks.
     """
-    candidates = [free for free in frees if free.waited is not False]
+    log, candidates = script.log, []
+    for at, block in log.taken_back.items():
+        place = at if block is None or block.end is None else block.end
+        number = None if block is None else script.numbers.get(block)
+        # The allocator takes a block back as it is dropped, or at the beginning of a later request.
+        following = log.events[at + 1]["action"] if at + 1 < len(log.events) else ""
+        waited = at - place > 1
+        if waited or following not in {"", "free_requested"}:
+            candidates.append(Free(number, log.times[place], log.times[at], place, waited))
     candidates.sort(key=lambda free: free.place)
     pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
     if pairs is not None:
@@ -160,7 +155,13 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
             if number >= 0:
                 script.requests[number].block = block
         elif block.usual:
-            number = _following(script, takes, times, block, used)
+            begin = bisect_right(times, block.time - CLOCKS)
+            sizes = {unit * block.usual for unit in UNITS}
+            for _, number in takes[begin : begin + 64]:
+                if number not in used and script.requests[number].size in sizes:
+                    break
+            else:
+                raise NoRangeError(NOT_FOUND)
             used.add(number)
             unit = script.requests[number].size // block.usual
             least, most = unit * block.least, unit * block.most
@@ -204,19 +205,3 @@ def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]
             placed.append(((until, block.ended, 2), (block.ended, "give", number)))
     placed.sort(key=lambda entry: entry[0])
     return [step for _, step in placed]
-
-
-def _following(
-    script: RequestScript,
-    takes: Sequence[tuple[float, int]],
-    times: Sequence[float],
-    block: Alternative,
-    used: set[int],
-) -> int:
-    """Return the number of the request that a question for a workspace led to."""
-    at = bisect_right(times, block.time - CLOCKS)
-    sizes = {unit * block.usual for unit in UNITS}
-    for _, number in takes[at : at + 64]:
-        if number not in used and script.requests[number].size in sizes:
-            return number
-    raise NoRangeError("the range is unknown: a workspace was not found among the run's requests")

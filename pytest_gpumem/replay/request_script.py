@@ -72,15 +72,19 @@ class RequestScript:
     ) -> RequestScript | None:
         """Return a device's script; None if it has too many requests.
 
-        Args:
-            recording: of the run.
-            device: its number.
-            retried: whether the allocator emptied its cache to meet a request.
+        ``retried``: the allocator emptied its cache to meet a request.
         """
         if device < len(recording.events) and len(recording.events[device]) > MAX_REQUESTS:
             return None
         log = AllocatorLog.of(recording, device)
-        script, left = cls(log), _pools_left(recording, device)
+        script = cls(log)
+        left = sorted(
+            (segment["address"], segment["address"] + segment["total_size"], pool)
+            for segment in recording.snapshot.get("segments", ())
+            if segment["device"] == device
+            and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
+        )
+        """memory of pools of their own that was left at the end: from, to, and the pool"""
         spans = list(recording.ours)
         for at, event in enumerate(log.events):
             time, action = event["time_us"], event["action"]
@@ -114,8 +118,7 @@ class RequestScript:
     def steps_with_waits(self, share: float) -> list[Step]:
         """Return the steps, where a GPU gives blocks back late that other streams use.
 
-        Args:
-            share: of the steps that it may take at most, from 0 to 1.
+        ``share``: of the steps that it may take at most, from 0 to 1.
         """
         times = [time for time, _, _ in self.steps]
         given = {
@@ -127,16 +130,6 @@ class RequestScript:
             last = max(bisect_right(times, latest) - 1, began)
             ends.append((times[began + int(share * (last - began))], "give late", number))
         return sorted([*self.steps, *ends], key=lambda step: step[0])
-
-
-def _pools_left(recording: Recording, device: int) -> list[tuple[int, int, Pool]]:
-    """Return the memory of pools of their own that was left at the end: from, to, and the pool."""
-    return sorted(
-        (segment["address"], segment["address"] + segment["total_size"], pool)
-        for segment in recording.snapshot.get("segments", ())
-        if segment["device"] == device
-        and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
-    )
 
 
 def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
