@@ -71,49 +71,47 @@ class Judging:
         self, test: EndedTest, whys: Mapping[str, Why] = MappingProxyType({})
     ) -> list[Result]:
         """Return the results of a test and its parts; ``whys`` tell the causes of some parts."""
-        return [self._result(test, part, whys.get(part, self.why)) for part in test.measured]
+        item, card, own, found = test.item, test.run.card, self._rank, []
+        for part, (declared, measurement) in test.measured.items():
+            spec, policy, relations = declared, self._policy, test.relations.get(part, ())
+            lookup = self._look_up(item.nodeid, part, spec, measurement.device)
+            world, rank = spec.world_size, spec.rank
+            if own is not None and world is None:  # the baseline is the fullest rank's
+                world, rank = own.size, own.rank
+                spec = replace(spec, world_size=world)
+                policy = replace(policy, shrinkage="note")  # another rank may have taken more
+            if own is not None:
+                policy = replace(policy, launcher=own.launcher)
+            verdict = judge(
+                measurement,
+                spec,
+                lookup,
+                policy,
+                nodeid=item.argument,
+                card_bytes=card.usable_memory if card and (spec.card or not part) else None,
+                relations=relations,
+                why=whys.get(part, self.why),
+            )
+            result = Result(
+                nodeid=item.nodeid,
+                verdict=verdict,
+                measurement=measurement,
+                part=part,
+                batch_size=declared.batch_size,
+                world_size=world,
+                rank=rank,
+                card=declared.card or "",
+                budget=describe_budget(declared, relations),
+                location=item.location(),
+                baseline=declared.baseline,
+                baseline_entry=lookup.entry,
+            )
+            found.append(result)
+        return found
 
     def with_others(self, results: Sequence[Result]) -> list[Result]:
         """Return a test's results, with the parts beside them that their limits depend on."""
         return with_others(results, self.why)
-
-    def _result(self, test: EndedTest, part: str, why: Why) -> Result:
-        item, run = test.item, test.run
-        spec, measurement = test.measured[part]
-        relations = test.relations.get(part, ())
-        lookup = self._look_up(item.nodeid, part, spec, measurement.device)
-        policy, world, rank = self._policy, spec.world_size, spec.rank
-        declared = spec
-        if self._rank is not None and world is None:  # the baseline is the fullest rank's
-            world, rank = self._rank.size, self._rank.rank
-            spec = replace(spec, world_size=world)
-            policy = replace(policy, shrinkage="note")  # another rank may have taken more
-        if self._rank is not None:
-            policy = replace(policy, launcher=self._rank.launcher)
-        verdict = judge(
-            measurement,
-            spec,
-            lookup,
-            policy,
-            nodeid=item.argument,
-            card_bytes=run.card.usable_memory if run.card and (spec.card or not part) else None,
-            relations=relations,
-            why=why,
-        )
-        return Result(
-            nodeid=item.nodeid,
-            verdict=verdict,
-            measurement=measurement,
-            part=part,
-            batch_size=declared.batch_size,
-            world_size=world,
-            rank=rank,
-            card=declared.card or "",
-            budget=describe_budget(declared, relations),
-            location=item.location(),
-            baseline=declared.baseline,
-            baseline_entry=lookup.entry,
-        )
 
     def _look_up(self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo) -> Lookup:
         if not spec.baseline:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.recording.recording import Recorded, Recording
+    from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.judging import Judging, Measured
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -226,68 +226,46 @@ class Pipeline:
     ) -> list[Result]:
         """Return the result of a test that ran out of memory, or of its part that did.
 
-        The test runs again without limits, unless a debugger is to see it.
+        The test runs again without limits, unless a debugger is to see it: for its need, and the
+        origin of that. Smaller batch sizes and variants, tried for the advice, run it further.
         """
-        record = run.out_of_memory(shortage)
+        refusal = run.out_of_memory(shortage)
         if error is not shortage:
             sentence = f"the test turned the out-of-memory error into {shown_error(error)}"
             run.notes.append(Note(NoteKind.RUN, sentence))
-        part, spec, measurement = run.short_measurement(shortage, record)
+        part, spec, measurement = run.short_measurement(shortage, refusal)
         recorded = run.recorded([part]) if run.meter.records else None
-        second_run = None
+        second_run = needed = None
         if not debugging:
-            measurement, recorded, second_run = self._run_without_limits(
-                item, run, part, measurement, error, recorded
-            )
+            records = self._explainer.enabled or self._snapshots is not None
+            with self._runner.again(item, error, record=records, uncapped=True) as attempt:
+                peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
+                if peaks:
+                    recorded = run.recorded([part])
+                elif recorded is None or recorded.recording is None:
+                    recorded = run.recorded([])
+            if peaks:
+                needed = max(peaks, key=lambda peak: peak.reserved)
+                record = replace(refusal, needed=needed, device_index=peaks.index(needed))
+                measurement = replace(measurement, out_of_memory=record)
+            elif attempt.left:
+                sentence = (
+                    f"{format_size(attempt.left)} that the first run left behind would also "
+                    "count in a second run: so the memory that the test needs is unknown"
+                )
+                notes = (*measurement.notes, Note(NoteKind.RUN, sentence))
+                measurement = replace(measurement, notes=notes)
+            if not part and attempt.ran:
+                recording = recorded.recording
+                batch_norm = recording is not None and recording.batch_norm
+                hints = self._explainer.advice(item, needed, error, batch_norm=batch_norm)
+                measurement = replace(measurement, hints=(*hints, *measurement.hints))
+            second_run = ran_again("what it needs") if attempt.ran else None
         test = EndedTest(item, run, by_hook(item, {part: (spec, measurement)}))
         results, recording = self._explainer.explained(
             test, self._judging.results(test), recorded, second_run, again=False
         )
         return self._followed_up(test, results, recording, uncapped=True)
-
-    def _run_without_limits(  # noqa: PLR0913, PLR0917 - a test, and all that is known of its failure
-        self,
-        item: MarkedItem,
-        run: Run,
-        part: str,
-        measurement: Measurement,
-        error: BaseException,
-        recorded: Recorded | None,
-    ) -> tuple[Measurement, Recorded | None, Note | None]:
-        """Run a test again without limits: for its need, and the origin of that.
-
-        Smaller batch sizes and variants that are tried for the advice run it further.
-
-        Returns:
-            the measurement with the findings, the run that explains it, and a note on the second.
-        """
-        needed = None
-        records = self._explainer.enabled or self._snapshots is not None
-        with self._runner.again(item, error, record=records, uncapped=True) as attempt:
-            peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
-            if peaks:
-                recorded = run.recorded([part])
-            elif recorded is None or recorded.recording is None:
-                recorded = run.recorded([])
-        if peaks and measurement.out_of_memory is not None:
-            needed = max(peaks, key=lambda peak: peak.reserved)
-            record = replace(
-                measurement.out_of_memory, needed=needed, device_index=peaks.index(needed)
-            )
-            measurement = replace(measurement, out_of_memory=record)
-        elif attempt.left:
-            sentence = (
-                f"{format_size(attempt.left)} that the first run left behind would also "
-                "count in a second run: so the memory that the test needs is unknown"
-            )
-            notes = (*measurement.notes, Note(NoteKind.RUN, sentence))
-            measurement = replace(measurement, notes=notes)
-        if not part and attempt.ran:
-            recording = recorded.recording
-            batch_norm = recording is not None and recording.batch_norm
-            hints = self._explainer.advice(item, needed, error, batch_norm=batch_norm)
-            measurement = replace(measurement, hints=(*hints, *measurement.hints))
-        return measurement, recorded, ran_again("what it needs") if attempt.ran else None
 
     # -- every test --
 
