@@ -50,13 +50,6 @@ class Subject(NamedTuple):
     """the times in which the peak was measured"""
 
 
-class Explained(NamedTuple):
-    """A peak that is explained."""
-
-    attribution: Attribution
-    scene: hints.Scene
-
-
 class Attributor:
     """Explains the peaks of one recording."""
 
@@ -66,8 +59,10 @@ class Attributor:
         self._devices: dict[int, Blocks] = {}
         forget_changed_files()
 
-    def explained(self, subject: Subject, *, timeline: bool) -> Explained | None:
-        """Return the attribution of a peak with all that is known of the peak."""
+    def explained(
+        self, subject: Subject, *, timeline: bool
+    ) -> tuple[Attribution, hints.Scene] | None:
+        """Return the attribution of a peak, and all that is known of the peak."""
         device = self._devices.get(subject.device)
         if device is None:
             device = self._devices[subject.device] = Blocks(self._recording, subject.device)
@@ -132,7 +127,7 @@ class Attributor:
         attribution = Attribution(
             breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
         )
-        return Explained(attribution, scene)
+        return attribution, scene
 
 
 def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
@@ -143,7 +138,7 @@ def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
     peak, windows = recorded.peaks[""][0], recorded.windows[""]
     subject = Subject(recorded.devices[0], peak, recorded.foreign[0], windows)
     explained = Attributor(recording, root).explained(subject, timeline=False)
-    return explained.attribution.breakdown if explained else None
+    return explained[0].breakdown if explained else None
 
 
 def line_peaks(

@@ -132,9 +132,25 @@ def growth_causes(
         ]
         return tuple(categories[:MAX_CAUSES])
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
-    grown = _parameters_first(grown)
+    lead, parameters = (
+        grown[0],
+        [row for row in grown if row.site and row.site.category == "parameters"],
+    )
+    # More parameters have more gradients and more optimizer state: these are no causes of their
+    # own. A few bytes of parameters, from blocks that were not split, make no gradients.
+    least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
+    if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
+        grown.sort(key=lambda row: row not in parameters)
     if of_one_program:
-        grown = _edited_first(grown)
+        # A line that makes a wider layer is the cause, though lines that run the layer grow more.
+        least, uncaused = (grown[0].difference or 0) // MIN_EDITED, with_others_alike(grown)
+        grown.sort(
+            key=lambda row: (
+                not _is_edited(row)
+                or (row.difference or 0) < least
+                or _place_of_row(row) in uncaused
+            )
+        )
     causes = []
     for line in grown[:MAX_CAUSES]:
         nbytes, site = (line.difference or 0) - moved[id(line)], line.site
@@ -261,36 +277,6 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
 
 def _line_key(line: LinePeak) -> LineKey:
     return line.path, line.function, line.code
-
-
-def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
-    """Return rows with those of parameters first, where gradients or optimizer state follow them.
-
-    More parameters have more gradients and more optimizer state: these are no causes of their own.
-    """
-    lead = rows[0].site
-    parameters = [row for row in rows if row.site and row.site.category == "parameters"]
-    if lead is None or lead.category not in FOLLOWING:
-        return rows
-    # A few bytes of parameters, from blocks that were not split, make no gradients.
-    if sum(row.difference or 0 for row in parameters) * MIN_LEADING < (rows[0].difference or 0):
-        return rows
-    return [*parameters, *(row for row in rows if row not in parameters)]
-
-
-def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
-    """Return rows, first the line that grew and has another text.
-
-    A line that makes a wider layer is the cause, though the lines that run the layer grow more.
-    """
-    least = (rows[0].difference or 0) // MIN_EDITED
-    uncaused = with_others_alike(rows)
-    edited = [
-        row
-        for row in rows
-        if _is_edited(row) and (row.difference or 0) >= least and _place_of_row(row) not in uncaused
-    ]
-    return [*edited, *(row for row in rows if row not in edited)]
 
 
 def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:

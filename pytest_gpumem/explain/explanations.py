@@ -149,8 +149,8 @@ def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanat
         explained = [attributor.explained(subject, timeline=timelines) for subject in subjects]
         complete = [peak for peak in explained if peak is not None]
         if complete and len(complete) == len(explained):
-            attributions[part] = tuple(peak.attribution for peak in complete)
-            scenes[part] = tuple(peak.scene for peak in complete)
+            attributions[part] = tuple(attribution for attribution, _ in complete)
+            scenes[part] = tuple(scene for _, scene in complete)
         else:
             obstacle = "this recording does not show where the peak comes from"
     return Explanations(recording, attributions, scenes, recorded.peaks, obstacle)

@@ -40,7 +40,7 @@ class RecordedChild:
         subjects = [Subject(index, peak, Peak(0, 0), [span]) for index, peak in peaks.items()]
         told = [attributor.explained(subject, timeline=False) for subject in subjects]
         return {
-            subject.device: msgspec.to_builtins(explained.attribution)
+            subject.device: msgspec.to_builtins(explained[0])
             for subject, explained in zip(subjects, told, strict=True)
             if explained is not None
         }
