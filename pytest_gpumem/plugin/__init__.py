@@ -39,23 +39,23 @@ class PlainImports(MetaPathFinder):
 sys.meta_path.insert(0, PlainImports())
 
 from pytest_gpumem.plugin.entry import (  # noqa: E402 - after the finder
-    _card,
-    _rank,
+    card_fixture,
     gpu_memory_fixture,
     pytest_addhooks,
     pytest_addoption,
     pytest_configure,
     pytest_generate_tests,
     pytest_load_initial_conftests,
+    rank_fixture,
 )
 
 __all__ = [
-    "_card",
-    "_rank",
+    "card_fixture",
     "gpu_memory_fixture",
     "pytest_addhooks",
     "pytest_addoption",
     "pytest_configure",
     "pytest_generate_tests",
     "pytest_load_initial_conftests",
+    "rank_fixture",
 ]

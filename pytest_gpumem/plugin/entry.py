@@ -107,12 +107,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(name=CARD)
-def _card(request: pytest.FixtureRequest) -> object:
+def card_fixture(request: pytest.FixtureRequest) -> object:
+    """The card of one of the tests that a test with several cards becomes."""
     return request.param
 
 
 @pytest.fixture(name=RANK)
-def _rank(request: pytest.FixtureRequest) -> object:
+def rank_fixture(request: pytest.FixtureRequest) -> object:
+    """The rank of one of the tests that a test with several ranks becomes."""
     return request.param
 
 

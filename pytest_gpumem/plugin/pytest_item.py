@@ -278,8 +278,6 @@ class PytestItem:
                 redirect_stderr(io.StringIO()),
                 self._unreported_subtests(),
             ):
-                from pytest_gpumem.tracebacks import clear
-
                 state: Any = self._private.session._setupstate
                 clear(error)
                 state.teardown_exact(self.item.parent)
