@@ -113,7 +113,13 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
-    notes += notes_of(NoteKind.UNGUARDED, _pinned_uncompared(case))
+    unguarded = ""
+    if measurement.pinned_count == "by time" and measurement.peak_pinned:
+        unguarded = "DataLoader's thread pins batches ahead, so the peak depends on time"
+    elif measurement.pinned_count == "uncounted" and entry and entry.peak_pinned:
+        unguarded = f"torch {measurement.provenance.torch} does not count pinned memory"
+    if unguarded and case.spec.baseline:
+        notes.append(Note(NoteKind.UNGUARDED, f"peak pinned is not compared: {unguarded}"))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
@@ -461,20 +467,6 @@ def _compared(case: Case, why: Why) -> Verdict:
     notes = [*_pinned_by(case.measurement), *notes]
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
-
-
-def _pinned_uncompared(case: Case) -> Iterator[str]:
-    measurement = case.measurement
-    if not case.spec.baseline:
-        return
-    if measurement.pinned_count == "by time" and measurement.peak_pinned:
-        yield (
-            "peak pinned is not compared: DataLoader's thread pins batches ahead, so the peak "
-            "depends on time"
-        )
-    if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
-        release = measurement.provenance.torch
-        yield f"peak pinned is not compared: torch {release} does not count pinned memory"
 
 
 def _change(case: Case, row: Comparison) -> str:

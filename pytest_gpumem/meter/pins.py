@@ -50,12 +50,7 @@ class Pins:
     """The pins in the foreign memory of some devices, until ``stop``."""
 
     def __init__(self, devices: range, foreign: Collection[Place]) -> None:
-        """Pin foreign blocks; without any, this costs nothing.
-
-        Args:
-            devices: their numbers.
-            foreign: device and address of each block.
-        """
+        """Pin foreign blocks, each given by device and address; without any, this costs nothing."""
         self._devices = devices
         self._pins: dict[Place, _Pin] = {}
         self._deaths: list[weakref.ref[Tensor]] = []
