@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.breakdowns import BreakdownRow, SiteKey
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import (
-        Attribution,
-        Breakdown,
-        LineKey,
-        LinePeak,
-        SegmentRequest,
-    )
+    from pytest_gpumem.measurement import Attribution, Breakdown, LineKey, LinePeak, SegmentRequest
 
 MAX_CAUSES: Final = 10
 """causes of one verdict"""
@@ -104,9 +98,8 @@ def growth_causes(
 ) -> tuple[Cause, ...]:
     """Return the causes of a grown peak; none without both breakdowns of its device.
 
-    Categories stand in for lines that are not known.
-
-    ``of_one_program``: both are of the same code, edited perhaps, and not of two parts.
+    Categories stand in for lines that are not known. ``of_one_program``: both are of the same code,
+    edited perhaps, and not of two parts.
     """
     if row.peak == "pinned":
         return ()
@@ -166,9 +159,7 @@ def growth_causes(
                 old_code=line.old_code if _is_edited(line) else "",
             )
         )
-    reasons = [*_other_reasons(current, baseline)]
-    if not causes[0].keepers:  # else the growth is explained
-        reasons += _line_reason(causes[0], current.sites, growths)
+    reasons = _further_reasons(causes[0], current, baseline, growths)
     first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
     return (first, *causes[1:])
 
@@ -198,12 +189,9 @@ def _net_growths(
 ) -> tuple[dict[int, int], Counter[int]]:
     """Return the bytes that each row of sites adds to a growth, and those that moved to each row.
 
-    Both are by the row's id.
-
-    Memory that another line allocates now, or that counts for another category, only moved: bytes
-    that left a row are taken from the row that has them now.
-
-    ``own`` has the growth of each line's own peak, if that is known.
+    Both are by the row's id. Memory that another line allocates now, or that counts for another
+    category, only moved: bytes that left a row are taken from the row that has them now. ``own``
+    has the growth of each line's own peak, if that is known.
     """
     gains: dict[int, int] = {}
     for row in rows:
@@ -312,33 +300,31 @@ def _is_edited(row: BreakdownRow) -> bool:
     return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
 
 
-def _other_reasons(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
-    """Yield that fragmented memory is the cause, or autocast that is off now."""
-    growth = sum(current.categories.values()) - sum(baseline.categories.values())
+def _further_reasons(
+    cause: Cause, current: Breakdown, baseline: Breakdown, growths: Sequence[_LineGrowth]
+) -> Iterable[str]:
+    """Yield fragmented memory, autocast that is off now, and the line of a forward that grew most.
+
+    A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
+    """
+    grown = sum(current.categories.values()) - sum(baseline.categories.values())
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
-    if baseline.unsplit is not None and 2 * unsplit > growth:  # most is no one's request
+    if baseline.unsplit is not None and 2 * unsplit > grown:  # most is no one's request
         yield (
             f"fragmentation: {format_size(unsplit)} more are unused in blocks that are "
             "larger than the request, because the allocator did not split them"
         )
     if baseline.autocast and current.autocast is False:
         yield "no module runs under torch.autocast any more"
-
-
-def _line_reason(
-    cause: Cause, sites: Sequence[Site], growths: Sequence[_LineGrowth]
-) -> Iterable[str]:
-    """Yield the line of a forward that grew most, where a cause's own line tells nothing of it.
-
-    A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
-    """
     site = cause.site
     calls = {(line.peak.path, line.peak.line) for line in growths if line.peak.calls_pass}
-    if site is None or ((site.path, site.line) not in calls and site.category != "parameters"):
+    if cause.keepers or site is None:  # keepers explain the growth
+        return
+    if (site.path, site.line) not in calls and site.category != "parameters":
         return
     follows = {
         (at_peak.path, at_peak.line)
-        for at_peak in sites
+        for at_peak in current.sites
         if at_peak.category in FOLLOWING or at_peak.category == "parameters"
     }
     for growth in growths:
