@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 import filelock
 
 from pytest_gpumem.baselines.file_format import WHOLE_TEST, BaselineFile, check, decode, encode
-from pytest_gpumem.baselines.paths import (
-    baseline_path,
-    device_keys,
-    read_file,
-    replace_file,
-)
+from pytest_gpumem.baselines.paths import baseline_path, device_keys, read_file, replace_file
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo
 from pytest_gpumem.tracebacks import without_collections

@@ -1,4 +1,4 @@
-"""Why a peak is what it is, and what would help: lines, causes, keepers, edits, hints, advice.
+"""The reasons for a peak, and the remedies: lines, causes, keepers, edits, hints, advice.
 
 ``testrun/explainer.py`` alone asks for it; with ``--gpumem-attribution=off`` no session imports it.
 It may import testrun, baselines, fit, judge, meter, recording and base modules.

@@ -1,4 +1,4 @@
-"""What the kernel gets for its questions: where a test's peaks come from, and what would help."""
+"""The answers to the kernel's questions: where a test's peaks come from, and the remedies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.explain.advice import advice
-from pytest_gpumem.explain.attributor import (
-    MAX_SITES,
-    breakdown_of,
-    origin_of,
-)
+from pytest_gpumem.explain.attributor import MAX_SITES, breakdown_of, origin_of
 from pytest_gpumem.explain.categories import Blocks
 from pytest_gpumem.explain.edits import EditFinder
 from pytest_gpumem.explain.explanations import Explanations, explanations
@@ -166,7 +162,7 @@ class PeakExplainer(Explainer):
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
     ) -> list[Note]:
-        """Return what makes a test fit that ran out of memory; see :mod:`explain.advice`."""
+        """Return advice to make a test fit that ran out of memory; see :mod:`explain.advice`."""
         return advice(self._runner, item, needed, error, batch_norm=batch_norm)
 
     def off_the_line(

@@ -1,7 +1,7 @@
 """The lines that changed since a baseline's commit and bear on a growth, the closest first.
 
-A line that allocates the growth, or that keeps it, comes first; then one that makes a module whose
-memory grew, one through which the line that grew is called, and one in a function on that way.
+A line that allocates the growth, or that keeps it, comes first; then one that makes a module with
+memory that grew, one through which the line that grew is called, and one in a function on that way.
 """
 
 from __future__ import annotations

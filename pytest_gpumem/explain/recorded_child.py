@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RecordedChild:
-    """Records this process, whose parent asks where its peaks come from."""
+    """Records this process for its parent, which asks where the process's peaks come from."""
 
     def __init__(self, root: str) -> None:
         """Begin, once CUDA is initialised; files are named as seen from ``root``."""
@@ -29,7 +29,7 @@ class RecordedChild:
     def attributions(self, peaks: Mapping[int, Peak]) -> dict[int, Any]:
         """End the recording; return the attribution of each device's peak, as plain data.
 
-        None of a device whose peak the recording does not show; no fork of the process has any.
+        A device has none if the recording does not show its peak; a fork of the process has none.
         """
         if os.getpid() != self._owner:
             return {}

@@ -234,10 +234,5 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     if measurement.pinned_count != "counted":
         peaks = tuple(replace(peak, pinned=0) for peak in peaks)
     return BaselineEntry(
-        peaks,
-        measurement.provenance,
-        *declared,
-        breakdowns,
-        measurement.slope,
-        measurement.largest,
+        peaks, measurement.provenance, *declared, breakdowns, measurement.slope, measurement.largest
     )

@@ -289,7 +289,7 @@ class Growth(NamedTuple):
 
 
 Why = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
-"""tells the causes of a growth, the first cause first, and what leads a report on the growth"""
+"""tells the causes of a growth, the first cause first, and the lead of a report on the growth"""
 
 
 def unexplained(growth: Growth) -> tuple[tuple[Cause, ...], Lead | None]:

@@ -143,9 +143,7 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
     The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
     are cleared so that every test makes its own.
 
-    Args:
-        devices: the number of devices, or theirs.
-        needs_collection: is asked where memory is left; without, garbage is collected.
+    ``needs_collection`` is asked where memory is left; without it, garbage is collected.
     """
     import torch
 

@@ -42,10 +42,7 @@ class HostWatch:
             self._began = None
 
     def require(self, declared: str) -> None:
-        """Refuse a limit that cannot be held.
-
-        Args:
-            declared: the limit as it was declared.
+        """Refuse a ``declared`` limit that cannot be held.
 
         Raises:
             DeviceError: the system does not tell the highest resident set.
@@ -68,7 +65,7 @@ def _resident(name: str) -> int:
     """Return a figure of the process's status, in bytes.
 
     Raises:
-        OSError: there is none.
+        OSError: the status has no such figure.
     """
     for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith(f"{name}:"):
@@ -106,10 +103,7 @@ def pinned_stats() -> PinnedStats:
 
 
 def require_pinned_stats(declared: str) -> None:
-    """Refuse a limit that cannot be held.
-
-    Args:
-        declared: the limit as it was declared.
+    """Refuse a ``declared`` limit that cannot be held.
 
     Raises:
         DeviceError: PyTorch does not tell how much memory is pinned.

@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import (
-    PINNED,
-    allocator_stats,
-    current_in,
-    settle,
-)
+from pytest_gpumem.meter.allocator import PINNED, allocator_stats, current_in, settle
 from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
@@ -137,9 +132,6 @@ class Isolation:
 
     def empty_cache(self, empty: Callable[[], object]) -> tuple[object, bool]:
         """Call ``torch.cuda.empty_cache()`` for the test's code, with memory that it has freed.
-
-        Args:
-            empty: calls it.
 
         Returns:
             its result; and whether foreign memory went back to the devices.

@@ -190,8 +190,7 @@ class Meter:
     def make_room(self, extra: int | None = None) -> None:
         """Let foreign memory take nothing of the memory that the step can have.
 
-        Args:
-            extra: bytes beyond that, from now on; None: as many as before.
+        ``extra`` are bytes beyond that, from now on; None: as many as before.
         """
         self._extra_room = self._extra_room if extra is None else extra
         self.device.make_room(
@@ -288,9 +287,7 @@ class Meter:
 
         It begins on a settled device, and leaves one. Memory held already counts for it.
 
-        Args:
-            record: keep a recording of it.
-            script: keep the allocator's events.
+        ``record`` keeps a recording of it, and ``script`` the allocator's events.
         """
         self.resettle()
         open_tallies, refusals = self._open, WATCH.count
@@ -395,8 +392,7 @@ class Meter:
         Autograd's threads free theirs later than the error is caught: they are waited for, however
         long that takes. Memory that is still held then has a reference.
 
-        Args:
-            allocated: bytes on all devices together that will stay, unless a reference remains.
+        ``allocated`` are bytes on all devices together that stay also without a reference.
         """
         if sum(peak.allocated for peak in self.counted()) > allocated:
             await_autograd()
@@ -407,12 +403,7 @@ class Meter:
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
-        """Count memory that was taken as foreign for the step's own from now on.
-
-        Args:
-            peaks: the memory, one Peak a device.
-            known: its blocks.
-        """
+        """Count foreign memory, one Peak a device, for the step's own from now on."""
         if all(peak == NOTHING for peak in peaks):
             return
         self.fold()
@@ -435,10 +426,8 @@ class Meter:
     ) -> None:
         """Begin anew with the memory held now: after a warm-up, or to run the step once more.
 
-        Args:
-            record: whether a recording begins.
-            at_moment: is called at each of its moments.
-            taken: blocks of the step that an earlier run made.
+        ``record`` begins a recording, at each moment of which ``at_moment`` is called; ``taken``
+        are blocks of the step that an earlier run made.
         """
         collect_all()
         NODE_NUMBERS.begin()

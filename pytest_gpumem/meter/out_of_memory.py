@@ -97,9 +97,7 @@ def find_out_of_memory(
 ) -> BaseException | None:
     """Return the out-of-memory error that this error is, or that it came from.
 
-    Args:
-        error: an error.
-        handled: an error that was being handled when it was raised, and is not its cause.
+    ``handled`` is an error that was being handled when it was raised, and is not its cause.
     """
     visited: set[int] = {id(handled)} if handled is not None else set()
     while error is not None and id(error) not in visited:
@@ -125,12 +123,7 @@ class UserLine(NamedTuple):
 
 
 def site_of(traceback: TracebackType | None, root: Path) -> UserLine:
-    """Return the user's line in a traceback: the deepest outside of torch, pytest and this package.
-
-    Args:
-        traceback: of an error.
-        root: the project's folder.
-    """
+    """Return the user's line of a traceback: the deepest outside torch, pytest and this package."""
     site = UserLine()
     while traceback is not None:
         code = traceback.tb_frame.f_code

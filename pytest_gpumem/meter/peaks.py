@@ -1,7 +1,7 @@
 """The highest memory so far, of a whole step or of a part of it: by the allocator's statistics.
 
 A recording's log tells the same peaks by its windows (all 43 of the examples, to the byte), and
-what was there at the time. Tallies stay all the same: a first run is not recorded where kernels
+the blocks held at the time. Tallies stay all the same: a first run is not recorded where kernels
 run, a recorded step takes longer (benchmarks/results/attribution-virtual.txt), the log ends after
 MAX_EVENTS, and it has no pinned memory.
 """

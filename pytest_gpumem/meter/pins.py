@@ -2,9 +2,9 @@
 
 Foreign memory that a step frees (it empties an earlier test's list, say) would leave rooms in which
 the allocator serves the step: it would reserve less than alone, and a limit would not hold. So the
-measurement has a reference of its own to each foreign block's storage. What the step frees stays in
-its place, and the step gets all its memory from segments of its own, as alone. What the test's code
-reads has it as free rooms, and ``torch.cuda.empty_cache()`` gives it back.
+measurement has a reference of its own to each foreign block's storage. Memory that the step frees
+stays in place, and the step gets all its memory from segments of its own, as alone. Figures that
+the test's code reads have it as free rooms, and ``torch.cuda.empty_cache()`` gives it back.
 """
 
 from __future__ import annotations
@@ -186,8 +186,7 @@ class Pins:
     def lose(self, live: Mapping[Place, int]) -> list[int]:
         """Return the bytes of unpinned blocks on each device that were freed since the last call.
 
-        Args:
-            live: device, address and bytes of each block that is allocated now.
+        ``live`` has device, address and bytes of each block that is allocated now.
         """
         gone = {place: size for place, size in self._loose.items() if live.get(place) != size}
         gone |= {
@@ -247,7 +246,7 @@ def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
     PyTorch maps memory at a gap that a request fits. The request takes whole pages, and the rest of
     the last page serves a later request if the gap goes on behind the page. Free memory in a gap
     does not join free memory elsewhere. Alone a step has no such gaps: it maps one page after the
-    other. Nothing tells where a segment begins: before its first memory there may be a gap as well.
+    other. Nothing tells where a segment begins: a gap may also lie before its first memory.
     """
     return any(page_size(segment) for segment in segments)
 

@@ -53,17 +53,17 @@ class Plugs:
 
         with VIEW.hidden(self._devices):
             for (device, stream, pool), requests in self._rooms(ranges).items():
-                others: list[int] = []
+                misplaced: list[int] = []
                 # The largest first, of all segments: the best fit of each is then its own room.
                 for size, fills in sorted(requests, reverse=True):
-                    plug = self._taken(size, device, stream, ranges, others)
+                    plug = self._taken(size, device, stream, ranges, misplaced)
                     if plug is None:
                         self.unfilled = True
                         continue
                     VIEW.add_plug(Plug(device, plug, size, pool, fills))
                     self.blocks.add((device, plug))
                     self.sizes[self._devices.index(device)] += size
-                for address in others:
+                for address in misplaced:
                     torch.cuda.caching_allocator_delete(address)
 
     def _rooms(
@@ -102,11 +102,11 @@ class Plugs:
         device: int,
         stream: int,
         ranges: Collection[tuple[int, int, int]] | None,
-        others: list[int],
+        misplaced: list[int],
     ) -> int | None:
         """Return the address of a new block in a room to fill; None without such a room.
 
-        Blocks that get rooms of the step's own, which fit as well, are added to ``others``.
+        Blocks that get rooms of the step's own, which fit as well, are added to ``misplaced``.
         """
         import torch
 
@@ -122,7 +122,7 @@ class Plugs:
                 return None
             if _lies_in(ranges, device, address):
                 return int(address)
-            others.append(address)
+            misplaced.append(address)
 
     def release(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
         """Give the rooms back; given ranges, those in them."""

@@ -105,7 +105,7 @@ def _in_order(
     """Return each event with its block, both in their order, or None: no such way exists.
 
     Each block that is known to have waited has an event, or one for each stream that used it. Of
-    the ways that this leaves, the one is returned whose times differ least.
+    the ways that this leaves, the one with the least difference of times is returned.
     """
     drops = [free.dropped for free in frees]
     known_before = [-1]
@@ -172,9 +172,7 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
             request = script.requests[before] if before >= 0 else Request(0, 0)
             if block.place is not None:
                 request = Request(0, block.place[1])
-            added.append(
-                (block, len(script.requests), number if block.address else before),
-            )
+            added.append((block, len(script.requests), number if block.address else before))
             script.requests.append(replace(request, size=0, block=block))
     script.steps = _with_added(script.steps, added)
 

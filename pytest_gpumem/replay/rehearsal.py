@@ -42,9 +42,8 @@ def shape(script: RequestScript) -> Hashable:
 class Rehearsal:
     """Predicts from the scripts of some values whether another value would fit.
 
-    Args:
-        stage: a context in which memory may be taken: settled at its beginning and end.
-        first: the number of the first device that scripts are of.
+    ``stage`` is a context in which memory may be taken, settled at its beginning and end; ``first``
+    is the number of the first device that scripts are of.
     """
 
     def __init__(self, stage: Callable[[], Any], *, first: int = 0) -> None:

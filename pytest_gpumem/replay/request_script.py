@@ -54,7 +54,7 @@ class RequestScript:
     log: AllocatorLog
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    """each with its time, what is done, and the number of a request: "take", "give"; "give late"
+    """each with its time, its action, and the number of a request: "take", "give"; "give late"
     one that another stream used; "release" the cache, "settle" as the measurement does it;
     "end pool", by its number in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
@@ -135,8 +135,8 @@ class RequestScript:
 def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
     """Return the pool of an event's memory.
 
-    The history of torch 2.10 and older does not tell: there it is the pool whose memory lies at the
-    address at the end.
+    The history of torch 2.10 and older does not name the pool: the pool is taken that has memory
+    at the address at the end.
     """
     if "pool_id" in event:
         return tuple(event["pool_id"])

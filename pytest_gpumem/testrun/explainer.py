@@ -36,7 +36,7 @@ class Explainer:
     """tells the causes of a growth"""
 
     def __init__(self, judging: Judging) -> None:
-        """Explain; ``judging`` judges tests again, by what is found."""
+        """Explain; ``judging`` judges tests again, by the findings."""
         self._judging = judging
 
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
@@ -51,7 +51,7 @@ class Explainer:
         return False
 
     def of_children(self, root: Path) -> str:
-        """Return what explains child processes (``devices/children.py``); "" for nothing."""
+        """Return the class that explains child processes (``devices/children.py``); "" for none."""
         return ""
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:
@@ -83,10 +83,10 @@ class Explainer:
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
     ) -> list[Note]:
-        """Return what makes a test fit that ran out of memory.
+        """Return advice to make a test fit that ran out of memory.
 
-        ``needed`` is its peak without limits; with ``batch_norm``, its model has a module whose
-        statistics depend on the batch.
+        ``needed`` is its peak without limits; with ``batch_norm``, its model has a module with
+        statistics that depend on the batch.
         """
         return []
 

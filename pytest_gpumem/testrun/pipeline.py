@@ -53,11 +53,7 @@ UNUSED_REMEDY: Final = "create the model and its data on gpu_memory.device, or r
 class Pipeline:
     """Brings marked tests that have ended to their results.
 
-    Args:
-        runner: runs tests again.
-        judging: judges them.
-        explainer: is asked for reasons.
-        snapshots: the folder for snapshots; None: none are written.
+    ``snapshots`` is the folder for snapshots; None: none are written.
     """
 
     def __init__(
@@ -270,12 +266,7 @@ class Pipeline:
     # -- every test --
 
     def _followed_up(
-        self,
-        test: EndedTest,
-        results: list[Result],
-        recording: Recording | None,
-        *,
-        uncapped: bool,
+        self, test: EndedTest, results: list[Result], recording: Recording | None, *, uncapped: bool
     ) -> list[Result]:
         """Write a test's snapshot; add hints at fragmented memory."""
         if self._snapshots and recording is not None and too_much(results):

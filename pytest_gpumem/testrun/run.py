@@ -382,14 +382,14 @@ class Run:
     @property
     def held_before(self) -> list[Peak]:
         """The memory of live fixtures of wider scope that other tests set up, one Peak a device."""
-        return self.fixtures.held(others=True)
+        return self.fixtures.held(before_run=True)
 
     def windows(self, part: str) -> list[Span]:
         """Return when the test was measured, or a part of it."""
         return self.meter.windows(self.parts[part].tally if part else None)
 
     def recorded(self, parts: Iterable[str]) -> Recorded:
-        """End the recording, if there is one, and return all by which peaks of parts are explained.
+        """End the recording, if one is under way; return all by which peaks of parts are explained.
 
         The part "" is the whole test.
         """

@@ -126,14 +126,14 @@ class WideFixtures:
         self._set_ups: list[_SetUp] = []
         """those that run, each asked for by the one before"""
 
-    def held(self, *, others: bool = False) -> list[Peak]:
+    def held(self, *, before_run: bool = False) -> list[Peak]:
         """Return the memory of those that are live, one Peak a device.
 
-        ``others``: only of those that other tests set up.
+        ``before_run``: only of those that other tests set up.
         """
         total = [NOTHING] * self._meter.count
         for fixture in self.used:
-            if fixture.held and (fixture.before_run or not others):
+            if fixture.held and (fixture.before_run or not before_run):
                 total = sums(total, fixture.held)
         return total
 
