@@ -93,7 +93,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
         began = time.perf_counter()
         ends = {}
         try:
-            with WorkspaceReplay.open(run, recording, [""], found) as replay:
+            with WorkspaceReplay(run, recording, [""], found).checked() as replay:
                 for end, differs in (("least", found.smaller), ("most", found.larger)):
                     if differs:
                         ends[end] = replay.peaks(end)[0][""]

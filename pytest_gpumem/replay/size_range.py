@@ -63,7 +63,7 @@ def with_ranges(
     alternatives = run.device.alternatives()
     is_uncertain = alternatives.smaller or alternatives.larger
     try:
-        with WorkspaceReplay.open(run, recording, list(measured), alternatives) as replay:
+        with WorkspaceReplay(run, recording, list(measured), alternatives).checked() as replay:
             if run.meter.isolation.is_reserved_in_doubt:
                 for part, (spec, kept) in measured.items():
                     if not (alone := replay.alone[part]):  # the part did not run

@@ -86,36 +86,6 @@ class ReplayedRun(Protocol):
 class WorkspaceReplay:
     """Tells the peaks of one run with other sizes of workspaces."""
 
-    @classmethod
-    @contextmanager
-    def open(
-        cls,
-        run: ReplayedRun,
-        recording: Recording,
-        parts: Sequence[str],
-        alternatives: Alternatives,
-    ) -> Iterator[WorkspaceReplay]:
-        """Serve a recording's requests in the block, if they lead to the peaks that were measured.
-
-        Beside memory of earlier tests another peak reserved may have been measured.
-
-        Raises:
-            NoRangeError: they do not, or are too many.
-        """
-        replay = cls(run, recording, parts, alternatives)
-        with run.meter.apart(), VIEW.hidden(run.meter.devices):
-            replay.alone, _ = replay.peaks("usual")
-            # What the program did because the device was full it had not done alone.
-            in_doubt = run.meter.isolation.is_reserved_in_doubt and not run.meter.alloc_retries
-            for part, peaks in replay._measured.items():
-                for alone, measured in zip(replay.alone[part], peaks, strict=True):
-                    told = alone.allocated == measured.allocated if in_doubt else alone == measured
-                    if not told:
-                        raise NoRangeError(
-                            "the range is unknown: a replay of the run's requests had other peaks"
-                        )
-            yield replay
-
     def __init__(
         self,
         run: ReplayedRun,
@@ -123,7 +93,7 @@ class WorkspaceReplay:
         parts: Sequence[str],
         alternatives: Alternatives,
     ) -> None:
-        """Read a recording; see :meth:`open`.
+        """Read a recording.
 
         Raises:
             NoRangeError: its requests are too many, or cannot be read.
@@ -155,6 +125,29 @@ class WorkspaceReplay:
             self._scripts.append(script)
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [unpinned(held) for held in run.held_before]
+
+    @contextmanager
+    def checked(self) -> Iterator[WorkspaceReplay]:
+        """Serve the requests in the block, if they lead to the peaks that were measured.
+
+        Beside memory of earlier tests another peak reserved may have been measured.
+
+        Raises:
+            NoRangeError: they do not.
+        """
+        meter = self._run.meter
+        with meter.apart(), VIEW.hidden(meter.devices):
+            self.alone, _ = self.peaks("usual")
+            # What the program did because the device was full it had not done alone.
+            in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
+            for part, peaks in self._measured.items():
+                for alone, measured in zip(self.alone[part], peaks, strict=True):
+                    told = alone.allocated == measured.allocated if in_doubt else alone == measured
+                    if not told:
+                        raise NoRangeError(
+                            "the range is unknown: a replay of the run's requests had other peaks"
+                        )
+            yield self
 
     def has_late_frees(self) -> bool:
         """Return whether other streams may use tensors longer than in the run."""
