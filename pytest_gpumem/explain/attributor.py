@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.explain import hints
 from pytest_gpumem.explain.categories import Blocks
 from pytest_gpumem.explain.segments import segment_requests
-from pytest_gpumem.explain.sites import (
-    BlockOrigin,
-    origin,
-    place_of_origin,
-    place_words,
-    sites,
-    users_frame,
-)
+from pytest_gpumem.explain.sites import BlockOrigin, origin, place_of_origin, sites, users_frame
 from pytest_gpumem.explain.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.notes import Note, NoteKind
@@ -109,20 +102,19 @@ class Attributor:
             course=course_of(indices, totals),
         )
         scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
-        drawn = None
-        if timeline:
-
-            def line_of(block: Block) -> str:
-                place = origin_of(device, block)
-                return place_words(place.filename, place.line, place.function, self._root)
-
-            drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
 
         def place_of(block: Block) -> tuple[str, int, str, str]:
             place = origin_of(device, block)
             path, function, code = place_of_origin(place, self._root)
             return path, place.line, function, code
 
+        def line_of(block: Block) -> str:
+            path, line, function, _ = place_of(block)
+            return f"{path}:{line}{f' in {function}' if function else ''}" if path else ""
+
+        drawn = None
+        if timeline:
+            drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
         requests = segment_requests(device, indices, subject.foreign.reserved, place_of)
         attribution = Attribution(
             breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests

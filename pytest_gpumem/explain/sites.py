@@ -97,14 +97,6 @@ def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, st
     )
 
 
-def place_words(filename: str, line: int, function: str, root: Path) -> str:
-    """Return a source line in words: "model.py:29 in Tiny.forward"; "" of none."""
-    if not filename:
-        return ""
-    name = qualified(filename, line) or function
-    return f"{shown_path(filename, root)}:{line}" + (f" in {name}" if name else "")
-
-
 def merged_paths(paths: Iterable[str]) -> str:
     """Return the common pattern of module paths.
 

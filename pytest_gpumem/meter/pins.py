@@ -129,8 +129,12 @@ class Pins:
     def released_by_device(self) -> list[int]:
         """Return the bytes on each device that the step has freed, and that are kept in place."""
         self.look()
+        return self._by_device({place: pin.plug.size for place, pin in self.released.items()})
+
+    def _by_device(self, sizes: Mapping[Place, int]) -> list[int]:
+        """Return the bytes of some blocks on each device."""
         return [
-            sum(pin.plug.size for place, pin in self.released.items() if place[0] == device)
+            sum(size for place, size in sizes.items() if place[0] == device)
             for device in self._devices
         ]
 
@@ -157,11 +161,8 @@ class Pins:
 
     def still_held(self) -> list[int]:
         """Return the bytes of foreign blocks on each device that the step has not freed."""
-        sizes = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
-        return [
-            sum(size for place, size in sizes.items() if place[0] == device)
-            for device in self._devices
-        ]
+        pinned = {place: pin.plug.size for place, pin in self._pins.items()}
+        return self._by_device(pinned | self._loose)
 
     def still_reserved(self) -> list[int]:
         """Return the bytes of foreign segments that the allocator still has, of each device."""
@@ -198,10 +199,7 @@ class Pins:
             self._loose.pop(place, None)
             self._pins.pop(place, None)
         self._lost += sum(gone.values())
-        return [
-            sum(size for place, size in gone.items() if place[0] == device)
-            for device in self._devices
-        ]
+        return self._by_device(gone)
 
     @property
     def any_loose(self) -> bool:

@@ -51,15 +51,8 @@ def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
     nodeid = unique_nodeid(item)
     names = (nodeid, nodeid.partition("::")[0])
     if any(pattern == ALL or fnmatchcase(name, pattern) for pattern in patterns for name in names):
-        item.add_marker(_marker())
+        item.add_marker(MARKER)
         item.stash[UNMARKED] = True
-
-
-@functools.cache
-def _marker() -> pytest.MarkDecorator:
-    """Return the marker: pytest looks its name up whenever it is asked for."""
-    marker: pytest.MarkDecorator = getattr(pytest.mark, MARKER)
-    return marker
 
 
 def unique_nodeid(item: pytest.Item) -> str:

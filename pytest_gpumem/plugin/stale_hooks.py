@@ -114,16 +114,20 @@ class StaleHooks:
     def _find(self) -> list[Key]:
         if not self.collection.partial and not self.collection.tests:
             self.collection.partial = "no test was collected"
-        if self.collection.partial:
-            return []
+        return [] if self.collection.partial else self._search(self.collection)[1]
+
+    def _search(self, collection: Collection) -> tuple[list[Key], list[Key]]:
+        """Return the baselines of a collection's files and of files that are gone; the stale ones.
+
+        Other files are not read.
+        """
         from pytest_gpumem.baselines.file_format import read_names
 
-        exists = self._exists
-        files = self.collection.files
         keys = read_names(
-            self.settings.baseline_dir, lambda module: module in files or not exists(module)
+            self.settings.baseline_dir,
+            lambda module: module in collection.files or not self._exists(module),
         )
-        return find_stale(self.collection, keys, exists)
+        return keys, find_stale(collection, keys, self._exists)
 
     def _exists(self, module: str) -> bool:
         """Return whether a file of tests exists; a baseline's name may be no path."""
@@ -153,8 +157,6 @@ class StaleHooks:
         partial = self.collection.broken or narrowed(self.config, SPLITTING)
         if partial:
             return {"partial": partial}
-        from pytest_gpumem.baselines.file_format import read_names
-
         root, here = Path(self.config.rootpath), Path(self.config.invocation_params.dir)
         # Of a file that is named with a test, its other tests are not collected.
         named = (arg.partition("::") for arg in self.config.args)
@@ -164,11 +166,7 @@ class StaleHooks:
             {file for file in self.collection.files if file not in parts},
             self.collection.skipped,
         )
-        keys = read_names(
-            self.settings.baseline_dir,
-            lambda module: module in whole.files or not self._exists(module),
-        )
-        unseen = find_stale(whole, keys, self._exists)
+        keys, unseen = self._search(whole)
         modules = {key.module for key in keys} & whole.files - whole.skipped
         return {"collected": tuple(sorted(modules)), "unseen": tuple(unseen), "partial": ""}
 
