@@ -33,8 +33,7 @@ def advice(
     No smaller batch is tried if ``needed``, its peak without limits, is None.
     """
     run = runner.run
-    if run is None:
-        return []
+    assert run is not None  # noqa: S101 - for the type checker
     hints: list[str] = []
     size = run.spec.batch_size
     if needed and (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:

@@ -33,12 +33,17 @@ def drawn_timeline(
     holders, is not drawn.
     """
     device, totals = scene.device, scene.totals
-    points = drawn_events(scene.indices, totals, scene.top)
+    indices, points = scene.indices, {scene.indices[0], scene.indices[-1], scene.top}
+    step = max(1, -(-len(indices) // MAX_POINTS))
+    for start in range(0, len(indices), step):
+        points.add(max(indices[start : start + step], key=lambda index: totals[index + 1]))
+    drawn = sorted(points)
+    """the events to draw: of each stretch the highest, and the first and last of all"""
     initially_known = sum(size for _, size in deltas.get(-1, ()))
     levels: Counter[Category] = Counter({"other": totals[0] - initially_known})
     rows = []
     event = -1
-    for index in points:
+    for index in drawn:
         while event <= index:
             for category, size in deltas.get(event, ()):
                 levels[category] += size
@@ -46,25 +51,24 @@ def drawn_timeline(
         rows.append(dict(levels))
     columns = {name: tuple(max(0, row.get(name, 0)) for row in rows) for name in CATEGORIES}
     phases = []
-    numbered = enumerate(device.phase_at(index) for index in points)
+    numbered = enumerate(device.phase_at(index) for index in drawn)
     for name, stretch in groupby(numbered, key=lambda pair: pair[1]):
         positions = [position for position, _ in stretch]
         if name is not None:
             phases.append(Phase(name, positions[0], positions[-1] + 1))
-    drawn = set(points)
     by_event: dict[int | None, Block] = {}
     for block in scene.blocks:
         for event_index in (block.end, block.start):
-            if event_index in drawn:
+            if event_index in points:
                 by_event[event_index] = block
-    words = [line_of(by_event[index]) if index in by_event else "" for index in points]
+    words = [line_of(by_event[index]) if index in by_event else "" for index in drawn]
     lines = tuple(dict.fromkeys(filter(None, words)))
     places = {line: place for place, line in enumerate(lines)}
     return Timeline(
         categories={name: column for name, column in columns.items() if any(column)},
-        reserved=tuple(device.reserved(index) - foreign_reserved for index in points),
+        reserved=tuple(device.reserved(index) - foreign_reserved for index in drawn),
         phases=tuple(phases),
-        peak=points.index(scene.top),
+        peak=drawn.index(scene.top),
         lines=lines,
         line_of=tuple(places.get(line, -1) for line in words) if lines else (),
     )
@@ -80,13 +84,3 @@ def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         max(totals[index + 1] for index in indices[start:end]) for start, end in pairwise(edges)
     )
-
-
-def drawn_events(indices: Sequence[int], totals: Sequence[int], top: int) -> list[int]:
-    """Return the events to draw: of each stretch the highest, and the first and last of all."""
-    step = max(1, -(-len(indices) // MAX_POINTS))
-    points = {indices[0], indices[-1], top}
-    for start in range(0, len(indices), step):
-        stretch = indices[start : start + step]
-        points.add(max(stretch, key=lambda index: totals[index + 1]))
-    return sorted(points)

@@ -44,14 +44,9 @@ Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
 
 
-def allocator_stats(device: int) -> Stats:
-    """Return the caching allocator's real statistics of a device, plugs included."""
-    return VIEW.stats(device)
-
-
 def current(device: int) -> Peak:
     """Return the bytes that a device's allocator holds now."""
-    return current_in(allocator_stats(device))
+    return current_in(VIEW.stats(device))
 
 
 def current_in(stats: Stats) -> Peak:

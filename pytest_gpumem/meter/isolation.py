@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import PINNED, allocator_stats, current_in, settle
+from pytest_gpumem.meter.allocator import PINNED, current_in, settle
 from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
@@ -48,7 +48,7 @@ class Isolation:
 
         The first have those of pinned host memory as well, which is the whole process's.
         """
-        all_stats = [allocator_stats(device) for device in self.devices]
+        all_stats = [VIEW.stats(device) for device in self.devices]
         pinned = pinned_stats()
         if pinned.owned:
             all_stats[0][PINNED] = pinned.owned

@@ -91,11 +91,7 @@ def _ranged(
     replay: WorkspaceReplay,
     alternatives: Alternatives,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Return the measurements with their ranges.
-
-    Raises:
-        NoRangeError: the test does not fit at an end.
-    """
+    """Return the measurements with their ranges; a NoRangeError if the test fits not at an end."""
     tries: list[tuple[RangeEnd, Collection[str], float]] = []
     if alternatives.smaller:
         tries.append(("least", (), 1))

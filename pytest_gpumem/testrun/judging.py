@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.judge import judge
-from pytest_gpumem.judge.result import Result, describe_budget, with_others
+from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup, unexplained
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.torchrun_env import current_rank
@@ -108,10 +108,6 @@ class Judging:
             )
             found.append(result)
         return found
-
-    def with_others(self, results: Sequence[Result]) -> list[Result]:
-        """Return a test's results, with the parts beside them that their limits depend on."""
-        return with_others(results, self.why)
 
     def _look_up(self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo) -> Lookup:
         if not spec.baseline:

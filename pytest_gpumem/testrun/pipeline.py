@@ -13,7 +13,7 @@ from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit.scaling import Scaling, grows_evenly
-from pytest_gpumem.judge.result import describe_budget, too_much
+from pytest_gpumem.judge.result import describe_budget, too_much, with_others
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
@@ -149,7 +149,7 @@ class Pipeline:
             test = self._with_timed_plans(test)
             results = self._judging.results(test)
         results, recording = explainer.explained(test, results, recorded)
-        results = self._judging.with_others(results)
+        results = with_others(results, self._judging.why)
         results += self._judging.results(EndedTest(item, run, by_hook(item, searches)))
         if unused:  # the next run, on the device, would be held to nothing
             results = [result if result.part in below else unrecorded(result) for result in results]

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Known
 
 
-def sums(lefts: Sequence[Peak], rights: Sequence[Peak]) -> list[Peak]:
-    """Return the sum on each device; of devices that both have."""
-    return list(map(plus, lefts, rights))
-
-
-def differences(lefts: Sequence[Peak], rights: Sequence[Peak]) -> list[Peak]:
-    """Return the difference on each device, never below zero."""
-    return list(map(minus, lefts, rights))
-
-
 class Stage(NamedTuple):
     """A stage of a fixture's set-up, without memory of other fixtures; one Peak a device."""
 
@@ -102,8 +92,8 @@ class _SetUp:
 
     def resume(self) -> None:
         """Begin a stage: memory counted since the end of the last one is another fixture's."""
-        grown = differences(self._meter.counted(), self._paused_at)
-        self._base = sums(self._base, grown)
+        grown = map(minus, self._meter.counted(), self._paused_at)
+        self._base = list(map(plus, self._base, grown))
         self._stack = ExitStack()
         self._tally = self._stack.enter_context(self._meter.part())
 
@@ -112,8 +102,9 @@ class _SetUp:
         self._stack.close()
         self._meter.resettle()
         self._paused_at = self._meter.counted()
-        peaks = differences(self._tally.peaks, self._base)
-        self.stages.append(Stage(peaks, differences(self._paused_at, self._base), asked_for))
+        peaks = list(map(minus, self._tally.peaks, self._base))
+        held = list(map(minus, self._paused_at, self._base))
+        self.stages.append(Stage(peaks, held, asked_for))
 
 
 class WideFixtures:
@@ -134,7 +125,7 @@ class WideFixtures:
         total = [NOTHING] * self._meter.count
         for fixture in self.used:
             if fixture.held and (fixture.before_run or not before_run):
-                total = sums(total, fixture.held)
+                total = list(map(plus, total, fixture.held))
         return total
 
     @contextmanager
@@ -184,8 +175,8 @@ class WideFixtures:
         """Count the stages of a set-up; ``held_by_asking`` does not count yet."""
         self.used.append(fixture)
         for stage in fixture.stages:
-            held = sums(self._meter.counted(), held_by_asking)
-            self._meter.consider(sums(held, stage.peaks))
+            held = map(plus, self._meter.counted(), held_by_asking)
+            self._meter.consider(list(map(plus, held, stage.peaks)))
             if stage.then is not None and stage.then not in self.used:
-                self._replay(stage.then, sums(held_by_asking, stage.held))
+                self._replay(stage.then, list(map(plus, held_by_asking, stage.held)))
         self._meter.adopt(fixture.held, fixture.known)

@@ -24,7 +24,8 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import allocator_stats, current, peak_in, settle
+from pytest_gpumem.meter.allocator import current, peak_in, settle
+from pytest_gpumem.recording.allocator_view import VIEW
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -78,7 +79,7 @@ def tensor(size, index=0):
 
 def highest(device):
     """The peaks of a device since they were last reset."""
-    return peak_in(allocator_stats(device))
+    return peak_in(VIEW.stats(device))
 
 
 LEFT = "an earlier test of this process left memory behind"
