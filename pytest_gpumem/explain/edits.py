@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
@@ -24,13 +24,11 @@ from pytest_gpumem.source_lines import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from pytest_gpumem.explain.hints import Scene
     from pytest_gpumem.explain.source_changes import Edit
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.recording.allocator_log import Block
 
 MAX_BLOCKS: Final = 500
 """blocks with stacks to look at, the largest first"""
@@ -44,23 +42,85 @@ Place = tuple[str, int]
 """file and line"""
 
 
-class _Growth(NamedTuple):
-    """The places where memory grew."""
+class _Growth:
+    """The growth of a figure: its places tell how close an edit is to it."""
 
-    lines: Mapping[Place, int]
-    """lines that allocate more, with bytes"""
-    keepers: frozenset[str]
-    """words in the names of the memory's keepers"""
-    modules: Mapping[str, int]
-    """names of modules on the paths of those with the memory, with bytes"""
-    calls: Mapping[Place, int]
-    """lines through which the memory was asked for, with bytes"""
-    functions: frozenset[tuple[str, str]]
-    """files and qualified names of the functions on that way"""
-    together: frozenset[Place]
-    """lines that grew by one factor together: none of them is the cause"""
-    files: frozenset[str]
-    """files through which memory of the test was asked for"""
+    def __init__(self, result: Result, scene: Scene, device: int, root: Path) -> None:
+        from pytest_gpumem.explain.attributor import origin_of
+
+        assert result.measurement is not None  # noqa: S101 - for the type checker
+        causes = result.verdict.causes
+        current = result.measurement.attributions[device].breakdown
+        baseline = result.breakdowns_before[device]
+        self._root = root
+        self._lines: Counter[Place] = Counter()
+        """lines that allocate more, with bytes"""
+        for cause in causes:
+            if cause.site is not None and cause.site.path:
+                self._lines[cause.site.path, cause.site.line] += cause.nbytes
+        # Lines of a forward may have grown for which a backward pass allocates.
+        for line in line_growths(current.lines, baseline.lines):
+            if line.nbytes > 0:
+                self._lines[line.peak.path, line.peak.line] += line.nbytes
+        self._calls: Counter[Place] = Counter()
+        """lines through which the memory was asked for, with bytes"""
+        self._modules: Counter[str] = Counter()
+        """names of modules on the paths of those with the memory, with bytes"""
+        self._functions: set[tuple[str, str]] = set()
+        """files and qualified names of the functions on that way"""
+        categories = {cause.category for cause in causes}
+        self._files = {path for path, _ in self._lines}
+        """files through which memory of the test was asked for"""
+        for block in sorted(scene.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
+            origin = origin_of(scene.device, block)
+            path = shown_path(origin.filename, root) if origin.filename else ""
+            frames = [frame for frame in block.frames if is_users(frame["filename"])]
+            self._files |= {path, *(shown_path(frame["filename"], root) for frame in frames)}
+            if (path, origin.line) not in self._lines:
+                continue
+            if origin.category in categories & _MADE or origin.category not in _MADE:
+                names = [origin.module, *(tag.name for tag in block.tags)]
+                for name in set(".".join(names).split(".")):
+                    self._modules[name] += block.size
+            for frame in frames:
+                place = shown_path(frame["filename"], root), frame["line"]
+                self._calls[place] += block.size
+                self._functions.add((place[0], qualified(frame["filename"], frame["line"])))
+            self._functions.add((path, qualified(origin.filename, origin.line)))
+        # A model keeps its parameters and buffers: that tells nothing of the edit.
+        first = [cause for cause in causes[:1] if cause.category not in MADE]
+        texts = [keeper.text for cause in first for keeper in cause.keepers]
+        self._keepers = {name for text in texts for name in _NAME.findall(text)} - _COMMON
+        """words in the names of the memory's keepers"""
+        self._together = with_others_alike(site_rows(current, baseline))
+        """lines that grew by one factor together: none of them is the cause"""
+
+    def rank(self, edit: Edit) -> tuple[int, int] | None:
+        """Return how close an edit is to the growth, the closest the least; None: it is not."""
+        file = str(self._root / edit.path)
+        code = edit.new or edit.old
+        if edit.path not in self._files:
+            return None
+        if edit.new and edit.line in docstring_lines(file):
+            return None
+        own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
+        places = [(edit.path, line) for line in own]
+        names = frozenset(_NAME.findall(code)) - _COMMON
+        if self._together.intersection(places):
+            return 6, 0
+        modules = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
+        function = edit.path, qualified(file, edit.line)
+        head = code.startswith(("import ", "from ", "def ", "class "))
+        closeness = (
+            (0, sum(self._lines[place] for place in places)),
+            (0, len(names & self._keepers)),
+            (1, max((self._modules[name] for name in modules), default=0)),
+            (2, max((self._calls[place] for place in places), default=0)),
+            (3, bool(function[1]) and function in self._functions),
+            (4, not head),
+            (5, True),
+        )
+        return next((rank, -int(amount)) for rank, amount in closeness if amount)
 
 
 class EditFinder:
@@ -84,90 +144,8 @@ class EditFinder:
         changed = self._changed[baseline]
         if not changed:
             return ()
-        growth = _growth(result, scenes[row.device], row.device, self._root)
-        ranked = [(self._rank(edit, growth), edit) for edit in changed]
+        growth = _Growth(result, scenes[row.device], row.device, self._root)
+        ranked = [(growth.rank(edit), edit) for edit in changed]
         close = [(rank, edit) for rank, edit in ranked if rank is not None]
         close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))
         return tuple(replace(edit, grows=rank[0] == 0) for rank, edit in close)
-
-    def _rank(self, edit: Edit, growth: _Growth) -> tuple[int, int] | None:
-        """Return how close an edit is to a growth, the closest the least; None: it is not."""
-        file = str(self._root / edit.path)
-        code = edit.new or edit.old
-        if edit.path not in growth.files:
-            return None
-        if edit.new and edit.line in docstring_lines(file):
-            return None
-        own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
-        places = [(edit.path, line) for line in own]
-        names = frozenset(_NAME.findall(code)) - _COMMON
-        if growth.together.intersection(places):
-            return 6, 0
-        modules = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
-        function = edit.path, qualified(file, edit.line)
-        head = code.startswith(("import ", "from ", "def ", "class "))
-        closeness = (
-            (0, sum(growth.lines.get(place, 0) for place in places)),
-            (0, len(names & growth.keepers)),
-            (1, max((growth.modules.get(name, 0) for name in modules), default=0)),
-            (2, max((growth.calls.get(place, 0) for place in places), default=0)),
-            (3, bool(function[1]) and function in growth.functions),
-            (4, not head),
-            (5, True),
-        )
-        return next((rank, -int(amount)) for rank, amount in closeness if amount)
-
-
-def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
-    from pytest_gpumem.explain.attributor import origin_of
-
-    assert result.measurement is not None  # noqa: S101 - for the type checker
-    causes = result.verdict.causes
-    current = result.measurement.attributions[device].breakdown
-    baseline = result.breakdowns_before[device]
-    lines: Counter[Place] = Counter()
-    for cause in causes:
-        if cause.site is not None and cause.site.path:
-            lines[cause.site.path, cause.site.line] += cause.nbytes
-    # Lines of a forward may have grown for which a backward pass allocates.
-    for line in line_growths(current.lines, baseline.lines):
-        if line.nbytes > 0:
-            lines[line.peak.path, line.peak.line] += line.nbytes
-    calls: Counter[Place] = Counter()
-    modules: Counter[str] = Counter()
-    functions: set[tuple[str, str]] = set()
-    categories = {cause.category for cause in causes}
-    files = {path for path, _ in lines}
-    for block in sorted(scene.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
-        origin = origin_of(scene.device, block)
-        path = shown_path(origin.filename, root) if origin.filename else ""
-        own_files = {shown_path(frame["filename"], root) for frame in _users_frames(block)}
-        files |= {path, *own_files}
-        if (path, origin.line) not in lines:
-            continue
-        if origin.category in categories & _MADE or origin.category not in _MADE:
-            names = [origin.module, *(tag.name for tag in block.tags)]
-            for name in set(".".join(names).split(".")):
-                modules[name] += block.size
-        for frame in _users_frames(block):
-            place = shown_path(frame["filename"], root), frame["line"]
-            calls[place] += block.size
-            functions.add((place[0], qualified(frame["filename"], frame["line"])))
-        functions.add((path, qualified(origin.filename, origin.line)))
-    # A model keeps its parameters and buffers: that tells nothing of the edit.
-    first = [cause for cause in causes[:1] if cause.category not in MADE]
-    texts = [keeper.text for cause in first for keeper in cause.keepers]
-    return _Growth(
-        lines,
-        frozenset(name for text in texts for name in _NAME.findall(text)) - _COMMON,
-        modules,
-        calls,
-        frozenset(functions),
-        with_others_alike(site_rows(current, baseline)),
-        frozenset(files),
-    )
-
-
-def _users_frames(block: Block) -> list[dict[str, Any]]:
-    """Return the frames of a block that are the user's or a library's."""
-    return [frame for frame in block.frames if is_users(frame["filename"])]
