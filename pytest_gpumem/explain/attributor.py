@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.explain import hints
 from pytest_gpumem.explain.categories import Blocks
@@ -31,18 +31,6 @@ MAX_LINES: Final = 50
 """source lines of one device that keep their own peaks, the largest"""
 
 
-class Subject(NamedTuple):
-    """One device's peak that is to be explained."""
-
-    device: int
-    peak: Peak
-    """as measured"""
-    foreign: Peak
-    """memory of other holders, which is not part of the peak"""
-    windows: Sequence[Span]
-    """the times in which the peak was measured"""
-
-
 class Attributor:
     """Explains the peaks of one recording."""
 
@@ -53,15 +41,19 @@ class Attributor:
         forget_changed_files()
 
     def explained(
-        self, subject: Subject, *, timeline: bool
+        self, index: int, peak: Peak, foreign: Peak, windows: Sequence[Span], *, timeline: bool
     ) -> tuple[Attribution, hints.Scene] | None:
-        """Return the attribution of a peak, and all that is known of the peak."""
-        device = self._devices.get(subject.device)
+        """Return the attribution of a device's peak, and all that is known of the peak.
+
+        ``foreign`` is memory of other holders, which is not part of the peak that was measured in
+        the ``windows``.
+        """
+        device = self._devices.get(index)
         if device is None:
-            device = self._devices[subject.device] = Blocks(self._recording, subject.device)
+            device = self._devices[index] = Blocks(self._recording, index)
         blocks = {block for block in device.blocks if block.start >= 0}
         initial = [block for block in device.blocks if block.start < 0]
-        unseen = sum(block.size for block in initial) - subject.foreign.allocated
+        unseen = sum(block.size for block in initial) - foreign.allocated
         # It is known how much of the initial memory is the step's, not which blocks: blocks with a
         # tag were in use, and are taken for the step's if they are no more than that.
         tagged = [block for block in initial if block.tags]
@@ -71,7 +63,7 @@ class Attributor:
             unseen -= tagged_bytes
         deltas = device.deltas(blocks)
         totals = device.totals(deltas, unseen)
-        indices = [i for span in subject.windows for i in device.history.events_in(span)]
+        indices = [i for span in windows for i in device.history.events_in(span)]
         if not indices:
             return None
         top = max(indices, key=lambda index: (totals[index + 1], -index))
@@ -80,7 +72,7 @@ class Attributor:
         for block in alive:
             categories[device.categories[block]] += block.size
         categories["other"] += unseen
-        residue = subject.peak.allocated - sum(categories.values())
+        residue = peak.allocated - sum(categories.values())
         notes = []
         if residue:
             categories["other"] += residue
@@ -88,15 +80,15 @@ class Attributor:
                 return None
             sentence = (
                 f"the allocator's history explains {format_size(totals[top + 1])} of this "
-                f"peak of {format_size(subject.peak.allocated)}; the rest is in the "
+                f"peak of {format_size(peak.allocated)}; the rest is in the "
                 "category other"
             )
             notes.append(Note(NoteKind.BREAKDOWN, sentence))
         breakdown = Breakdown(
             {name: categories[name] for name in CATEGORIES if categories[name]},
-            cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
+            cached=max(0, device.reserved(top) - foreign.reserved - peak.allocated),
             sites=sites((origin_of(device, block) for block in alive), self._root)[:MAX_SITES],
-            lines=line_peaks(device, blocks, subject.windows, self._root),
+            lines=line_peaks(device, blocks, windows, self._root),
             unsplit=sum(block.unsplit for block in alive),
             autocast=self._recording.autocast,
             course=course_of(indices, totals),
@@ -114,8 +106,8 @@ class Attributor:
 
         drawn = None
         if timeline:
-            drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
-        requests = segment_requests(device, indices, subject.foreign.reserved, place_of)
+            drawn = drawn_timeline(scene, deltas, foreign.reserved, line_of)
+        requests = segment_requests(device, indices, foreign.reserved, place_of)
         attribution = Attribution(
             breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
         )
@@ -127,9 +119,9 @@ def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
     recording = recorded.recording
     if recording is None or recording.overflowed:
         return None
-    peak, windows = recorded.peaks[""][0], recorded.windows[""]
-    subject = Subject(recorded.devices[0], peak, recorded.foreign[0], windows)
-    explained = Attributor(recording, root).explained(subject, timeline=False)
+    measured = recorded.devices[0], recorded.peaks[""][0], recorded.foreign[0]
+    windows = recorded.windows[""]
+    explained = Attributor(recording, root).explained(*measured, windows, timeline=False)
     return explained[0].breakdown if explained else None
 
 

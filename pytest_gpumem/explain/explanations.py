@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gpumem.explain.attributor import Attributor, Subject
+from pytest_gpumem.explain.attributor import Attributor
 from pytest_gpumem.judge.result import too_much
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_view import MAX_EVENTS
@@ -145,8 +145,7 @@ def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanat
     attributions, scenes = {}, {}
     for part, spans in recorded.windows.items():
         rows = zip(recorded.devices, recorded.peaks[part], recorded.foreign, strict=True)
-        subjects = [Subject(index, peak, held, spans) for index, peak, held in rows]
-        explained = [attributor.explained(subject, timeline=timelines) for subject in subjects]
+        explained = [attributor.explained(*row, spans, timeline=timelines) for row in rows]
         complete = [peak for peak in explained if peak is not None]
         if complete and len(complete) == len(explained):
             attributions[part] = tuple(attribution for attribution, _ in complete)

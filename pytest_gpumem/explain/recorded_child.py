@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_gpumem.explain.attributor import Attributor, Subject
+from pytest_gpumem.explain.attributor import Attributor
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.recording.recorder import Recorder
 from pytest_gpumem.recording.recording import Span, now
@@ -37,10 +37,8 @@ class RecordedChild:
         if recording.overflowed:
             return {}
         attributor, span = Attributor(recording, self._root), Span(self._began, now())
-        subjects = [Subject(index, peak, Peak(0, 0), [span]) for index, peak in peaks.items()]
-        told = [attributor.explained(subject, timeline=False) for subject in subjects]
         return {
-            subject.device: msgspec.to_builtins(explained[0])
-            for subject, explained in zip(subjects, told, strict=True)
-            if explained is not None
+            index: msgspec.to_builtins(explained[0])
+            for index, peak in peaks.items()
+            if (explained := attributor.explained(index, peak, Peak(0, 0), [span], timeline=False))
         }
