@@ -72,11 +72,18 @@ class Pins:
         plugs: dict[Place, Plug] = {}
         for segment in VIEW.segments():
             device, address, size = segment["device"], segment["address"], segment["total_size"]
-            blocks = {
-                (device, plug.address): plug
-                for plug in _blocks_of(segment)
-                if (device, plug.address) not in VIEW.plugs
-            }
+            pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
+            blocks: dict[Place, Plug] = {}
+            """the allocated ones, as plugs that are shown once they are freed"""
+            begin = address
+            for block in segment["blocks"]:
+                nbytes, place = block["size"], (device, begin)
+                if block["state"] == "active_allocated" and place not in VIEW.plugs:
+                    requested, split = block.get("requested_size", nbytes), nbytes < size
+                    blocks[place] = Plug(
+                        *place, nbytes, pool, fills=True, requested=requested, split=split
+                    )
+                begin += nbytes
             if not blocks.keys() <= set(foreign):
                 continue  # a segment of a fixture's that the step owns
             edges = range(address, address + size, page_size(segment) or size)
@@ -247,24 +254,6 @@ def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
     other. Nothing tells where a segment begins: a gap may also lie before its first memory.
     """
     return any(page_size(segment) for segment in segments)
-
-
-def _blocks_of(segment: dict[str, Any]) -> Iterator[Plug]:
-    """Yield the allocated blocks of a segment, as plugs that are shown once they are freed."""
-    pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
-    address = segment["address"]
-    for block in segment["blocks"]:
-        if block["state"] == "active_allocated":
-            yield Plug(
-                segment["device"],
-                address,
-                block["size"],
-                pool,
-                fills=True,
-                requested=block.get("requested_size", block["size"]),
-                split=block["size"] < segment["total_size"],
-            )
-        address += block["size"]
 
 
 class _Finder:
