@@ -69,12 +69,8 @@ class Explainer:
     ) -> tuple[list[Result], Recording | None]:
         """Return the results of a test with the reasons for its peaks, and a recording of a run.
 
-        Args:
-            test: has ended.
-            results: without reasons.
-            recorded: its run, if the recording has ended.
-            second_run: the note on a run after the first, which is the recorded one.
-            again: whether the test may run again.
+        ``recorded`` is its run, if the recording has ended, and ``second_run`` the note on a run
+        after the first, which is the recorded one; ``again``: the test may run again.
         """
         if second_run is not None:
             results = self._judging.results(test.noted(second_run))
