@@ -10,7 +10,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 
@@ -50,7 +50,7 @@ class Phases:
         HOOKS_OF_MODULES.register(self._stack, self._before_module, lambda *_: None)
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
-        SAVES.wrap(torch, self._around_save, self._stack)
+        SAVES.wrap(torch, wrapped_by(self._save), self._stack)
         self._enter(LOAD)
 
     def stop(self) -> None:
@@ -80,13 +80,10 @@ class Phases:
     def _end_step(self, _optimizer: object) -> None:
         self._steps += 1
 
-    def _around_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def save_as_a_phase(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-            before = self._name
-            self._enter(CHECKPOINT)
-            try:
-                return save(*args, **kwargs)
-            finally:
-                self._enter(before)
-
-        return save_as_a_phase
+    def _save(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        before = self._name
+        self._enter(CHECKPOINT)
+        try:
+            return save(*args, **kwargs)
+        finally:
+            self._enter(before)

@@ -651,15 +651,10 @@ def _on_meta(argument: Any) -> Any:
 # -- random numbers: not a GPU's own, but the same again for the same seed --
 
 
-def _random(size: Sequence[int], seed: Tensor, kind: str, **_options: object) -> Tensor:
-    """Return the results of ``inductor_random``."""
-    generator = torch.Generator().manual_seed(int(seed))
-    result: Tensor = getattr(torch, kind)(size, generator=generator, dtype=torch.float32)
-    return result
-
-
 RANDOM: Final[dict[str, Callable[..., Any]]] = {
-    "prims::inductor_random": _random,
+    "prims::inductor_random": lambda size, seed, kind, **_: getattr(torch, kind)(
+        size, generator=torch.Generator().manual_seed(int(seed)), dtype=torch.float32
+    ),
     "prims::inductor_randint": lambda low, high, size, seed: torch.randint(
         low, high, size, generator=torch.Generator().manual_seed(int(seed))
     ),
