@@ -76,18 +76,7 @@ def edit_words(old: str, new: str) -> str:
         return f"is new: {new}"
     if not new:
         return f"is gone: {old}"
-    old_argument, new_argument = _changed_arguments(old, new)
-    if max(len(old_argument), len(new_argument)) > MAX_ARGUMENT_LENGTH:
-        return f"changed: {old} -> {new}"
-    if not old_argument:
-        return f"changed: {new_argument} was added"
-    if not new_argument:
-        return f"changed: {old_argument} was removed"
-    return f"changed: {old_argument} -> {new_argument}"
-
-
-def _changed_arguments(old: str, new: str) -> tuple[str, str]:
-    """Return the stretch of two lines in which they differ, from an argument's start to its end."""
+    # The stretch in which the lines differ, from an argument's start to its end.
     sides = list(_TOKEN.finditer(old)), list(_TOKEN.finditer(new))
     words = [[token[0] for token in side] for side in sides]
     shortest = min(map(len, words))
@@ -105,4 +94,10 @@ def _changed_arguments(old: str, new: str) -> tuple[str, str]:
         inner = tokens[first : len(tokens) - last]
         stretches.append(code[inner[0].start() : inner[-1].end()] if inner else "")
     old_argument, new_argument = (stretch.strip(", ") for stretch in stretches)
-    return old_argument, new_argument
+    if max(len(old_argument), len(new_argument)) > MAX_ARGUMENT_LENGTH:
+        return f"changed: {old} -> {new}"
+    if not old_argument:
+        return f"changed: {new_argument} was added"
+    if not new_argument:
+        return f"changed: {old_argument} was removed"
+    return f"changed: {old_argument} -> {new_argument}"

@@ -63,43 +63,41 @@ class Pins:
         """bytes of them that are freed"""
         self.ranges: list[tuple[int, int, int]] = []
         """each foreign segment, or page of an expandable one: its device, addresses from and to"""
-        if foreign:
-            with without_collections():
-                self._pin(foreign)
-            VIEW.add_reader(self.look)
-
-    def _pin(self, foreign: Collection[Place]) -> None:
+        if not foreign:
+            return
         plugs: dict[Place, Plug] = {}
-        for segment in VIEW.segments():
-            device, address, size = segment["device"], segment["address"], segment["total_size"]
-            pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
-            blocks: dict[Place, Plug] = {}
-            """the allocated ones, as plugs that are shown once they are freed"""
-            begin = address
-            for block in segment["blocks"]:
-                nbytes, place = block["size"], (device, begin)
-                if block["state"] == "active_allocated" and place not in VIEW.plugs:
-                    requested, split = block.get("requested_size", nbytes), nbytes < size
-                    blocks[place] = Plug(
-                        *place, nbytes, pool, fills=True, requested=requested, split=split
-                    )
-                begin += nbytes
-            if not blocks.keys() <= set(foreign):
-                continue  # a segment of a fixture's that the step owns
-            edges = range(address, address + size, page_size(segment) or size)
-            self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
-            if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
-                plugs |= blocks
-            else:  # its rooms serve no other pool, and compiled graphs count references
-                self._loose.update((place, plug.size) for place, plug in blocks.items())
-        for place, tensor in FINDER.tensors_at(plugs):
-            if place not in self._pins:
-                self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
-            # The last tensor of a block dies with it. What a graph saved has no such moment.
-            self._deaths.append(weakref.ref(tensor, partial(self._see_death, place)))
-        self._loose |= {
-            place: plug.size for place, plug in plugs.items() if place not in self._pins
-        }
+        with without_collections():
+            for segment in VIEW.segments():
+                device, address, size = segment["device"], segment["address"], segment["total_size"]
+                pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
+                blocks: dict[Place, Plug] = {}
+                """the allocated ones, as plugs that are shown once they are freed"""
+                begin = address
+                for block in segment["blocks"]:
+                    nbytes, place = block["size"], (device, begin)
+                    if block["state"] == "active_allocated" and place not in VIEW.plugs:
+                        requested, split = block.get("requested_size", nbytes), nbytes < size
+                        blocks[place] = Plug(
+                            *place, nbytes, pool, fills=True, requested=requested, split=split
+                        )
+                    begin += nbytes
+                if not blocks.keys() <= set(foreign):
+                    continue  # a segment of a fixture's that the step owns
+                edges = range(address, address + size, page_size(segment) or size)
+                self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
+                if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
+                    plugs |= blocks
+                else:  # its rooms serve no other pool, and compiled graphs count references
+                    self._loose.update((place, plug.size) for place, plug in blocks.items())
+            for place, tensor in FINDER.tensors_at(plugs):
+                if place not in self._pins:
+                    self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
+                # The last tensor of a block dies with it. What a graph saved has no such moment.
+                self._deaths.append(weakref.ref(tensor, partial(self._see_death, place)))
+            self._loose |= {
+                place: plug.size for place, plug in plugs.items() if place not in self._pins
+            }
+        VIEW.add_reader(self.look)
 
     def stop(self) -> None:
         """Keep no foreign memory in place any more."""

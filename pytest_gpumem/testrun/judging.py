@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import BaselineStore
     from pytest_gpumem.judge.verdict import Policy, Why
-    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.notes import Note
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
@@ -74,7 +74,17 @@ class Judging:
         item, card, own, found = test.item, test.run.card, self._rank, []
         for part, (declared, measurement) in test.measured.items():
             spec, policy, relations = declared, self._policy, test.relations.get(part, ())
-            lookup = self._look_up(item.nodeid, part, spec, measurement.device)
+            lookup = Lookup()
+            if spec.baseline:
+                device_key = self._policy.against or measurement.device.key
+                place = (device_key, *split_nodeid(item.nodeid), part)
+                try:
+                    entries = (store.get(*place) for store in self._stores)
+                    lookup = Lookup(next((entry for entry in entries if entry is not None), None))
+                except BaselineError as error:
+                    lookup = Lookup(error=str(error))
+                if lookup == Lookup():
+                    lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
             world, rank = spec.world_size, spec.rank
             if own is not None and world is None:  # the baseline is the fullest rank's
                 world, rank = own.size, own.rank
@@ -108,16 +118,3 @@ class Judging:
             )
             found.append(result)
         return found
-
-    def _look_up(self, nodeid: str, part: str, spec: MemorySpec, device: DeviceInfo) -> Lookup:
-        if not spec.baseline:
-            return Lookup()
-        place = (self._policy.against or device.key, *split_nodeid(nodeid), part)
-        try:
-            entries = (store.get(*place) for store in self._stores)
-            entry = next((entry for entry in entries if entry is not None), None)
-        except BaselineError as error:
-            return Lookup(error=str(error))
-        if entry is None:
-            return Lookup(other_devices=tuple(self.store.other_devices(*place)))
-        return Lookup(entry)
