@@ -13,9 +13,8 @@ from pytest_gpumem.explain.categories import Blocks
 from pytest_gpumem.explain.edits import EditFinder
 from pytest_gpumem.explain.explanations import Explanations, explanations
 from pytest_gpumem.explain.hints import fragmentation, is_fragmented
-from pytest_gpumem.explain.keeper_search import KeeperFinder
+from pytest_gpumem.explain.keeper_search import KeeperFinder, PinWatch
 from pytest_gpumem.explain.lead import why
-from pytest_gpumem.explain.pinned_lines import PinWatch
 from pytest_gpumem.explain.sites import sites
 from pytest_gpumem.fit.scaling import uneven
 from pytest_gpumem.judge.result import too_much
@@ -67,7 +66,7 @@ class PeakExplainer(Explainer):
 
     def of_children(self, root: Path) -> str:
         """Return the name of the class that explains a child process, with its argument."""
-        return f"pytest_gpumem.explain.recorded_child:RecordedChild:{root}" if self.enabled else ""
+        return f"pytest_gpumem.explain.attributor:RecordedChild:{root}" if self.enabled else ""
 
     def _explanations(self, recorded: Recorded) -> Explanations:
         """Return where the peaks of a recorded run come from, if an option allows that."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from pytest_gpumem.explain import hints
 from pytest_gpumem.explain.categories import Blocks
@@ -13,17 +17,17 @@ from pytest_gpumem.explain.sites import BlockOrigin, origin, place_of_origin, si
 from pytest_gpumem.explain.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.recording.recording import Call
+from pytest_gpumem.recording.recorder import Recorder
+from pytest_gpumem.recording.recording import Call, Span, now
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path, source_code
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.recording.allocator_log import Block
-    from pytest_gpumem.recording.recording import Recorded, Recording, Span
+    from pytest_gpumem.recording.recording import Recorded, Recording
 
 MAX_SITES: Final = 50
 """sites of one device that are kept, the largest"""
@@ -185,3 +189,30 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
         category=category,
         nbytes=block.size,
     )
+
+
+class RecordedChild:
+    """Records this process for its parent, which asks where the process's peaks come from."""
+
+    def __init__(self, root: str) -> None:
+        """Begin, once CUDA is initialised; files are named as seen from ``root``."""
+        self._root, self._owner, self._began = Path(root), os.getpid(), now()
+        self._recorder = Recorder()
+        self._recorder.start()
+
+    def attributions(self, peaks: Mapping[int, Peak]) -> dict[int, Any]:
+        """End the recording; return the attribution of each device's peak, as plain data.
+
+        A device has none if the recording does not show its peak; a fork of the process has none.
+        """
+        if os.getpid() != self._owner:
+            return {}
+        recording = self._recorder.stop()
+        if recording.overflowed:
+            return {}
+        attributor, span = Attributor(recording, self._root), Span(self._began, now())
+        return {
+            index: msgspec.to_builtins(explained[0])
+            for index, peak in peaks.items()
+            if (explained := attributor.explained(index, peak, Peak(0, 0), [span], timeline=False))
+        }
