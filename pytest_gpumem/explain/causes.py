@@ -125,10 +125,8 @@ def growth_causes(
         ]
         return tuple(categories[:MAX_CAUSES])
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
-    lead, parameters = (
-        grown[0],
-        [row for row in grown if row.site and row.site.category == "parameters"],
-    )
+    lead = grown[0]
+    parameters = [row for row in grown if row.site and row.site.category == "parameters"]
     # More parameters have more gradients and more optimizer state: these are no causes of their
     # own. A few bytes of parameters, from blocks that were not split, make no gradients.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING

@@ -216,7 +216,7 @@ def call_with_values(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Make objects that would have Python's collector run earlier than on a GPU."""
+    """Keep Python's collector off: objects of the block would have it run earlier than on a GPU."""
     collects = gc.isenabled()
     gc.disable()
     try:
