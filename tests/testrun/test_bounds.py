@@ -85,9 +85,12 @@ def test_a_part_is_held_to_its_limits(suite, offload, work, failure):
 
 
 def test_memory_that_another_stream_may_still_use_is_active(suite):
-    """While a graph is captured, no event tells that the other stream is done."""
-    work = """side = torch.cuda.Stream()
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    """While a graph is captured, no event tells that the other stream is done.
+
+    PyTorch's own stream of captures may be any of its 32, the side stream too.
+    """
+    work = """side, capturing = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=capturing):
             x = mib(50)
             x.record_stream(side)
             del x
