@@ -1,11 +1,11 @@
-"""How often is the line that was edited the first one that a report names?
+"""How often is the line that was edited the first one that a report names, and that is blamed?
 
     python -m benchmarks.reports.first_lines [--only PATTERN] [--show]
 
 Each edit of data/planted.toml is made in a git repository whose baselines are committed, together
 with edits that change no memory: comments, docstrings, a function that nobody calls, a line of the
 forward in other words. A point is given where the first ``file:line`` of the failure is a line of
-the edit.
+the edit, and another where ``gpumem blame`` names the edit alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 import tempfile
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -52,6 +53,7 @@ def main() -> None:
                 places = edited_lines(besides(before), besides(after))
                 edited[name] |= {f"{file}:{number}" for number in places}
         failures = failures_of(folder)
+        blames = {name: blamed(folder, tests[name]) for name in names if tests[name] in failures}
     rows = []
     for name in names:
         failure = failures.get(tests[name], "")
@@ -60,16 +62,19 @@ def main() -> None:
         verdict = "not seen" if not failure else "no"
         if first is not None and first[0] in edited[name]:
             verdict = "yes"
-        rows.append((name, verdict, headline[:100]))
+        blame = blames.get(name, [])
+        is_blamed = len(blame) == 1 and bool(blame[0] & edited[name])
+        rows.append((name, verdict, "yes" if is_blamed else "no", headline[:100]))
         if options.show:
             print(f"--- {name}: {verdict}\n{failure}\n")
-    number = sum(verdict == "yes" for _, verdict, _ in rows)
+    number, number_blamed = (sum(row[column] == "yes" for row in rows) for column in (1, 2))
     lines = [
         line(),
         "",
-        tabulate(rows, headers=("edit", "first", "the report's first sentence")),
+        tabulate(rows, headers=("edit", "first", "blamed", "the report's first sentence")),
         "",
         f"{number} of {len(rows)}: the first line that is named is the one that was edited",
+        f"{number_blamed} of {len(failures)} growths: gpumem blame names the edit, and no other",
     ]
     publish("first_lines", "\n".join(lines), keep=not options.only)
 
@@ -95,6 +100,22 @@ def failures_of(folder: str, *options: str) -> dict[str, str]:
     sections = re.split(r"^_+ test_train _+$", done.output, flags=re.MULTILINE)[1:]
     named = re.findall(r"^FAILED (\S+)::", done.output, flags=re.MULTILINE)
     return dict(zip(named, sections, strict=True))
+
+
+def blamed(folder: str, test: str) -> list[set[str]]:
+    """Return the edits that ``gpumem blame`` names: the places of the lines of each."""
+    command = [sys.executable, "-m", "pytest_gpumem", "blame", "HEAD", test]
+    options = ["--", "--gpumem-device=virtual", "--gpumem-card=H100"]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+    places = []
+    for block in done.stdout.split("\n\n+")[1:]:
+        first, *lines = block.splitlines()
+        file, _, number = first.rpartition(" by ")[2].rpartition(":")
+        length = max(sum(line.startswith("  +") for line in lines), 1)
+        places.append({f"{file}:{int(number) + at}" for at in range(length)})
+    return places
 
 
 def besides(text: str) -> str:

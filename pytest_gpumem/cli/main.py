@@ -35,7 +35,11 @@ GROUPS: Final = {
         "prune": "recorded.prune",
     },
     "reports": {"report": "recorded.report"},
-    "versions and environments": {"bisect": "bisect.bisect", "light": "light"},
+    "versions and environments": {
+        "bisect": "bisect.bisect",
+        "blame": "bisect.blame",
+        "light": "light",
+    },
 }
 """subcommands as the help lists them, each with its module in this folder. Only the module of the
 one that runs is imported: light runs where the others' imports are not installed"""
@@ -108,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return USAGE_ERROR
     behind: list[str] = []
-    if names == ["bisect"] and "--" in words:
+    if names in (["bisect"], ["blame"]) and "--" in words:
         separator = words.index("--")
         words, behind = words[:separator], words[separator + 1 :]
     arguments, unknown = parser.parse_known_args(words)

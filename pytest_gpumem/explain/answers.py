@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.explain.explanations import ExplainPolicy
-    from pytest_gpumem.explain.source_changes import Edit
+    from pytest_gpumem.explain.source_changes import Edits
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Why
@@ -120,7 +121,7 @@ class PeakExplainer(Explainer):
         self,
         test: EndedTest,
         found: Explanations,
-        edits: Mapping[str, Sequence[Edit]] = MappingProxyType({}),
+        edits: Mapping[str, Edits] = MappingProxyType({}),
     ) -> list[Result]:
         """Return the results of a test and its parts, by all that is known."""
         measured = {
@@ -153,10 +154,13 @@ class PeakExplainer(Explainer):
         edits = {}
         for result in results:
             scenes = found.scenes.get(result.part, ())
-            close = self._edits.edits(result, scenes, self._judging.baseline_file(result))
-            if close:
-                edits[result.part] = close
-        return self._judged(test, found, edits) if edits else results, found
+            since = self._edits.edits(result, scenes, self._judging.baseline_file(result))
+            if since.number:
+                edits[result.part] = since
+        if edits:
+            results = self._judged(test, found, edits)
+            results = [_blamable(result, edits.get(result.part)) for result in results]
+        return results, found
 
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
@@ -233,6 +237,16 @@ class PeakExplainer(Explainer):
                 measurement = replace(measurement, hints=(*measurement.hints, note))
             explained.append(replace(result, measurement=measurement))
         return explained
+
+
+def _blamable(result: Result, edits: Edits | None) -> Result:
+    """Return a result with the command that tells which of several edits was the cause."""
+    command = result.verdict.command
+    if edits is None or edits.number < 2 or command is None or command.launcher != ("pytest",):  # noqa: PLR2004
+        return result
+    words = ["gpumem", "blame", edits.commit[:12], *command.targets]
+    words += ["--", *command.options] if command.options else []
+    return replace(result, verdict=replace(result.verdict, blame=shlex.join(words)))
 
 
 def _needed_peak(result: Result) -> Peak | None:

@@ -137,7 +137,7 @@ def growth_causes(
         least, uncaused = (grown[0].difference or 0) // MIN_EDITED, with_others_alike(grown)
         grown.sort(
             key=lambda row: (
-                not _is_edited(row)
+                not (_is_edited(row) and row.site and row.site.category in MADE)
                 or (row.difference or 0) < least
                 or _place_of_row(row) in uncaused
             )

@@ -1,7 +1,8 @@
 """The lines that changed since a baseline's commit and bear on a growth, the closest first.
 
 A line that allocates the growth, or that keeps it, comes first; then one that makes a module with
-memory that grew, one through which the line that grew is called, and one in a function on that way.
+memory that grew, and one through which the line that grew is called. Of others nothing is known,
+and of several edits only runs without each tell which one is the cause (``gpumem blame``).
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
-from pytest_gpumem.explain.source_changes import changed_lines
+from pytest_gpumem.explain.source_changes import Edits, changed_lines
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.source_lines import (
     docstring_lines,
     is_users,
-    qualified,
     shown_path,
     statement_lines,
 )
@@ -66,8 +66,6 @@ class _Growth:
         """lines through which the memory was asked for, with bytes"""
         self._modules: Counter[str] = Counter()
         """names of modules on the paths of those with the memory, with bytes"""
-        self._functions: set[tuple[str, str]] = set()
-        """files and qualified names of the functions on that way"""
         categories = {cause.category for cause in causes}
         self._files = {path for path, _ in self._lines}
         """files through which memory of the test was asked for"""
@@ -83,10 +81,7 @@ class _Growth:
                 for name in set(".".join(names).split(".")):
                     self._modules[name] += block.size
             for frame in frames:
-                place = shown_path(frame["filename"], root), frame["line"]
-                self._calls[place] += block.size
-                self._functions.add((place[0], qualified(frame["filename"], frame["line"])))
-            self._functions.add((path, qualified(origin.filename, origin.line)))
+                self._calls[shown_path(frame["filename"], root), frame["line"]] += block.size
         # A model keeps its parameters and buffers: that tells nothing of the edit.
         first = [cause for cause in causes[:1] if cause.category not in MADE]
         texts = [keeper.text for cause in first for keeper in cause.keepers]
@@ -107,20 +102,15 @@ class _Growth:
         places = [(edit.path, line) for line in own]
         names = frozenset(_NAME.findall(code)) - _COMMON
         if self._together.intersection(places):
-            return 6, 0
+            return None
         modules = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
-        function = edit.path, qualified(file, edit.line)
-        head = code.startswith(("import ", "from ", "def ", "class "))
         closeness = (
             (0, sum(self._lines[place] for place in places)),
             (0, len(names & self._keepers)),
             (1, max((self._modules[name] for name in modules), default=0)),
             (2, max((self._calls[place] for place in places), default=0)),
-            (3, bool(function[1]) and function in self._functions),
-            (4, not head),
-            (5, True),
         )
-        return next((rank, -int(amount)) for rank, amount in closeness if amount)
+        return next(((rank, -amount) for rank, amount in closeness if amount), None)
 
 
 class EditFinder:
@@ -128,24 +118,22 @@ class EditFinder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._changed: dict[Path, list[Edit]] = {}
+        self._changed: dict[Path, Edits] = {}
 
-    def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> tuple[Edit, ...]:
-        """Return the edits that bear on a growth, the closest first; none where none is known."""
+    def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> Edits:
+        """Return the edits since a baseline's commit, with the lines that bear on a growth."""
         verdict, row = result.verdict, result.leading_comparison
         if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
-            return ()
-        if any(cause.old_code for cause in verdict.causes[:1]):  # the edit is known
-            return ()
+            return Edits()
         if len(scenes) <= row.device or len(result.breakdowns_before) <= row.device:
-            return ()
+            return Edits()
         if baseline not in self._changed:
             self._changed[baseline] = changed_lines(self._root, baseline)
         changed = self._changed[baseline]
-        if not changed:
-            return ()
+        if not changed.number:
+            return changed
         growth = _Growth(result, scenes[row.device], row.device, self._root)
-        ranked = [(growth.rank(edit), edit) for edit in changed]
+        ranked = [(growth.rank(edit), edit) for edit in changed.lines]
         close = [(rank, edit) for rank, edit in ranked if rank is not None]
         close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))
-        return tuple(replace(edit, grows=rank[0] == 0) for rank, edit in close)
+        return changed._replace(lines=[replace(edit, grows=not rank) for (rank, _), edit in close])

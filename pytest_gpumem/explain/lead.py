@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.breakdowns import site_name
 from pytest_gpumem.explain.causes import SEGMENTS, growth_causes
-from pytest_gpumem.explain.source_changes import Edit
+from pytest_gpumem.explain.source_changes import Edit, Edits
 from pytest_gpumem.judge.verdict import Lead
 from pytest_gpumem.sizes import format_size
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 _TOKEN: Final = re.compile(r"[\w.]+|\S")
 _ENDS: Final = frozenset("()[]{},=:")
 """tokens at which an argument ends: a change is shown as whole arguments"""
+NO_EDITS: Final = Edits()
 MAX_ARGUMENT_LENGTH: Final = 60
 """characters of a changed argument; a longer change is shown as the whole line"""
 
 
-def why(growth: Growth, edits: Sequence[Edit] = ()) -> tuple[tuple[Cause, ...], Lead | None]:
-    """Return the causes of a growth and the lead on it; ``edits`` bear on it, the closest first."""
+def why(growth: Growth, edits: Edits = NO_EDITS) -> tuple[tuple[Cause, ...], Lead | None]:
+    """Return the causes of a growth and the lead on it; ``edits`` bear on it."""
     causes = growth_causes(growth.row, growth.old, growth.new, of_one_program=growth.of_one_program)
     lead = lead_of(causes, edits, growth.toolchain, growth=growth.row.difference or 0)
     return causes, lead
@@ -36,7 +37,7 @@ def why(growth: Growth, edits: Sequence[Edit] = ()) -> tuple[tuple[Cause, ...], 
 
 def lead_of(
     causes: Sequence[Cause],
-    edits: Sequence[Edit] = (),
+    edits: Edits = NO_EDITS,
     toolchain: Lead | None = None,
     *,
     growth: int,
@@ -47,13 +48,13 @@ def lead_of(
     """
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
-        return _edit_lead(Edit(site.path, site.line, causes[0].old_code, site.code))
-    if edits and edits[0].grows:
-        return _edit_lead(edits[0])
-    if toolchain is not None or not (edits or causes):
+        edit = Edit(site.path, site.line, causes[0].old_code, site.code)
+        return _edit_lead(edit, edits.number)
+    closest = edits.lines[0] if edits.lines else None
+    if closest and (closest.grows or toolchain is None):
+        return _edit_lead(closest, edits.number)
+    if toolchain is not None or not causes:
         return toolchain
-    if edits:
-        return _edit_lead(edits[0])
     cause = causes[0]
     words = f"{cause.category} {format_size(min(cause.nbytes, growth), signed=True)}"
     if cause.site is None or not cause.site.path:
@@ -65,8 +66,10 @@ def lead_of(
     return Lead(kind, f"{words} at {place}{keepers}", cause.site.path, cause.site.line, place)
 
 
-def _edit_lead(edit: Edit) -> Lead:
+def _edit_lead(edit: Edit, number: int) -> Lead:
     sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
+    if number > 1:  # another edit may be the cause: only a run without each tells
+        sentence += f" (the nearest of {number} edits)"
     return Lead("edit", sentence, edit.path, edit.line, sentence)
 
 

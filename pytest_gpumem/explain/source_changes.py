@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.explain.causes import MIN_ALIKE, alike
 from pytest_gpumem.files.git import GitError, run_git
@@ -32,11 +32,23 @@ class Edit:
     """the line itself, without its indent; "" of one that is new"""
     new: str
     """"" of one that is gone"""
+    hunk: int = 0
+    """the number of the first line of those that stand together"""
     grows: bool = False
     """whether the line itself allocates memory that grew, or keeps it"""
 
 
-def changed_lines(root: Path, baseline: Path) -> list[Edit]:
+class Edits(NamedTuple):
+    """The edits since the commit of a baseline; none where git cannot tell."""
+
+    commit: str = ""
+    number: int = 0
+    """lines that stand together are one"""
+    lines: Sequence[Edit] = ()
+    """all lines, or those that bear on a growth, the closest first"""
+
+
+def changed_lines(root: Path, baseline: Path) -> Edits:
     """Return the lines of Python files that changed since a baseline file's last commit.
 
     Changes that are not committed count as well; comments, blank lines and indents do not.
@@ -48,12 +60,12 @@ def changed_lines(root: Path, baseline: Path) -> list[Edit]:
     try:
         where, file = ("-C", str(root)), ("--", str(baseline))
         if run_git(*where, "status", "--porcelain", *file).strip():
-            return []
+            return Edits()
         line = run_git(*where, "log", "-1", "--format=%H %P", *file).decode().split()
         shallow = run_git(*where, "rev-parse", "--is-shallow-repository").strip() == b"true"
         # Where a shallow clone ends, each file looks as if the last commit had made it.
         if not line or (shallow and len(line) == 1):
-            return []
+            return Edits()
         patch = run_git(
             *(*where, "-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff"),
             *("--no-textconv", "--relative", "-w", "-U0", "--src-prefix=a/", "--dst-prefix=b/"),
@@ -61,14 +73,14 @@ def changed_lines(root: Path, baseline: Path) -> list[Edit]:
         )
         names = run_git(*(*where, "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py"))
     except GitError:
-        return []
+        return Edits()
     edits = list(edits_of_patch(patch.decode(errors="replace")))
     files = [name for name in names.decode(errors="replace").split("\0") if name]
     for name in files if len(files) <= MAX_NEW_FILES else ():
         with suppress(OSError):
             lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
             edits += _edits_of_hunk(name, 1, [], lines)
-    return edits
+    return Edits(line[0], len({(edit.path, edit.hunk) for edit in edits}), edits)
 
 
 def edits_of_patch(patch: str) -> Iterator[Edit]:
@@ -113,17 +125,19 @@ def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]
             None,
         )
         if earlier is None:
-            yield Edit(path, first + offset, "", code)
+            yield Edit(path, first + offset, "", code, first)
             continue
-        yield from _gone(path, first + offset, old_codes[waiting:earlier])
+        for gone in _codes(old_codes[waiting:earlier]):
+            yield Edit(path, first + offset, gone, "", first)
         waiting = earlier + 1
         if _COMMENT.sub("", old_codes[earlier]) != _COMMENT.sub("", code):
-            yield Edit(path, first + offset, old_codes[earlier], code)
-    yield from _gone(path, first + len(new), old_codes[waiting:])
+            yield Edit(path, first + offset, old_codes[earlier], code, first)
+    for gone in _codes(old_codes[waiting:]):
+        yield Edit(path, first + len(new), gone, "", first)
 
 
-def _gone(path: str, line: int, codes: Sequence[str]) -> Iterator[Edit]:
-    yield from (Edit(path, line, code, "") for code in codes if not _is_nothing(code))
+def _codes(lines: Sequence[str]) -> Iterator[str]:
+    return (code for code in lines if not _is_nothing(code))
 
 
 def _is_nothing(code: str) -> bool:

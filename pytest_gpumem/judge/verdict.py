@@ -344,6 +344,8 @@ class Verdict(Noted):
     """of a regression: the growth by source lines, the first cause first"""
     lead: Lead | None = None
     """of a regression: the headline's beginning; None if nothing is known of its cause"""
+    blame: str = ""
+    """the command that tells which of several edits was the cause; "" of one edit, or none"""
     accept: str = ""
     """the command that accepts this session's figures on another machine, from its report; "" where
     no new baseline is the remedy, or the report stays on this machine"""

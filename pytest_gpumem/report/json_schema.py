@@ -192,6 +192,7 @@ class VerdictJson(
     causes: tuple[CauseJson, ...] = ()
     beside: str = ""
     of_held: bool = False
+    blame: str = ""
     accept: str = ""
     lead: LeadJson | None = None
     note_kinds: tuple[NoteKind, ...] = ()

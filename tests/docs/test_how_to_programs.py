@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from helpers.git import commit, git
 from helpers.pages import Place, blocks, changed, files, read
 from helpers.paths import ROOT
 
@@ -166,6 +167,18 @@ def test_a_regression_prints_what_the_page_shows(same_torch, training, grown):
         places = [session.out.find(it) for it in texts]
         assert -1 not in places
         assert places == sorted(places)
+
+
+def test_the_edit_is_blamed_as_the_page_shows(same_torch, place, grown, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    (console,) = (it for it in blocks(FAILURE, "console") if "gpumem blame" in it)
+    place.write("test_training.py", files(FAILURE)["test_training.py"])
+    git("init", "-q")
+    commit("A loop")
+    place.write("test_training.py", grown)
+    command, _, output = console.partition("\n")
+    done = place.sh(command.removeprefix("$ "))
+    assert done.out.strip().endswith(output.strip())
 
 
 def test_the_mend_that_the_page_names_brings_the_baseline_back(training, grown):

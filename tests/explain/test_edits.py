@@ -92,7 +92,13 @@ def test_an_edit_elsewhere_is_no_cause(committed):
     commit("Another file")
     committed.write("other.py", "def f():\n    return 2")
     text = STEP.replace("torch.ones(8192", "torch.ones(16384")
-    assert lead(committed.run(source=text)) == "test_it.py:13 changed: 8192 -> 16384"
+    session = committed.run(source=text)
+    assert lead(session) == "test_it.py:13 changed: 8192 -> 16384 (the nearest of 2 edits)"
+    revision = git("log", "-1", "--format=%h", "--abbrev=12", "--", "baselines").strip()
+    assert (
+        f"or find out which edit it was:\n    gpumem blame {revision} test_it.py::test_step\n"
+        in session.out
+    )
 
 
 def test_a_file_that_the_test_does_not_run_has_no_cause(committed):
@@ -100,7 +106,24 @@ def test_a_file_that_the_test_does_not_run_has_no_cause(committed):
     commit("Another file, in whose last lines the names of the model stand")
     widened(committed)
     committed.write("other.py", "def up(x):\n    self.up = x\n    return x")
-    assert lead(committed.run()) == "model.py:9 changed: 4 * width -> 8 * width"
+    words = "model.py:9 changed: 4 * width -> 8 * width (the nearest of 2 edits)"
+    assert lead(committed.run()) == words
+
+
+def test_an_edit_that_the_growth_does_not_pass_is_not_named(suite):
+    """A batch is larger by a line of no function: the line that grew leads."""
+    model = MODEL + "\n    def count(model):\n        return 1\n"
+    step = STEP.replace("    @pytest", "    ROWS = 8192\n\n    @pytest").replace(
+        "ones(8192", "ones(ROWS"
+    )
+    suite.write("model.py", model)
+    suite.run(UPDATE, source=step)
+    git("init", "-q")
+    commit("A model and its baseline")
+    suite.write("model.py", model.replace("return 1", "return 2"))
+    session = suite.run(source=step.replace("ROWS = 8192", "ROWS = 16384"))
+    assert lead(session).endswith(" at test_it.py:15 (test_step)")
+    assert "gpumem blame " in session.out
 
 
 PATCH = """\

@@ -33,6 +33,7 @@ WRITTEN = {
         "gpumem cards --here",
     ],
     "cli/recorded/base_commit.py": ["git fetch brings it)"],
+    "cli/bisect/blame.py": ["git fetch brings it)"],
     "cli/recorded/compare.py": ["gpumem compare"],
     "cli/light.py": [
         "pip install --no-deps --no-compile -r light.txt",
@@ -106,6 +107,7 @@ JOINED = {
     "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
     "cli/recorded/show.py": 1,
+    "explain/answers.py": 1,
     "judge/verdict.py": 1,
     "session/origin.py": 3,
     "report/json_report.py": 1,
@@ -206,6 +208,20 @@ def test_commands_record_and_accept_from_the_folder_where_they_were_printed(plac
     moved = place.sh(shlex.join(SESSION), SIZE="70")
     (command,) = in_terminal(moved.out)
     assert "baselines: 4 changed" in place.sh(command, SIZE="70").out
+
+
+def test_the_edit_is_blamed_in_the_folder_where_the_command_was_printed(place):
+    commit = "git add .. && git -c user.name=a -c user.email=b commit -qm x"
+    recorded = place.sh(f"{shlex.join(SESSION)} --gpumem-update-baselines")
+    assert "baselines: 4 created" in recorded.out
+    place.sh(f"git init -q .. && {commit}")
+    place.write("test_a.py", TESTS.replace("import os\n", "import os, sys\n").replace('"5"', '"70"'))
+    grown = place.sh(shlex.join(SESSION))
+    (command, *_) = re.findall(r"^ {4}(gpumem blame .*)$", grown.out, re.MULTILINE)
+    blamed = place.sh(command)
+    assert blamed.ret == 0, blamed.err
+    assert "5.00 MiB -> 70.00 MiB" in blamed.out
+    assert '+    mib(float(os.environ.get("SIZE", "70")))' in blamed.out
 
 
 def test_workers_print_what_the_controller_was_asked_with(place):

@@ -1,1 +1,1 @@
-"""``gpumem bisect``: which release or commit of a package brought a growth."""
+"""``gpumem bisect`` and ``gpumem blame``: which release, commit or edit brought a growth."""

@@ -12,7 +12,7 @@ from pytest_gpumem.report.model import hints_of, with_alike_ranks
 from pytest_gpumem.report.parts.cause_sentences import shared_causes
 from pytest_gpumem.report.parts.cells import circumstances
 from pytest_gpumem.report.parts.styles import StyledText
-from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_table
+from pytest_gpumem.report.terminal.cause_text import ACCEPT, BLAME, HINTED, cause_table
 from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:
         yield from map(StyledText, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:
         yield StyledText(f"    {printable(str(verdict.command))}", "command")
+    if verdict.blame:
+        yield StyledText(BLAME)
+        yield StyledText(f"    {printable(verdict.blame)}", "command")
     if verdict.accept:
         yield StyledText(ACCEPT)
         yield StyledText(f"    {printable(verdict.accept)}", "command")

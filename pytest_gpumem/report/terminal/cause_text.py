@@ -26,8 +26,9 @@ HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 REASON_INDENT: Final = " " * 14
 """before a clause, which stands below its line's amount"""
 _CUT: Final = " ..."
+BLAME: Final = "or find out which edit it was:"
 ACCEPT: Final = "or accept the figures of this run on another machine:"
-"""the line above the command that does"""
+"""the lines above the commands that do"""
 
 
 class CauseLine(NamedTuple):

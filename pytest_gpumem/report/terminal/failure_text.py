@@ -50,7 +50,7 @@ def failure_sections(
     for result, repeated in failures_in_order(results):
         shown = result
         if repeated:
-            verdict = replace(result.verdict, command=None, advice="", accept="")
+            verdict = replace(result.verdict, command=None, advice="", blame="", accept="")
             shown = replace(result, verdict=verdict)
         lines += [StyledText("")] if lines else []
         lines += failure_section(shown, width=width, max_rows=max_rows, whole_code=whole_code)

@@ -1,0 +1,281 @@
+"""``gpumem blame``: the edits of a project that brought a growth, by undoing them.
+
+A line that was edited may allocate more for the sake of another edit. So the test runs without an
+edit, and what its peak is less by, this edit brought.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from importlib.util import decode_source, find_spec
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.cli.bisect.bisect import (
+    OUT_OF_MEMORY,
+    Followed,
+    VersionFigures,
+    leading_growth,
+)
+from pytest_gpumem.cli.bisect.trials import FINISHED, SkippedError, last_error
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.cli.recorded.sources import measured_entries
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.files.git import GitError, blob_contents, repository_root, run_git
+from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES
+from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+HELP: Final = "find the edits that increased memory, by undoing them"
+DESCRIPTION: Final = (
+    "Find the edits of Python files since a git REVISION that increased memory. The tests run "
+    "without each edit in question, in processes of their own that import other sources; no file "
+    "is changed. Usage: gpumem blame origin/main tests/test_llama.py::test_step. Exit status 1: "
+    "no edit increased memory."
+)
+MIN_SHARE: Final = 8
+"""an edit that brought less than one part in so many of the growth is not told"""
+
+
+class Replacement(NamedTuple):
+    """An edit of a file: lines that stand where others stood."""
+
+    path: Path
+    first: int
+    """index of the first one"""
+    new: tuple[str, ...]
+    old: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """The file, and the number of the first line."""
+        return f"{os.path.relpath(self.path)}:{self.first + 1}"
+
+    def __str__(self) -> str:
+        """Return the lines as a patch has them."""
+        pairs = [("-", line) for line in self.old] + [("+", line) for line in self.new]
+        return "\n".join([self.place, *(f"  {sign}{line.rstrip()}" for sign, line in pairs)])
+
+
+Group = tuple[Replacement, ...]
+"""edits that are undone together: a file without one of them alone is no program"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    parser.add_argument("revision", metavar="REVISION", help="a commit without the growth")
+    parser.add_argument(
+        "tests",
+        nargs="+",
+        metavar="TEST",
+        help="the tests as for pytest; pytest's options go after --",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """EditSearch; return the edits with the memory that each one brought."""
+    groups = edits_since(arguments.revision)
+    if not groups:
+        return Outcome(f"no Python file was edited since {arguments.revision}", FOUND)
+    with TemporaryDirectory(prefix="gpumem-blame-") as folder:
+        runs = Runs(Path(folder), [*arguments.tests, *arguments.pytest_arguments])
+        return EditSearch(runs.without, arguments.revision).answer(groups)
+
+
+def edits_since(revision: str) -> list[Group]:
+    """Return the edits of the working tree since a commit; comments and formatting are none.
+
+    Raises:
+        SpecError: git cannot tell.
+    """
+    try:
+        root = repository_root()
+        changed = run_git(
+            *("-C", str(root), "diff", "--name-only", "-z", "--no-renames", "--diff-filter=M"),
+            *(revision, "--", "*.py"),
+        )
+        names = [os.fsdecode(name) for name in changed.split(b"\0") if name]
+        contents = [*blob_contents(root, [f"{revision}:{name}" for name in names])]
+    except GitError as error:
+        remedy = "name a commit of this repository, such as origin/main (git fetch brings it)"
+        raise SpecError(revision, str(error), remedy) from error
+    groups: list[Group] = []
+    for name, content in zip(names, contents, strict=True):
+        path = Path(os.path.realpath(root / name))
+        try:
+            groups += grouped(path, decode_source(content), decode_source(path.read_bytes()))
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            _tell(f"gpumem blame: {name} cannot be read, so its edits stay: {error}")
+    return groups
+
+
+def grouped(path: Path, old: str, new: str) -> Iterator[Group]:
+    """Yield the edits of a file: those together of which none can be undone without the others."""
+    lines, old_lines = new.splitlines(keepends=True), old.splitlines(keepends=True)
+    matcher = SequenceMatcher(None, old_lines, lines, autojunk=False)
+    group: Group = ()
+    for tag, old_first, old_last, first, last in matcher.get_opcodes():
+        if tag != "equal":
+            edit = Replacement(
+                path, first, tuple(lines[first:last]), tuple(old_lines[old_first:old_last])
+            )
+            group = (*group, edit)
+            program = _program(undone(new, group))
+            if program is not None:
+                if program != _program(new):
+                    yield group
+                group = ()
+    if group:  # the file itself is no program
+        yield group
+
+
+def undone(source: str, edits: Iterable[Replacement]) -> str:
+    """Return a file's source without some of its edits."""
+    lines = source.splitlines(keepends=True)
+    for edit in sorted(edits, key=lambda edit: edit.first, reverse=True):
+        lines[edit.first : edit.first + len(edit.new)] = edit.old
+    return "".join(lines)
+
+
+def _program(source: str) -> str | None:
+    """Return all that a source means, without its comments and places; None: it is no program."""
+    try:
+        return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError):
+        return None
+
+
+@dataclass
+class Runs:
+    """Runs of the tests without edits, in processes of their own."""
+
+    folder: Path
+    """for sources, reports and logs"""
+    options: Sequence[str]
+    """arguments of pytest"""
+
+    def without(self, groups: Sequence[Group]) -> VersionFigures:
+        """Run the tests without some edits; return their figures.
+
+        Raises:
+            SkippedError: they do not run.
+        """
+        edits: defaultdict[Path, list[Replacement]] = defaultdict(list)
+        for edit in chain.from_iterable(groups):
+            edits[edit.path].append(edit)
+        sources = {
+            str(path): undone(decode_source(path.read_bytes()), of_file)
+            for path, of_file in edits.items()
+        }
+        given, report, log = (self.folder / name for name in ("sources", "report.json", "log"))
+        given.write_text(json.dumps(sources), encoding="utf-8")
+        report.unlink(missing_ok=True)
+        command = [
+            *(sys.executable, "-m", "pytest_gpumem.cli.bisect.undone", str(given), *self.options),
+            *("-p", "no:cacheprovider", "--assert=plain", f"--gpumem-json={report}"),
+            *("-o", f"gpumem_baseline_dir={self.folder}/none", "--gpumem-missing-baseline=note"),
+            *("--gpumem-stale=note", "--gpumem-attribution=off", "--gpumem-github=off"),
+            *(["-n0"] if find_spec("xdist") else []),  # workers would import the files
+        ]
+        with log.open("wb") as output:
+            status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+        if status not in FINISHED or not report.exists():
+            raise SkippedError(last_error(log, status).partition(" (see ")[0])
+        return VersionFigures(*measured_entries(read_report(report).results))
+
+
+@dataclass
+class EditSearch:
+    """The search for edits without which the figure that grew most is less, told as it goes."""
+
+    figures_without: Callable[[Sequence[Group]], VersionFigures]
+    """may raise a SkippedError"""
+    revision: str
+    followed: Followed | None = None
+    least: float = 0
+    """bytes of an edit that is told"""
+    known: dict[tuple[Group, ...], float | None] = field(default_factory=dict)
+    """the figure without some edits; None: the tests do not run so, or do not have it"""
+
+    def answer(self, groups: Sequence[Group]) -> Outcome:
+        """Return the edits that increased memory, those with most first."""
+        edits = "1 edit" if len(groups) == 1 else f"{len(groups)} edits"
+        _tell(f"gpumem blame: {edits} since {self.revision}")
+        try:
+            present, before = self.figures_without(()), self.figures_without(groups)
+        except SkippedError as error:
+            remedy = "correct the tests, or name another commit"
+            problem = f"the tests do not run as they are, or without the {edits}: {error}"
+            raise SpecError(self.revision, problem, remedy) from error
+        self.followed = leading_growth(before, present)
+        if self.followed is None:
+            return Outcome(
+                f"without the {edits} since {self.revision} the tests take as much memory: new "
+                "files, data, installed packages, and programs that the tests start are not undone",
+                FOUND,
+            )
+        name, old = self.followed.name, before.value(self.followed) or 0
+        self.known = {(): present.value(self.followed), tuple(groups): old}
+        growth = self._less_without(groups)
+        _tell(f"  {name}: {_size(self.known[()])}; without all: {_size(old)}")
+        allowance = DEFAULT_TOLERANCES[self.followed.peak].allowance(int(old))
+        self.least = max(growth / MIN_SHARE, allowance)
+        sizes = f"{_size(old)} -> {_size(self.known[()])}"
+        blocks = [f"{name} grew since {self.revision}: {sizes}"]
+        for less, together in sorted(self._guilty(groups), key=lambda each: -each[0]):
+            edited = "\nand ".join(map(str, chain.from_iterable(together)))
+            amount = "all" if less == OUT_OF_MEMORY else f"+{_size(less)}"
+            blocks.append(f"{amount} by {edited}")
+        return Outcome("\n\n".join(blocks), OK)
+
+    def _guilty(self, groups: Sequence[Group]) -> Iterator[tuple[float, Sequence[Group]]]:
+        """Yield the smallest sets of edits without which the figure is less, with these bytes."""
+        middle, left, halves = len(groups) // 2, self._less_without(groups), []
+        for half in (groups[:middle], groups[middle:]) if middle else ():
+            less = self._less_without(half) if left >= self.least else 0
+            if less >= self.least:
+                halves.append(half)
+                left -= less
+        for half in halves:
+            yield from self._guilty(half)
+        if not halves:
+            yield self._less_without(groups), groups
+
+    def _less_without(self, groups: Sequence[Group]) -> float:
+        """Return by how much the figure is less without some edits; 0 where nothing runs so."""
+        key = tuple(groups)
+        if key not in self.known:
+            self.known[key], size = None, "the tests do not run"
+            with suppress(SkippedError):
+                assert self.followed is not None  # noqa: S101 - for the type checker
+                self.known[key] = self.figures_without(groups).value(self.followed)
+                size = _size(self.known[key])
+            places = ", ".join(edit.place for edit in chain.from_iterable(groups))
+            _tell(f"  without {places}: {size}")
+        most, without = self.known[()], self.known[key]
+        return 0 if most is None or without is None or most == without else most - without
+
+
+def _size(nbytes: float | None) -> str:
+    if nbytes is None:
+        return "not measured"
+    return "out of memory" if nbytes == OUT_OF_MEMORY else format_size(int(nbytes))
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)  # noqa: T201 - as it goes
