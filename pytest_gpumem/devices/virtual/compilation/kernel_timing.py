@@ -6,6 +6,9 @@ from a cache and allocates none of it. Here all times are equal, so the first co
 and nothing is allocated: a step has the peak of a run with warm caches. What a GPU would allocate
 is at the upper end of the step's range, in each test that runs such a kernel: in the first one of a
 process and in a later one, with cold caches and with warm ones.
+
+Each kernel's blocks are told with their moment, because the allocator's cache serves one kernel's
+after another's: a sum of all of them is hundreds of times what a GPU reserves besides.
 """
 
 from __future__ import annotations
