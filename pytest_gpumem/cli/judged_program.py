@@ -278,8 +278,8 @@ class JudgedProgram:
             updates = self._session.store.update(self._results.changes())
             failed |= bool(updates.errors)
             lines.append(f"gpumem: baselines: {update_summary(updates)}")
-        device = self._session.choice.device
-        header = session_text.header(device.expected()) if device and device.expected() else []
+        card = self._session.choice.card
+        header = session_text.header(card.info) if card else []
         origin = session_origin(self._root, self._settings, None) if self._settings.json else None
         published = publish(self._results, self._settings, header, updates=updates, origin=origin)
         failed |= any(report.failed for report in published)

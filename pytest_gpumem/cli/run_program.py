@@ -48,7 +48,7 @@ from pytest_gpumem.spec_fields import MAX_RANKS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import Measurement
@@ -121,17 +121,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = UserProgram(arguments.script, arguments.args, module=arguments.module)
-    outcome = run_several(arguments, ranks, choice.device)
+    outcome = run_several(arguments, ranks, choice.card)
     if outcome is not None:
         return outcome
     # A session of pytest in the program takes this device and card for its marked tests.
-    os.environ[RUN_DEVICE] = "cuda" if choice.device.runs_kernels else "virtual"
+    os.environ[RUN_DEVICE] = "virtual" if choice.card else "cuda"
     os.environ[RUN_CARD] = card.name
     return Outcome("", measure_program(program, choice, arguments))
 
 
 def run_several(
-    arguments: argparse.Namespace, ranks: Sequence[int], device: Device
+    arguments: argparse.Namespace, ranks: Sequence[int], card: Card | None
 ) -> Outcome | None:
     """Run a program several times, if the command line asks for that; None if it does not."""
     values = None if arguments.largest is None else read_range(arguments.largest)
@@ -150,10 +150,7 @@ def run_several(
         names = card_names() if arguments.cards == "all" else arguments.cards.split(",")
         return trials.on_cards([find_card(name) for name in names], values)
     if values is not None:
-        info = device.expected()
-        card_bytes = (
-            info.total_memory - info.context if info else find_card(DEFAULT_CARD).usable_memory
-        )
+        card_bytes = (card or find_card(DEFAULT_CARD)).usable_memory
         limit = read_max_gib(arguments.max_gib) or card_bytes
         largest = trials.largest(values, min(card_bytes, limit))
         return Outcome(f"{values.flag} {largest}", OK if largest.value else FOUND)

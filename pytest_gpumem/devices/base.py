@@ -122,29 +122,19 @@ class ValueEngine:
 class Device:
     """A kind of GPU that steps can run on; the answers here are those of a real GPU."""
 
-    runs_kernels = True
-    """whether kernels run, after the calls that launch them have returned"""
     values = ValueEngine()
     """the values of its steps"""
-    first = 0
-    """the number of the first device to measure on, as this process has them"""
 
     def alternatives(self) -> Alternatives:
         """Return all that a GPU may do otherwise than the run since ``open``."""
         return Alternatives()
 
-    def expected(self) -> DeviceInfo | None:
-        """Return the device that ``open`` will give, for the session's header.
-
-        Torch is not imported for it; None where it is not known without: a driver's properties.
-        """
-        return None
-
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """Make ``count`` devices ready, as ``card`` where one is named, until ``close``.
 
-        A real GPU does not change with the card's name: the card's memory is then a cap. Other
-        processes that share the GPUs wait for ``close``.
+        The first of them becomes PyTorch's current device. A real GPU does not change with the
+        card's name: the card's memory is then a cap. Other processes that share the GPUs wait for
+        ``close``.
 
         Raises:
             DeviceError: the device is missing, or is another one than was asked for.
@@ -186,9 +176,6 @@ class Device:
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
         raise NotImplementedError
-
-    def release(self) -> None:
-        """Free tensors that PyTorch keeps for work that has ended, until more work begins."""
 
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False

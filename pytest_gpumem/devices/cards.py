@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.sizes import KIB, MIB
 
 if TYPE_CHECKING:
@@ -102,6 +103,12 @@ class Card:
     def usable_memory(self) -> int:
         """Bytes that are left for allocations once the CUDA context is made."""
         return self.total_memory - self.context
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The record of a virtual GPU that is this card."""
+        facts = self.name, self.total_memory, self.capability, self.sm_count, self.context
+        return DeviceInfo("virtual", *facts)
 
     @property
     def limits(self) -> ArchLimits:

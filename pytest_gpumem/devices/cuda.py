@@ -39,7 +39,7 @@ class CudaDevice(Device):
             first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
-        self.first = first
+        self._first = first
         self._first_use: FirstUse | None = None
         self._turn = ExitStack()
         """has the locks of this process's turn"""
@@ -66,9 +66,9 @@ class CudaDevice(Device):
                 f"torch {torch.__version__} sees no GPU here",
                 "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
             )
-        if self.first + count > visible:
+        if self._first + count > visible:
             raise TooSmallError(
-                f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
+                f"LOCAL_RANK={self._first}" if self._first else f"devices={count}",
                 f"this machine shows {visible} GPU{'s' * (visible != 1)}",
                 "request fewer GPUs, or write --gpumem-device=virtual",
             )
@@ -82,8 +82,8 @@ class CudaDevice(Device):
         self._require(count, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         start_cuda()
         TIMED_PLANS.begin(torch)
-        torch.cuda.set_device(self.first)
-        properties = torch.cuda.get_device_properties(self.first)
+        torch.cuda.set_device(self._first)
+        properties = torch.cuda.get_device_properties(self._first)
         if card is not None and card.usable_memory > properties.total_memory:
             raise TooSmallError(
                 f"card {card.name!r}",
@@ -91,7 +91,7 @@ class CudaDevice(Device):
                 f"{properties.name} has only {format_size(properties.total_memory)}",
                 "run this test on a larger GPU, or write --gpumem-device=virtual",
             )
-        numbers = range(self.first, self.first + count)
+        numbers = range(self._first, self._first + count)
         for index in numbers:
             total = int(torch.cuda.get_device_properties(index).total_memory)
             set_memory(index, total if card is None else card.total_memory, total)

@@ -83,6 +83,9 @@ class UseWatch:
     def forget(self) -> None:
         """Leave out the time since the last look: the measurement itself has used memory."""
 
+    def release(self) -> None:
+        """Free tensors that PyTorch keeps for work that has ended, until more work begins."""
+
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """Return each device's readings since ``start``; ``reserved`` as there."""
         self._read()

@@ -39,6 +39,12 @@ class Choice:
     demanded: bool = False
     """the device was asked for by name: its absence is an error, not a reason to skip"""
 
+    @property
+    def card(self) -> Card | None:
+        """The virtual GPU's card for tests that name none; None: the device is a real GPU."""
+        loaded = virtual.loaded()
+        return loaded.card if loaded is not None and loaded is self.device else None
+
 
 def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None = None) -> Choice:
     """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Measures one step on ``count`` devices, from the first of its device, which is open.
+    """Measures one step on ``count`` devices of an open device, from PyTorch's current one on.
 
     Foreign memory is not counted: a figure is the allocator's, less the memory of earlier tests.
 
@@ -83,10 +83,13 @@ class Meter:
         steady: bool = False,
     ) -> None:
         """Measure; ``record`` records it, ``steady`` notes the memory that each step leaves."""
+        import torch
+
         self.device = device
         self.info = info
         self.count = count
-        self.devices = range(device.first, device.first + count)
+        first = torch.cuda.current_device()
+        self.devices = range(first, first + count)
         """their numbers in this process"""
         self.isolation = Isolation(self.devices)
         """divides the allocators' memory: the step's, and other holders'"""
@@ -381,7 +384,7 @@ class Meter:
         Autograd's threads are waited for: the callback of the last backward pass may hold a module
         that nothing else refers to.
         """
-        self.device.release()
+        self._use.release()
         await_autograd()
         collect_all()
         self.resettle()

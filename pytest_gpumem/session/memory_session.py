@@ -94,12 +94,10 @@ class MemorySession:
 
     def begin(self, item: MarkedItem, spec: MemorySpec) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device."""
-        device = self.choice.device
-        predicted = device is not None and not device.runs_kernels
         self.runner.begin(
             item,
             spec,
-            record=self.explainer.records(spec, predicted=predicted),
+            record=self.explainer.records(spec, predicted=self.choice.card is not None),
             values=spec.values or self.settings.values,
             explainer=self.explainer,
         )

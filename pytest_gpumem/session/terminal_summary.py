@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measurement import DeviceInfo, device_key
+from pytest_gpumem.measurement import device_key
 from pytest_gpumem.report.parts import session_words, update_text
 from pytest_gpumem.report.parts.card_matrix import cards_matrix
 from pytest_gpumem.report.parts.cause_sentences import cause_lines
@@ -40,23 +40,21 @@ BLANK: Final[Line] = ()
 
 def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> list[str]:
     """Return the sentences for the head of the session."""
-    device = choice.device
-    if device is None:
+    if choice.device is None:
         fails = settings.absent_device_fails
         return session_text.header(None, reason=choice.reason, fails=fails)
-    expected = device.expected()
+    card = choice.card
     # Code without a marker sees the default card.
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
-    if expected and named:
-        card = named[0]
-        facts = card.name, card.total_memory, card.capability, card.sm_count, card.context
-        expected = DeviceInfo("virtual", *facts)
-    further = [card.name for card in named[1:]] if expected else []
-    sentences = session_text.header(expected, cards=further) if expected else ["cuda device"]
+    further = [other.name for other in named[1:]]
+    if card is None:
+        sentences = ["cuda device"]
+    else:
+        sentences = session_text.header((named or [card])[0].info, cards=further)
     if settings.all:
         sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
-    elif settings.shown_always and expected:
+    elif settings.shown_always and card:
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
         sentences.append(f"all code of this session sees {number}; unmarked tests read zeros")
     if settings.strict_in_ci and not settings.update_baselines:

@@ -163,7 +163,7 @@ class Run:
         """
         __tracebackhide__ = True
         torch = sys.modules.get("torch")
-        if self.device.runs_kernels and torch is not None and torch.cuda.is_initialized():
+        if not self.info.is_predicted and torch is not None and torch.cuda.is_initialized():
             for number in self.meter.devices:
                 torch.cuda.synchronize(number)
 
@@ -247,7 +247,7 @@ class Run:
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
         notes = [*self.notes, *self.device.notes(self.root)]
-        if self.device.runs_kernels and TIMED_PLANS.was_on and not self.spec.warmup:
+        if not self.info.is_predicted and TIMED_PLANS.was_on and not self.spec.warmup:
             notes.append(TIMED)
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 

@@ -133,7 +133,6 @@ def test_it_stays_visible_and_cannot_grow(gpu):
     assert torch.cuda.is_available()
     assert torch.cuda.mem_get_info()[1] == CARDS["A100-40GB"].total_memory
     assert device.trouble() is None
-    assert device.expected() is None
     assert device.notes(Path()) == []
 
 
@@ -218,7 +217,7 @@ def test_it_is_taken_where_it_is_named_or_a_driver_lies(monkeypatch):
     card = CARDS["T4"]
     named = choose("cuda", card)
     assert isinstance(named.device, CudaDevice)
-    assert named.demanded
+    assert (named.demanded, named.card) == (True, None)
     monkeypatch.setattr("pytest_gpumem.devices.select.real_gpu_expected", lambda: True)
     assert isinstance(choose("auto", card).device, CudaDevice)
     assert choose("none", card).device is None

@@ -63,7 +63,7 @@ def test_after_a_sticky_error_later_tests_are_refused_in_a_sentence_that_names_t
 
 def test_an_error_of_a_kernel_after_the_last_line_is_the_test_s(suite, monkeypatch):
     """On a real GPU, which the virtual one stands in for here."""
-    monkeypatch.setattr("pytest_gpumem.devices.virtual.device.VirtualDevice.runs_kernels", True)
+    monkeypatch.setattr("pytest_gpumem.measurement.DeviceInfo.is_predicted", False)
     session = suite.run("-p", "no:randomly", source=STICKY)
     assert session.outcomes == {"failed": 1, "errors": 1, "passed": 1}
     assert "FAILED test_it.py::test_first - RuntimeError: CUDA error: device-side" in session.out

@@ -61,6 +61,10 @@ class AccountWatch(UseWatch):
             notes.append(Note(NoteKind.OUTSIDE, sentence))
         return [*notes, *notes_of(NoteKind.STILL_HELD, UNWAITED.notes(peak))]
 
+    def release(self) -> None:
+        """Free tensors of collectives that no code waits for, as the next collective would."""
+        UNWAITED.clear()
+
     def _read(self) -> None:
         for device in self.devices:
             highest = self._context + self._library.account(device).peak_charged

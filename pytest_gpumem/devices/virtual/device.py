@@ -37,12 +37,10 @@ from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
 from pytest_gpumem.devices.virtual.quirks import install_hooks
-from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import UNWAITED
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces, cublas_workspace
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
+    from pytest_gpumem.measurement import DeviceInfo
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
@@ -131,7 +130,8 @@ def require_possible(count: int) -> None:
 class VirtualDevice(Device):
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
-    runs_kernels = False
+    first = 0
+    """the number of the first device to measure on, as this process has them"""
     least = 1
     """how many devices are shown at least"""
     shown_always = 0
@@ -272,10 +272,6 @@ class VirtualDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
         return self.workspaces.alternatives()
 
-    def expected(self) -> DeviceInfo:
-        """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
-        return _info(self.card)
-
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         count = max(self.first + count, self.least)
@@ -322,7 +318,7 @@ class VirtualDevice(Device):
             torch.cuda.set_device(self.first)
             self._set_totals(count)
             self._begin(count)
-            return _info(card)
+            return card.info
         self._resting = 0
         self._stack.close()  # of a device that is shown always
         self._show(count)
@@ -353,7 +349,7 @@ class VirtualDevice(Device):
         self._watch_runs()
         self._opened_count = count
         self._begin(count)
-        return _info(card)
+        return card.info
 
     def _tell_architectures(self, torch: ModuleType) -> None:
         """Tell the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
@@ -522,10 +518,6 @@ class VirtualDevice(Device):
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 
-    def release(self) -> None:
-        """Free tensors of collectives that no code waits for, as the next collective would."""
-        UNWAITED.clear()
-
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False
     ) -> AbstractContextManager[None]:
@@ -533,14 +525,3 @@ class VirtualDevice(Device):
         from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
 
         return joined_to_nccl(rank, size, by_program=by_program)
-
-
-def _info(card: Card) -> DeviceInfo:
-    return DeviceInfo(
-        kind="virtual",
-        name=card.name,
-        total_memory=card.total_memory,
-        capability=card.capability,
-        sm_count=card.sm_count,
-        context=card.context,
-    )

@@ -219,7 +219,8 @@ def test_the_virtual_gpu_takes_no_turns(monkeypatch):
     monkeypatch.setattr("pytest_gpumem.devices.select.take_turns", pytest.fail)
     with virtual_card("T4") as device:
         monkeypatch.setattr(device, "card", device.card)  # choose() sets it, for the whole process
-        assert choose("virtual", CARDS["T4"], worker="gw1").device is device
+        choice = choose("virtual", CARDS["T4"], worker="gw1")
+        assert (choice.device, choice.card) == (device, CARDS["T4"])
 
 
 def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch):

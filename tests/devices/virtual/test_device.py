@@ -37,7 +37,7 @@ def test_the_device_is_the_card_that_was_asked_for(name):
     import torch
 
     card = CARDS[name]
-    with virtual_card(card) as device:
+    with virtual_card(card):
         found = torch.cuda.get_device_properties(0)
         assert (found.name, found.total_memory) == (card.device_name, card.total_memory)
         assert (found.major, found.minor) == card.capability == torch.cuda.get_device_capability()
@@ -45,7 +45,7 @@ def test_the_device_is_the_card_that_was_asked_for(name):
         assert found.L2_cache_size == card.l2_cache_size
         assert found.max_threads_per_multi_processor == card.limits.max_threads_per_sm
         assert torch.cuda.mem_get_info() == (card.usable_memory, card.total_memory)
-        assert device.expected().total_memory == device.card.total_memory
+        assert card.info.total_memory == found.total_memory
 
 
 @pytest.mark.parametrize("name", CARDS)
