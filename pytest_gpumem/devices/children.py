@@ -159,7 +159,8 @@ def value_notes(children: Sequence[Child], root: Path) -> list[Note]:
 
     They name no process, and are the same in whatever order the processes ended.
     """
-    guesses = virtual.guess_notes((child.guesses for child in children), root)
+    device = virtual.loaded()  # without one, children have none either
+    guesses = device.values.guess_notes((c.guesses for c in children), root) if device else ()
     uncomputed = sorted({note for child in children for note in child.notes})
     return [
         Note(NoteKind.VALUES, f"in child processes: {sentence}")

@@ -80,7 +80,7 @@ def real_gpu_expected() -> bool:
 
     It is AMD's for a build of torch for ROCm, else NVIDIA's.
     """
-    if virtual.is_inherited():
+    if virtual.INHERITED in os.environ:
         return False  # a marked test, or gpumem run, has started this process: it sees no driver
     # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
     variables = ["CUDA_VISIBLE_DEVICES"]

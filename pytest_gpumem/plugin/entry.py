@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
-from pytest_gpumem.devices.virtual import save_stderr
+from pytest_gpumem.devices.virtual import uncaptured_stderr
 from pytest_gpumem.plugin import hookspecs, item_hooks, session_plugin
 from pytest_gpumem.plugin.device_choice import (
     GUARD,
@@ -41,7 +41,7 @@ MARKER_HELP: Final = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
-    save_stderr()  # pytest captures standard error after this hook
+    uncaptured_stderr()  # pytest captures standard error after this hook
     GUARD.install(load_by_default)
     first = parser.getgroup("gpumem", "GPU memory regression tests: first options")
     further = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")

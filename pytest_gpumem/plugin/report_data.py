@@ -88,7 +88,8 @@ def hidden_skip(
     """
     from pytest_gpumem.devices import virtual
 
-    question = virtual.question_of(path, config.rootpath)
+    device = virtual.loaded()
+    question = device.question_of(path, config.rootpath) if device else None
     if question is None or not (question.direct or ABOUT_GPUS.search(reason)):
         return None
     return HiddenSkip(whole_file, reason, question.place(config.rootpath))

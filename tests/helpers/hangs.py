@@ -6,7 +6,7 @@ import faulthandler
 from contextlib import contextmanager
 
 from helpers.warm import HANGS
-from pytest_gpumem.devices.virtual import saved_stderr
+from pytest_gpumem.devices.virtual import uncaptured_stderr
 
 LIMIT = 2 * HANGS
 """seconds of a test, with its fixtures: twice those after which a process of a test is ended"""
@@ -19,7 +19,7 @@ def ended_where_hanging(limit=LIMIT):
     So it does in native code that holds Python's lock. pytest-xdist tells which test it was, and
     goes on with another worker.
     """
-    faulthandler.dump_traceback_later(limit, exit=True, file=saved_stderr())
+    faulthandler.dump_traceback_later(limit, exit=True, file=uncaptured_stderr())
     try:
         yield
     finally:

@@ -279,12 +279,12 @@ def become(request, python):
     # imported by pytest in the warm-up, which rewrites assertions and warns where it comes too late
     import torch._inductor.config
 
-    from pytest_gpumem.devices.virtual import saved_stderr
+    from pytest_gpumem.devices.virtual import uncaptured_stderr
 
     arguments = request.arguments
     unbuffered = arguments[0] == "-u"
     take_streams(request.streams, unbuffered=unbuffered)
-    os.dup2(2, saved_stderr())
+    os.dup2(2, uncaptured_stderr())
     os.chdir(request.folder)
     multiprocessing.process.ORIGINAL_DIR = request.folder  # by which children find the program
     os.environ.clear()

@@ -15,49 +15,40 @@ imports devices and base modules. The facade promises:
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.decisions import Row
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
-    from pytest_gpumem.devices.virtual.visibility import Question
 
     GuessRows = Sequence[Sequence[Row]]
     """the unknown and the assumed values that a process decided by, by its lines"""
 
 INHERITED: Final = "GPUMEM_VIRTUAL"
-"""the environment variable that describes the virtual GPU to child processes"""
+"""the environment variable that describes the virtual GPU to child processes; they see no driver"""
 VALUES: Final = "GPUMEM_VALUES"
 """the one that names the values that they compute"""
 
 
-# Standard error as it was before pytest captured it: a native library that ends the process, or is
-# refused something, has to be heard then too.
+@functools.cache
+def uncaptured_stderr() -> int:
+    """Return a copy of standard error's file descriptor, made by this process's first call.
 
-_STANDARD_ERROR = 2
-_saved: int | None = None
-
-
-def save_stderr() -> None:
-    """Keep a copy of standard error's file descriptor, once a process; pytest captures it later."""
-    global _saved  # noqa: PLW0603 - a process has one standard error
-    if _saved is None:
-        try:
-            _saved = os.dup(_STANDARD_ERROR)
-        except OSError:  # it is closed, as a daemon's is
-            _saved = _STANDARD_ERROR
-
-
-def saved_stderr() -> int:
-    """Return the copy, or standard error itself where none was made."""
-    return _STANDARD_ERROR if _saved is None else _saved
+    pytest captures standard error later: a native library that ends the process, or is refused
+    something, has to be heard then too.
+    """
+    try:
+        return os.dup(2)
+    except OSError:  # it is closed, as a daemon's is
+        return 2
 
 
 def load(card: Card | str) -> VirtualDevice:
@@ -80,28 +71,13 @@ def loaded() -> VirtualDevice | None:
     return device
 
 
-def is_inherited() -> bool:
-    """Return whether a process with a virtual GPU has started this one, which sees no driver."""
-    return INHERITED in os.environ
-
-
 def begin_in_child() -> InheritedGpu | None:
     """Adapt this process, which is about to import torch, to its parent's virtual GPU, if any."""
-    if not is_inherited():
+    if INHERITED not in os.environ:
         return None
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
 
     return InheritedGpu()
-
-
-def guess_notes(processes: Iterable[GuessRows], root: Path) -> list[str]:
-    """Return sentences on the unknown and assumed values that child processes decided by."""
-    from pytest_gpumem.devices.virtual.decisions import Decisions
-
-    decisions = Decisions()
-    for rows in processes:
-        decisions.add(rows)
-    return decisions.notes(root)
 
 
 def prepare_many_cards() -> None:
@@ -111,19 +87,13 @@ def prepare_many_cards() -> None:
     keep_no_plans()
 
 
-def question_of(path: Path, root: Path) -> Question | None:
-    """Return the line of a project that looked for GPUs while the virtual GPU was hidden.
+def unused_cause(path: Path, root: Path) -> str:
+    """Return a clause on why a test may have taken no memory of the device.
 
     Args:
-        path: a test's file, whose own line comes first.
+        path: the test's file.
         root: the project's folder.
     """
-    device = loaded()
-    return None if device is None or device.shown_always else device.question_of(path, root)
-
-
-def unused_cause(path: Path, root: Path) -> str:
-    """Return a clause on why a test may have taken no memory of the device; arguments as above."""
     from pytest_gpumem.devices.virtual.quirks import CPU_LIBRARY, has_cpu_library
 
     device = loaded()

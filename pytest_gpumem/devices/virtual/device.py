@@ -28,7 +28,7 @@ from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS, hide_from_compiler
-from pytest_gpumem.devices.virtual import native, saved_stderr
+from pytest_gpumem.devices.virtual import native, uncaptured_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
@@ -207,7 +207,7 @@ class VirtualDevice(Device):
                 "and leave libcuda.so.1 out of LD_PRELOAD",
             )
         stubs = supply_missing_libraries()
-        library.report_to(saved_stderr())
+        library.report_to(uncaptured_stderr())
         library.set_card(card)
         library.set_first_total(FIRST_TOTAL)
         library.show(0)  # a child of a marked test's process has inherited it shown
@@ -236,8 +236,15 @@ class VirtualDevice(Device):
             self.close()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """See :meth:`pytest_gpumem.devices.virtual.visibility.Curtain.question_of`."""
-        return self._curtain.question_of(path, root) if self._curtain else None
+        """Return the line of a project that looked for GPUs while the virtual GPU was hidden.
+
+        Args:
+            path: a test's file, whose own line comes first.
+            root: the project's folder; installed packages in it are no part of it.
+        """
+        if self._curtain is None or self.shown_always:
+            return None
+        return self._curtain.question_of(path, root)
 
     def _imported(self, torch: ModuleType) -> None:
         self._torch = torch

@@ -12,7 +12,7 @@ from pytest_gpumem.devices.virtual.uncertain_numbers import watching
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -56,6 +56,14 @@ class VirtualValues(ValueEngine):
     def guesses(self) -> tuple[GuessRows, Sequence[str]]:
         """Return the unknown values that a program decided by, and on why they are unknown."""
         return self._decisions.rows(), self._mode.notes() if self._mode else ()
+
+    @staticmethod
+    def guess_notes(processes: Iterable[GuessRows], root: Path) -> list[str]:
+        """Return sentences on the unknown and assumed values that child processes decided by."""
+        decisions = Decisions()
+        for rows in processes:
+            decisions.add(rows)
+        return decisions.notes(root)
 
     @property
     def all_computed(self) -> bool:

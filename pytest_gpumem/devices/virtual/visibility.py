@@ -124,12 +124,7 @@ class Curtain:
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, else of another file of its project.
-
-        Args:
-            path: the test's file.
-            root: the project's folder; installed packages in it are no part of it.
-        """
+        """Return the question of a test's file, else of another file of its project."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():
