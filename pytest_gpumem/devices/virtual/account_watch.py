@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.memory_use import UseWatch
 from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import UNWAITED
-from pytest_gpumem.measurement import MIN_OUTSIDE
+from pytest_gpumem.measurement import MIN_OUTSIDE, DeviceUse
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.measurement import DeviceUse
 
 
 class AccountWatch(UseWatch):

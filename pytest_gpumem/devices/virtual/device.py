@@ -22,7 +22,7 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
-from pytest_gpumem.devices.base import Device
+from pytest_gpumem.devices.base import Alternatives, Device
 from pytest_gpumem.devices.benchmark_mode import watch_benchmark_mode
 from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
@@ -44,13 +44,11 @@ from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from pytest_gpumem.devices.base import Alternatives
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
     from pytest_gpumem.measurement import DeviceInfo
@@ -109,8 +107,9 @@ def require_possible(count: int) -> None:
     Raises:
         DeviceError: too many; or a limit on address space, by which every request would be refused.
     """
-    if count > MAX_DEVICES:
-        raise DeviceError(f"devices={count}", f"{WHAT} has {MAX_DEVICES}", "request fewer GPUs")
+    most = CAPACITIES.devices
+    if count > most:
+        raise DeviceError(f"devices={count}", f"{WHAT} has {most}", "request fewer GPUs")
     import resource  # not on Windows, which imports this module too
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -160,7 +159,7 @@ class VirtualDevice(Device):
         self._resting = 0
         """how many devices ``close`` has left open, as they are shown always"""
         self._kept_total: bool | None = None
-        self._extra = [0] * MAX_DEVICES
+        self._extra = [0] * CAPACITIES.devices
         self._unsupported: dict[str, int] = {}
         self.values: VirtualValues = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
@@ -387,7 +386,7 @@ class VirtualDevice(Device):
             get = getattr(library, symbol, None)
             if get is not None:
                 get.restype, get.argtypes = ctypes.c_void_p, [index_type]
-                for index in range(MAX_DEVICES):
+                for index in range(CAPACITIES.devices):
                     self.library.fill_properties(get(index), index, major)
                 break
         else:
@@ -424,7 +423,7 @@ class VirtualDevice(Device):
         """Give back what the allocator has cached, and the room for foreign memory."""
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
-        self.make_room([0] * (MAX_DEVICES - self.first))
+        self.make_room([0] * (CAPACITIES.devices - self.first))
 
     def _hide(self) -> None:
         self._resting = self._opened_count = 0
@@ -442,7 +441,7 @@ class VirtualDevice(Device):
         if torch is None or not torch.cuda.is_initialized() or not has_autograd_threads():
             return
         with suppress(Exception):  # of a forked child, whose threads are its parent's
-            self._show(MAX_DEVICES)
+            self._show(CAPACITIES.devices)
             # One reference more than Python will ever drop: the threads' own are not the last.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(await_autograd()))
             await_idle_threads()
@@ -503,21 +502,21 @@ class VirtualDevice(Device):
 
     def notes(self, root: Path) -> list[Note]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        notes = [
-            *self.values.notes(root),
-            *self.workspaces.notes(),
-            *self._compilation.notes(),
-            *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
-        ]
         managed = self.library.managed().peak_bytes
-        if managed:
-            sentence = (
-                f"{format_size(managed)} of managed memory (cudaMallocManaged), outside "
-                "PyTorch's allocator, are not in the peaks: a full GPU moves this memory "
-                "to the host"
-            )
-            notes.append(Note(NoteKind.OUTSIDE, sentence))
-        return notes
+        outside = (
+            f"{format_size(managed)} of managed memory (cudaMallocManaged), outside PyTorch's "
+            "allocator, are not in the peaks: a full GPU moves this memory to the host"
+        )
+        sentences = {
+            NoteKind.VALUES: self.values.notes(root),
+            NoteKind.WORKSPACES: self.workspaces.notes(),
+            NoteKind.STREAMS: self.workspaces.stream_notes(),
+            NoteKind.COMPILATION: self._compilation.notes(),
+            NoteKind.TIMING: self._compilation.timing_notes(),
+            NoteKind.TORCH: [self._unanswered] if self._unanswered else [],
+            NoteKind.OUTSIDE: [outside] if managed else [],
+        }
+        return [note for kind, texts in sentences.items() for note in notes_of(kind, texts)]
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

@@ -8,7 +8,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pytest_gpumem.devices.base import AllocatorEvent, Alternative
+from pytest_gpumem.devices.base import AllocatorEvent, Alternative, BlockUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions, OperatorFunctions
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.devices.base import BlockUse
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.devices.base import ValueEngine
+from pytest_gpumem.devices.base import ValueEngine, Values
 from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.uncertain_numbers import watching
-from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.virtual import GuessRows
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
-    from pytest_gpumem.notes import Note
 
 
 class VirtualValues(ValueEngine):
@@ -126,10 +123,10 @@ class VirtualValues(ValueEngine):
             assumptions = self._mode.assumptions
             assumptions.masks, assumptions.masks_declared = share, True
 
-    def notes(self, root: Path) -> list[Note]:
-        """Return notes on unknown values that a program read, and on why they are unknown.
+    def notes(self, root: Path) -> list[str]:
+        """Return sentences on unknown values that a program read, and on why they are unknown.
 
         Files are named as seen from ``root``.
         """
         of_mode = self._mode.notes() if self._mode else ()
-        return [*notes_of(NoteKind.VALUES, [*self._decisions.notes(root), *of_mode])]
+        return [*self._decisions.notes(root), *of_mode]

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_gpumem.devices.base import Alternative, Alternatives, BlockUse, RangeEnd
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
-from pytest_gpumem.notes import Note, NoteKind, notes_of
-from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,13 +139,13 @@ class VirtualWorkspaces:
             pinned_early=pinned_early > 0,
         )
 
-    def notes(self) -> list[Note]:
-        """Return notes on convolutions, on estimates, and on tensors that other streams use."""
-        estimates = (estimate.note for estimate in self._estimates())
-        notes = [*notes_of(NoteKind.WORKSPACES, [*self.convolutions.notes(), *estimates])]
-        if self._library.early_answers()[0]:
-            notes.append(Note(NoteKind.STREAMS, STREAMS_NOTE))
-        return notes
+    def notes(self) -> list[str]:
+        """Return sentences on convolutions, and on estimates."""
+        return [*self.convolutions.notes(), *(estimate.note for estimate in self._estimates())]
+
+    def stream_notes(self) -> list[str]:
+        """Return a sentence on tensors that other streams use; none without such tensors."""
+        return [STREAMS_NOTE] if self._library.early_answers()[0] else []
 
     def _estimates(self) -> list[EstimatedLibrary]:
         """Return the libraries that were asked for sizes which their makers do not document."""
@@ -168,7 +166,7 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
     As getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 * 8 * 1024 and 4096 *
     1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one when this was written.
     """
-    return 4096 * 8 * KIB if capability[0] in {9, 10} else 4096 * 2 * KIB + 16 * 8 * KIB
+    return 4096 * 8 * 1024 if capability[0] in {9, 10} else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 
 def chosen_workspace() -> int:

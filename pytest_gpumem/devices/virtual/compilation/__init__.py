@@ -15,14 +15,12 @@ from pytest_gpumem.devices.virtual.compilation import (
     padded_products,
     triton_launches,
 )
-from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
-    from pytest_gpumem.notes import Note
     from pytest_gpumem.patches import Patch
 
 
@@ -66,9 +64,10 @@ class Compilation:
         for part in (self._max_autotune, self._kernel_timing, self._products, self._compiled_code):
             part.begin()
 
-    def notes(self) -> list[Note]:
-        """Return notes on the run: what was left out, and that its figures are less sure."""
-        parts = (self._max_autotune, self._compiled_code)
-        sentences = [sentence for part in parts for sentence in part.notes()]
-        of_time = [*self._kernel_timing.notes(), *self._products.notes()]
-        return [*notes_of(NoteKind.COMPILATION, sentences), *notes_of(NoteKind.TIMING, of_time)]
+    def notes(self) -> list[str]:
+        """Return sentences on the run: what was left out, and that its figures are less sure."""
+        return [*self._max_autotune.notes(), *self._compiled_code.notes()]
+
+    def timing_notes(self) -> list[str]:
+        """Return sentences on kernels that a GPU times."""
+        return [*self._kernel_timing.notes(), *self._products.notes()]

@@ -10,8 +10,6 @@ import pickle
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.sizes import KIB
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
@@ -28,7 +26,7 @@ MODULES_OF_FUNCTIONS: Final = {
     "torch.utils._sympy.functions",
 }
 """modules of functions that compute with sizes, or take one of several results"""
-MAX_CONSTANT: Final = 64 * KIB
+MAX_CONSTANT: Final = 64 << 10
 """bytes of the largest tensor that is kept, of those that are no inputs of the graph"""
 
 

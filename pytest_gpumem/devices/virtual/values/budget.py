@@ -12,7 +12,6 @@ from torch import Tensor
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import available_memory, is_plain, span
 from pytest_gpumem.devices.virtual.values.operators import NETWORKS, SOLVING, SORTING
-from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ MAX_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
 ALL_FLOPS: Final = 20 * 10**9
 """those of a test: half a second"""
-ASKED: Final = 256 * MIB
+ASKED: Final = 256 << 20
 """bytes that an operator with all values may take before the host is asked whether it has them"""
 TINY: Final = 4096
 """bytes of all tensors of an operator that counts as nothing, whatever it does"""

@@ -22,7 +22,6 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     span,
 )
 from pytest_gpumem.devices.virtual.values.operators import OF_CONSTANTS
-from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +36,7 @@ MAX_WORK: Final = 1 << 29
 operators on masks of four texts with 4,096 tokens"""
 MAX_STEPS: Final = 32
 """operators that lead to a tensor, one after the other: in a loop each would add one"""
-MAX_KEPT: Final = 128 * MIB
+MAX_KEPT: Final = 128 << 20
 """bytes of the host's memory for the arguments of these operators"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """types of masks, token ids, edges and labels; batches of images and weights are not of these"""

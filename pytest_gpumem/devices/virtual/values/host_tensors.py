@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from pytest_gpumem.sizes import KIB
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
@@ -29,7 +27,7 @@ def available_memory() -> int:
     """Return the bytes that the host's memory has free, or could free."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * KIB
+            return int(line.split()[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -27,7 +27,7 @@ def computing(scope, figures):
         before = torch.cuda.memory_allocated()
         yield
         figures["peak"] = torch.cuda.max_memory_allocated() - before
-        figures["notes"] = [note.text for note in values.notes(Path.cwd())]
+        figures["notes"] = values.notes(Path.cwd())
 
 
 def run(scope, function, *args):
