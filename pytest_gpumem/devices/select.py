@@ -75,7 +75,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         return Choice(None, f"there is no GPU here, and no virtual GPU: {error}")
 
 
-def real_gpu_expected() -> bool:
+def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     """Return whether this machine has a GPU for the installed torch, and does not hide it.
 
     It is AMD's for a build of torch for ROCm, else NVIDIA's.
@@ -85,7 +85,7 @@ def real_gpu_expected() -> bool:
     # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False
-    if AMD_FILE.exists():
+    if amd_file.exists():
         # Asking for torch may load the virtual GPU: only where AMD's driver is.
         build = installed_torch()
         amd = build is not None and build.hip is not None

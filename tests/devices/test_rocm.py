@@ -16,14 +16,14 @@ HIP = TorchBuild("2.15.0+rocm7.2", None, "7.2.26015")
 
 @pytest.fixture
 def amd_machine(monkeypatch, tmp_path):
-    """A machine with AMD's driver and no other, and a build of torch for it."""
+    """The driver's file of a machine with AMD's driver alone, and a build of torch for it."""
     (tmp_path / "kfd").touch()
-    monkeypatch.setattr(select, "AMD_FILE", tmp_path / "kfd")
     monkeypatch.setattr(select, "visible_gpus", VisibleGpus)
     for module in (select, virtual):
         monkeypatch.setattr(module, "installed_torch", lambda: HIP)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
+    return tmp_path / "kfd"
 
 
 def test_the_file_of_such_a_build_is_read(monkeypatch, tmp_path):
@@ -37,18 +37,18 @@ def test_the_file_of_such_a_build_is_read(monkeypatch, tmp_path):
 
 
 def test_a_real_gpu_is_taken_where_amd_s_driver_is(amd_machine, monkeypatch):
-    assert select.real_gpu_expected()
+    assert select.real_gpu_expected(amd_machine)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
-    assert not select.real_gpu_expected()
+    assert not select.real_gpu_expected(amd_machine)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES")
     monkeypatch.setattr(select, "installed_torch", lambda: TorchBuild("2.15.0", "13.2"))
-    assert not select.real_gpu_expected()  # a CUDA build sees no AMD GPU
+    assert not select.real_gpu_expected(amd_machine)  # a CUDA build sees no AMD GPU
 
 
 def test_a_process_with_an_inherited_virtual_gpu_expects_no_other_one(amd_machine, monkeypatch):
     """The session's HIP_VISIBLE_DEVICES may have hidden the others, and the process lacks it."""
     monkeypatch.setenv("GPUMEM_VIRTUAL", "2:13020:92000:00")
-    assert not select.real_gpu_expected()
+    assert not select.real_gpu_expected(amd_machine)
 
 
 def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):

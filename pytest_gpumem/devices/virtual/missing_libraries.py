@@ -178,13 +178,14 @@ def _found_elsewhere(name: str) -> bool:
     return True
 
 
-def supply_missing_libraries(folder: Path | None = None) -> list[str]:
+def supply_missing_libraries(folder: Path | None = None, stub: Path = native.STUB) -> list[str]:
     """Load a stub for each CUDA library that torch needs and that is not installed.
 
     The native library has to be loaded already. Where all libraries are there nothing is loaded.
 
     Args:
         folder: torch's libraries; None: those of the torch that would be imported.
+        stub: the library that copies of stand in for them.
 
     Returns:
         the SONAMEs that stubs bear.
@@ -208,11 +209,11 @@ def supply_missing_libraries(folder: Path | None = None) -> list[str]:
         )
     if not missing or unknown:  # a torch that nothing can help says it in its own words
         return []
-    stub = native.STUB.read_bytes()
+    content = stub.read_bytes()
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as scratch:
         for name in missing:
             path, soname = Path(scratch, name), os.fsencode(name).ljust(len(PLACEHOLDER), b"\0")
-            path.write_bytes(stub.replace(PLACEHOLDER, soname))
+            path.write_bytes(content.replace(PLACEHOLDER, soname))
             try:
                 ctypes.CDLL(str(path))
             except OSError as error:

@@ -105,13 +105,12 @@ def test_the_dynamic_linker_says_what_a_torch_lacks_that_has_its_cuda_libraries(
     assert supply_missing_libraries(tmp_path) == []
 
 
-def test_a_stub_that_cannot_be_loaded_names_the_library_and_the_variable(tmp_path, monkeypatch):
+def test_a_stub_that_cannot_be_loaded_names_the_library_and_the_variable(tmp_path):
     library_that_needs(tmp_path, "libcublas.so.9996")
     stub = tmp_path / "stub.so"
     stub.write_bytes(b"no library")
-    monkeypatch.setattr(native, "STUB", stub)
     with pytest.raises(DeviceError, match=r"libcublas\.so\.9996.*set TMPDIR"):
-        supply_missing_libraries(tmp_path)
+        supply_missing_libraries(tmp_path, stub)
 
 
 def test_the_stub_has_room_for_every_name_that_torch_needs():

@@ -147,7 +147,7 @@ def test_what_was_written_since_is_unknown(mode):
     assert not mode.deferred.covers(causal(torch.rand(9, SIZE, SIZE, device="cuda")[0, :1] > 0.5))
 
 
-def test_so_many_are_noted_at_most(mode, monkeypatch):
+def test_so_many_are_noted_at_most(mode):
     import torch
 
     from pytest_gpumem.devices.virtual.values import deferred
@@ -156,13 +156,13 @@ def test_so_many_are_noted_at_most(mode, monkeypatch):
     assert [mode.deferred.covers(mask) for mask in masks] == [False] * 86 + [True] * 64
     assert len(mode.deferred.recipes) < 2 * CAPACITIES.deferred + 1
     assert mode.deferred.covers(~masks[-1])
-    monkeypatch.setattr(deferred, "MAX_WORK", SIZE * SIZE)
-    assert not mode.deferred.covers(~masks[-1])
-    monkeypatch.undo()
-    monkeypatch.setattr(deferred, "MAX_KEPT", 2 * SIZE * SIZE)
-    on_host = torch.ones(SIZE, SIZE, dtype=torch.bool)
+    on_host = torch.ones(deferred.MAX_KEPT // 2, dtype=torch.bool)
     on_device = [on_host.cuda() for _ in range(3)]
     assert [mode.deferred.covers(mask) for mask in on_device] == [True, True, False]
+    mask = torch.ones(deferred.MAX_WORK // 8, dtype=torch.bool, device="cuda")
+    for is_covered in [True] * 8 + [False]:
+        assert mode.deferred.covers(mask) == is_covered
+        mask = ~mask
     mask = masks[-1]
     for _ in range(deferred.MAX_STEPS):
         mask = ~mask
