@@ -108,19 +108,19 @@ class Kind(str, Enum):
     """the character of a passed test's row, for readers without colours"""
     too_much: bool
     """whether such a test, where it failed, takes too much memory at its peak"""
-    by_baseline: bool
-    """whether a new baseline settles it"""
+    refusal: str
+    """why the test's figures make no baseline; "" of others"""
 
-    # value, word, severity, tone, mark, too_much, by_baseline
-    WITHIN = ("within", "ok", 8, "good", "✓", False, False)
-    OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, False)
-    OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, False)
-    UNDER_LIMIT = ("under limit", "under limit", 2, "bad", "○", False, False)
-    REGRESSED = ("regressed", "regressed", 4, "bad", "○", True, True)
-    IMPROVED = ("improved", "improved", 7, "good", "↓", False, True)
-    LEAKED = ("leaked", "leaked", 3, "bad", "○", False, False)
-    NO_BASELINE = ("no baseline", "no baseline", 6, "open", "○", False, True)
-    INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, True)
+    # value, word, severity, tone, mark, too_much, refusal
+    WITHIN = ("within", "ok", 8, "good", "✓", False, "")
+    OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, "it is over its budget")
+    OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
+    UNDER_LIMIT = ("under limit", "under limit", 2, "bad", "○", False, "it is under a limit")
+    REGRESSED = ("regressed", "regressed", 4, "bad", "○", True, "")
+    IMPROVED = ("improved", "improved", 7, "good", "↓", False, "")
+    LEAKED = ("leaked", "leaked", 3, "bad", "○", False, "it leaked")
+    NO_BASELINE = ("no baseline", "no baseline", 6, "open", "○", False, "")
+    INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, "")
 
     def __new__(  # noqa: D102, PLR0913, PLR0917 - a row of the table
         cls,
@@ -130,13 +130,18 @@ class Kind(str, Enum):
         tone: Tone,
         mark: str,
         too_much: bool,  # noqa: FBT001 - a column
-        by_baseline: bool,  # noqa: FBT001 - a column
+        refusal: str,
     ) -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
         member.word, member.severity, member.tone, member.mark = word, severity, tone, mark
-        member.too_much, member.by_baseline = too_much, by_baseline
+        member.too_much, member.refusal = too_much, refusal
         return member
+
+    @property
+    def by_baseline(self) -> bool:
+        """Whether a new baseline settles it."""
+        return self is not Kind.WITHIN and not self.refusal
 
     __str__ = str.__str__  # the value, in every Python
 

@@ -47,12 +47,6 @@ status 1: there was no yes, so nothing was written; 2: a report or a test was re
 was written."""
 MAX_NAMES: Final = 20
 """tests that are named as refused"""
-_REFUSED: Final = {
-    Kind.OUT_OF_MEMORY: "it ran out of memory",
-    Kind.OVER_BUDGET: "it is over its budget",
-    Kind.UNDER_LIMIT: "it is under a limit",
-    Kind.LEAKED: "it leaked",
-}
 _OUTCOMES: Final = {
     "failed": "it failed for a reason other than its memory",
     "xfail": "it is marked xfail",
@@ -312,8 +306,8 @@ def _refusals(
         folder = folders[test.origin]
         cards = {result.card for result in test.results if result.card}
         device = test.results[0].measurement.device if test.results[0].measurement else None
-        kinds = {result.verdict.kind for result in test.results}
-        reason = next((_REFUSED[kind] for kind in _REFUSED if kind in kinds), "")
+        kinds = sorted((result.verdict.kind for result in test.results), key=lambda k: k.severity)
+        reason = next((kind.refusal for kind in kinds if kind.refusal), "")
         outcome = next(
             (_OUTCOMES[each.outcome] for each in test.results if each.outcome != "passed"), ""
         )
