@@ -169,8 +169,8 @@ class VirtualDevice(Device):
         """of the environment, which each run begins with: a test may have changed it"""
 
     @classmethod
-    def load(cls, card: Card) -> VirtualDevice:
-        """Load the library, once a process; ``card`` is for steps that name none.
+    def load(cls, card: Card, path: Path = native.LIBRARY) -> VirtualDevice:
+        """Load the library at ``path``, once a process; ``card`` is for steps that name none.
 
         Raises:
             DeviceError: it cannot be loaded here, or torch was imported before.
@@ -191,7 +191,7 @@ class VirtualDevice(Device):
         if reason is not None:
             raise DeviceError(WHAT, *reason)
         try:
-            library = NativeLibrary()
+            library = NativeLibrary(path)
         except (OSError, AttributeError) as error:  # one of another version lacks a function
             remedy = (
                 "install pytest-gpumem again on this machine, from source; in a source tree: "

@@ -216,7 +216,7 @@ def _check_layouts(library: ctypes.CDLL) -> None:
             getattr(library, f"gpumem_{name}")(answered)
         if tuple(answered) != expected:
             message = (
-                f"{native.LIBRARY} was built from the sources of another version "
+                f"{library._name} was built from the sources of another version "
                 f"(its gpumem_{name} has {tuple(answered)}, Python {tuple(expected)})"
             )
             raise OSError(message)
@@ -326,8 +326,8 @@ class NativeLibrary:
     cudnn_found: Callable[[], int]
     """returns the version of the cuDNN to ask (90501 is 9.5.1), 0 without one"""
 
-    def __init__(self) -> None:
-        self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
+    def __init__(self, path: Path = native.LIBRARY) -> None:
+        self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
         # Libraries open these by name: cuBLASLt the driver's during the import of torch.
         self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
