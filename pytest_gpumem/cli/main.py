@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 USAGE_ERROR: Final = 2
 GROUPS: Final = {
     "begin": {"cards": "card_table", "version": "version_info"},
-    "measure": {"run": "run_program", "fit": "fit", "verify": "verify.verify"},
+    "measure": {"run": "run_program", "verify": "verify.verify"},
     "baselines": {
         "show": "recorded.show",
         "history": "recorded.history",

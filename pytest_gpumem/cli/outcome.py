@@ -46,17 +46,6 @@ def add_device_argument(
     parser.add_argument("--device", choices=DEVICES, default=default, help=meaning)
 
 
-def add_values_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that says which values the virtual GPU computes."""
-    parser.add_argument(
-        "--values",
-        choices=("auto", "full", "off"),
-        default="auto",
-        help="values that the virtual GPU computes: auto (within a budget of work and memory; "
-        "the default), full (all), off (none: a step takes about half of the time)",
-    )
-
-
 def read_max_gib(value: float | None, flag: str = "--max-gib") -> int | None:
     """Return the bytes of a limit in GiB; None without it."""
     if value is None:

@@ -32,7 +32,6 @@ from pytest_gpumem.cli.outcome import (
     PREDICTED,
     Outcome,
     add_device_argument,
-    add_values_argument,
     read_max_gib,
     show_error,
 )
@@ -75,7 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="that rank (0)")
     parser.add_argument("--ranks", metavar="R,R", help="run it as each of these ranks: a row each")
-    add_values_argument(parser)
+    parser.add_argument(
+        "--values",
+        choices=("auto", "full", "off"),
+        default="auto",
+        help="values that the virtual GPU computes: auto (within a budget of work and memory; "
+        "the default), full (all), off (none: a step takes about half of the time)",
+    )
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
