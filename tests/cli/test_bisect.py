@@ -1,4 +1,4 @@
-"""``gpumem bisect``: the release or commit that brought a growth, from environments of their own.
+"""``gpumem bisect``: the release that brought a growth, from environments of their own.
 
 The environments are made by a stand-in for uv: a folder with a ``pytest`` that writes the report
 of the version that was "installed" in it.
@@ -58,8 +58,8 @@ if words[0] == "venv":
     python.chmod(0o755)
 else:
     folder = Path(words[words.index("--python") + 1]).parents[1]
-    (package,) = [word for word in words if "lib==" in word or "/source-" in word]
-    version = package.partition("==")[2] or Path(package, "version").read_text().strip()
+    (package,) = [word for word in words if "lib==" in word]
+    version = package.partition("==")[2]
     if version in {broken!r}:
         sys.exit("error: no wheel of lib==" + version)
     reports = Path({reports!r})
@@ -330,40 +330,6 @@ def test_a_test_that_runs_out_of_memory_is_bad(gpumem, suite):
     assert "100.00 MiB -> out of memory" in output
 
 
-def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpumem, suite):
-    repository = suite.folder / "repository"
-    repository.mkdir()
-
-    def git(*words):
-        names = ("-c", "user.name=a", "-c", "user.email=a@b")
-        command = ["git", "-C", str(repository), *names, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
-    for version in RELEASES:
-        (repository / "version").write_text(version, encoding="utf-8")
-        git("add", "version")
-        git("commit", "-q", "-m", f"the step of {version}")
-    good = git("rev-list", "--max-parents=0", "HEAD")
-    status, output, errors = gpumem("bisect", "--git", str(repository), good, "HEAD", TEST)
-    assert (status, "7 commits" in errors) == (0, True)
-    assert "the step of 2.0 is the first that takes more:" in output
-    assert len(git("worktree", "list").splitlines()) == 1
-    again = next(line for line in output.splitlines() if line.startswith("show it again"))
-    _, *words = shlex.split(again.removeprefix("show it again: "))
-    assert gpumem(*words)[1].splitlines()[0] == output.splitlines()[0]
-    for version in RELEASES[4:]:
-        suite.takes(version, 60)
-    _, output, _ = gpumem("bisect", "--fresh", "--git", str(repository), "HEAD", good, TEST)
-    assert "the step of 2.0 is the first that takes less:" in output
-    git("checkout", "-q", "--orphan", "apart")
-    git("commit", "-q", "-m", "of nothing")
-    status, _, errors = gpumem("bisect", "--git", str(repository), "HEAD", good, TEST)
-    assert (status, "neither commit is an ancestor of the other" in errors) == (2, True)
-    status, _, errors = gpumem("bisect", "--git", str(repository), "nowhere", "HEAD", TEST)
-    assert (status, "git knows no commit 'nowhere'" in errors) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -371,11 +337,9 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("lib", "3.0", "3.0", TEST), "these are the same release"),
         (("lib", "1.0", "9.0", TEST), "lib 9.0: the package index has no such release"),
         (("lib", "first", "3.0", TEST), "'first' is not a version"),
-        (("./lib", "1.0", "3.0", TEST), "use --git for a repository's folder"),
+        (("./lib", "1.0", "3.0", TEST), "the commits of a repository with git bisect run pytest"),
         (("lib", "1.0", "3.0", "tests/test_no.py::test_step"), "has no such file or folder; name"),
         (("lib", "1.0", "3.0", TEST, "tests/no"), "has no such file or folder; name a test"),
-        (("--git", "lib", "1.0", "3.0", "tests/no"), "has no such file or folder; name a test"),
-        (("--git", "lib", "1.0", "3.0", TEST, "--as-of", "zoo"), "was not uploaded to an index"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_told(gpumem, suite, words, problem):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 from helpers.git import commit, git
-from helpers.pages import Place, blocks, changed, files, read
+from helpers.pages import Place, blocks, changed, files, flat, read
 from helpers.paths import ROOT
 
 yaml = pytest.importorskip("yaml")
@@ -14,6 +15,17 @@ yaml = pytest.importorskip("yaml")
 HAND = "how-to/from-max-memory-allocated.md"
 FAILURE = "how-to/reading-a-failure.md"
 LIGHTNING = "how-to/from-lightning.md"
+BUMPS = "how-to/toolchain-bumps.md"
+USES_LIBRARY = """
+import library
+import pytest
+import torch
+
+@pytest.mark.gpu_memory
+def test_step():
+    kept = library.step(lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"))
+    assert kept.nbytes
+"""
 
 STAND_IN = """
 import torch
@@ -130,6 +142,32 @@ def test_lightnings_finder_runs_as_shown(finder):
     done = finder.sh("gpumem run --card T4 find_batch_size.py")
     assert done.ret == 0, done.err
     assert "256" in done.out.splitlines()
+
+
+# Update torch, CUDA or the driver
+
+
+def test_git_finds_the_commit_that_brought_a_growth_as_the_page_says(place):
+    library = place.folder.parent / "transformers"
+    library.mkdir()
+    place.write("test_llama.py", USES_LIBRARY)
+    made = ["git init -q", "git config user.name a", "git config user.email a@b"]
+    sources = {"v4.37.2": 99, "as before": 100, "broken": 0, "grown": 160, "v4.38.0": 161}
+    for name, mib in sources.items():
+        source = f"mib = 1 << 20 if {mib} else none\\ndef step(make): return make({mib} * mib)\\n"
+        made += [f"printf '{source}' > library.py", "git add .", f"git commit -qm '{name}'"]
+        made += [f"git tag {name}"] if name[0] == "v" else []
+    assert place.sh(f"cd {library}; {'; '.join(made)}").ret == 0
+    (commands,) = [block for block in blocks(BUMPS, "console") if "bisect start" in block]
+    found = place.sh(
+        commands.replace("$ git", "git").replace("$ pytest", "pytest"),
+        PYTHONPATH=f"{ROOT}{os.pathsep}{library}",
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    assert "peak allocated grew by 60.00 MiB" in flat(found.out), found
+    log = place.sh("git -C ../transformers bisect log").out
+    states = dict(re.findall(r"^# (\w+): \[\w+\] (.+)$", log, re.MULTILINE))
+    assert states == {"good": "as before", "skip": "broken", "bad": "grown"}
 
 
 # Reading a failure

@@ -1,1 +1,1 @@
-"""``gpumem bisect`` and ``gpumem blame``: which release, commit or edit brought a growth."""
+"""``gpumem bisect`` and ``gpumem blame``: which release or edit brought a growth."""

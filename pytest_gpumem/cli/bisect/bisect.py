@@ -1,4 +1,4 @@
-"""``gpumem bisect``: the release or commit of a package that brought a growth."""
+"""``gpumem bisect``: the release of a package that brought a growth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.cli.bisect.candidates import (
-    commits_between,
-    releases_between,
-    titles_of,
-)
+from pytest_gpumem.cli.bisect.candidates import releases_between
 from pytest_gpumem.cli.bisect.halving import Halving
 from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.changes import EntryChange
     from pytest_gpumem.measurement import BaselineEntry
 
-HELP: Final = "find the release or commit of a package that increased memory"
+HELP: Final = "find the release of a package that increased memory"
 DESCRIPTION: Final = (
     f"{HELP[0].upper()}{HELP[1:]}. The tests run with releases between GOOD and BAD, each release "
     "in its own environment, without baselines. A binary search finds the first release "
@@ -86,23 +82,13 @@ class VersionFigures(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.usage = (
-        "gpumem bisect PACKAGE GOOD BAD TEST... [--with REQUIREMENT]...\n"
-        "       gpumem bisect --git REPOSITORY GOOD BAD TEST... [--with REQUIREMENT]..."
-    )
+    parser.usage = "gpumem bisect PACKAGE GOOD BAD TEST... [--with REQUIREMENT]..."
     parser.add_argument(
         "words",
         nargs="+",
         metavar="PACKAGE GOOD BAD TEST",
         help="a package of the index (torch too), a release without the growth, a release with "
         "the growth, and the tests as for pytest; pytest's options go after --",
-    )
-    parser.add_argument(
-        "--git",
-        metavar="REPOSITORY",
-        type=Path,
-        help="try commits of this repository (along first parents) instead of releases; leave "
-        "out PACKAGE then",
     )
     parser.add_argument(
         "--with",
@@ -152,32 +138,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search; return the release or commit, its figures and its cause."""
+    """Search; return the release, its figures and its cause."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
-    if arguments.as_of and arguments.git is not None:
-        problem = "a commit was not uploaded to an index"
-        remedy = "pin the other package: --with NAME==VERSION"
-        raise SpecError(f"--as-of {arguments.as_of[0]} --git {arguments.git}", problem, remedy)
-    how = arguments.git, arguments.device, arguments.light, tuple(arguments.as_of)
+    how = arguments.device, arguments.light, tuple(arguments.as_of)
     question = VersionQuestion(package, tests, tuple(arguments.requirements), *how)
-    titles: dict[str, str] = {}
-    if arguments.git is not None:
-        candidates = commits_between(arguments.git, good, bad)
-        titles = titles_of(arguments.git, candidates.versions)
-    else:
-        candidates = releases_between(package, good, bad, prereleases=arguments.pre)
+    candidates = releases_between(package, good, bad, prereleases=arguments.pre)
     trials = Trials(question, Path(FOLDER).absolute(), timeout=arguments.timeout)
     trials.begin(fresh=arguments.fresh)
-    return Bisection(arguments, package, *candidates, titles, trials).run()
+    return Bisection(arguments, package, *candidates, trials).run()
 
 
 def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the package or repository, the two ends, and the tests."""
+    """Return the package, the two ends, and the tests."""
     words = [*arguments.words, *arguments.pytest_arguments]
-    if arguments.git is not None:
-        words.insert(0, str(arguments.git))
     if len(words) < len(("package", "good", "bad", "test")):
         problem = "a package, two releases and a test are needed"
         remedy = "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py"
@@ -185,14 +160,13 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     package, good, bad, *tests = words
     # Before anything is installed.
     paths = () if "--pyargs" in arguments.pytest_arguments else arguments.words
-    for test in paths[3 if arguments.git is None else 2 :]:
+    for test in paths[3:]:
         if not Path(test.partition("::")[0]).exists():
             remedy = "name a test as for pytest: tests/test_llama.py::test_step"
             raise SpecError(test, f"{Path.cwd()} has no such file or folder", remedy)
-    if arguments.git is None and (os.sep in package or package.startswith("-")):
-        raise SpecError(
-            package, "this is not the name of a package", "use --git for a repository's folder"
-        )
+    if os.sep in package or package.startswith("-"):
+        remedy = "search the commits of a repository with git bisect run pytest TEST"
+        raise SpecError(package, "this is not the name of a package", remedy)
     return package, good, bad, tuple(tests)
 
 
@@ -206,7 +180,6 @@ class Bisection:
     """from the good one to the bad one"""
     falls: bool
     """whether the bad one is the older"""
-    titles: Mapping[str, str]
     trials: Trials
     figures: dict[str, VersionFigures] = field(default_factory=dict)
     """of each version that was tried"""
@@ -215,11 +188,10 @@ class Bisection:
         """Try both ends, then halve the versions between them."""
         versions = self.versions
         search = Halving(versions)
-        kind = "commits" if self.titles else "releases"
         _tell_user(
-            f"{len(versions)} {kind} of {self.package} from {self._title(versions[0])} to "
-            f"{self._title(versions[-1])}: at most {search.trials_left + 2} to try; reports and "
-            f"logs are kept in {self.trials.folder}"
+            f"{len(versions)} releases of {self.package} from {versions[0]} to {versions[-1]}: "
+            f"at most {search.trials_left + 2} to try; reports and logs are kept in "
+            f"{self.trials.folder}"
         )
         self._try_end(versions[0])
         self._try_end(versions[-1])
@@ -240,7 +212,7 @@ class Bisection:
                 value = self._value(version, followed)
             except SkippedError as reason:
                 search.skipped.add(index)
-                _tell_user(f"  {self._title(version)}: skipped, {reason}")
+                _tell_user(f"  {version}: skipped, {reason}")
                 continue
             is_bad = value > limit if limit < OUT_OF_MEMORY else value == OUT_OF_MEMORY
             search.note(index, is_bad=is_bad)
@@ -249,7 +221,7 @@ class Bisection:
 
     def _try(self, version: str) -> None:
         if not self.trials.is_known(version):
-            _tell_user(f"  {self._title(version)}: installing and running its tests")
+            _tell_user(f"  {version}: installing and running its tests")
         results = self.trials.report(version).results
         self.figures[version] = VersionFigures(*measured_entries(results))
 
@@ -258,7 +230,7 @@ class Bisection:
             self._try(version)
         except SkippedError as reason:
             raise SpecError(
-                f"{self.package} {self._title(version)}",
+                f"{self.package} {version}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
                 "correct the tests or --with, or choose another end; --fresh tries this end again",
             ) from reason
@@ -271,7 +243,7 @@ class Bisection:
 
     def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
         value = _size(self._value(version, followed))
-        _tell_user(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
+        _tell_user(f"  {version}: {value}, {'bad' if is_bad else 'good'}")
 
     def _answer(self, search: Halving, followed: Followed) -> Outcome:
         good, bad = self.versions[search.last_good], self.versions[search.first_bad]
@@ -295,15 +267,15 @@ class Bisection:
         self._write_answer(answer, search.untried)
         lines = []
         if search.untried:
-            skipped = ", ".join(map(self._title, search.untried))
+            skipped = ", ".join(search.untried)
             lines.append(
-                f"{self.package} {self._title(bad)} takes more, and {self._title(good)} "
+                f"{self.package} {bad} takes more, and {good} "
                 f"does not; these versions between them were skipped: {skipped}"
             )
         elif self.falls:
-            lines.append(f"{self.package} {self._title(good)} is the first that takes less:")
+            lines.append(f"{self.package} {good} is the first that takes less:")
         else:
-            lines.append(f"{self.package} {self._title(bad)} is the first that takes more:")
+            lines.append(f"{self.package} {bad} is the first that takes more:")
         texts = [_size(high), _size(low)] if self.falls else [_size(low), _size(high)]
         more = "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
         more = more.replace("+", "-") if self.falls else more
@@ -333,18 +305,14 @@ class Bisection:
         ):
             if high - low > allowance:  # of two that ran out of memory: nan, which is not
                 steps.append(
-                    f"{_more(low, high)} of the growth came between {self._title(older)} and "
-                    f"{self._title(newer)}: {self._command(older, newer)}"
+                    f"{_more(low, high)} of the growth came between {older} and "
+                    f"{newer}: {self._command(older, newer)}"
                 )
         return steps
 
     def _command(self, good: str, bad: str) -> str:
         arguments = self.arguments
-        ends = [name[:12] if name in self.titles else name for name in (good, bad)]
-        of_releases = arguments.git is None
-        words = ["gpumem", "bisect", *([self.package] if of_releases else []), *ends]
-        words += arguments.words[3 if of_releases else 2 :]
-        words += [] if of_releases else ["--git", str(arguments.git)]
+        words = ["gpumem", "bisect", self.package, good, bad, *arguments.words[3:]]
         for requirement in arguments.requirements:
             words += ["--with", requirement]
         for package in arguments.as_of:
@@ -358,18 +326,14 @@ class Bisection:
 
     def _table(self, good: str, bad: str) -> str:
         changes = self._changes(good, bad)
-        old_name, new_name = (f"{self.package} {self._title(version)}" for version in (good, bad))
-        width = shutil.get_terminal_size().columns
-        return table(Changes(old_name, new_name, tuple(changes)), width)
+        names = f"{self.package} {good}", f"{self.package} {bad}"
+        return table(Changes(*names, tuple(changes)), shutil.get_terminal_size().columns)
 
     def _changes(self, good: str, bad: str) -> list[EntryChange]:
         old, new = self.figures[good], self.figures[bad]
         return pair_entries(
             old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
         )
-
-    def _title(self, version: str) -> str:
-        return self.titles.get(version, version)
 
 
 def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None:

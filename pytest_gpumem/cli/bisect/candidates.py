@@ -1,4 +1,4 @@
-"""The versions between two: releases that a package index has, or commits of a git repository.
+"""The releases of a package between two, as a package index has them.
 
 An index tells each file's upload time in its JSON (packaging.python.org, "Simple repository API",
 since version 1.1); PyPI does.
@@ -15,7 +15,7 @@ import urllib.request
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -27,11 +27,6 @@ from packaging.utils import (
 from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.files.git import GitError, repository_root, run_git
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _UNREACHED: Final = re.compile(r"Retry\(total=0\b.* after connection broken by (.+)")
 """pip's warning at its last try to reach an index"""
@@ -82,11 +77,8 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
         offered for offered in versions if offered.local is None or offered in {first, last}
     )
     between = [versions[version] for version in releases if first <= version <= last]
-    return _directed(between, falls=Version(good) != first)
-
-
-def _directed(oldest_first: list[str], *, falls: bool) -> Candidates:
-    return Candidates(oldest_first[::-1] if falls else oldest_first, falls)
+    falls = Version(good) != first
+    return Candidates(between[::-1] if falls else between, falls)
 
 
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
@@ -170,48 +162,3 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
             uploaded = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc)
             times[version] = min(uploaded, times.get(version, uploaded))
     return times
-
-
-def commits_between(repository: Path, good: str, bad: str) -> Candidates:
-    """Return the commits from the good one to the bad one along first parents, with both ends."""
-    try:
-        first, last = (_commit(repository, name) for name in (good, bad))
-        later = _commits_after(repository, first, last)
-        earlier = _commits_after(repository, last, first)
-    except GitError as error:
-        raise SpecError(
-            f"--git {repository} {good} {bad}", str(error), "name a repository and two commits"
-        ) from error
-    if not later and not earlier:
-        problem = "neither commit is an ancestor of the other"
-        remedy = "name two commits of one branch"
-        raise SpecError(f"--git {repository} {good} {bad}", problem, remedy)
-    return _directed([first, *later] if later else [last, *earlier], falls=not later)
-
-
-def _commits_after(repository: Path, first: str, last: str) -> list[str]:
-    """Return the commits between two along first parents, oldest first, and the last one."""
-    options = ("--first-parent", "--reverse", "--ancestry-path")
-    return run_git("-C", str(repository), "rev-list", *options, f"{first}..{last}").decode().split()
-
-
-def _commit(repository: Path, name: str) -> str:
-    if name.startswith("-"):
-        raise GitError(f"{name!r} is not a commit")
-    arguments = ("-C", str(repository), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    repository_root(repository)  # says what is wrong with the repository, or with git
-    try:
-        return run_git(*arguments).decode().strip()
-    except GitError:
-        raise GitError(f"git knows no commit {name!r}") from None
-
-
-def titles_of(repository: Path, commits: Sequence[str]) -> dict[str, str]:
-    """Return each commit's title for a reader: its short hash, the first line of its message."""
-    names = "".join(f"{commit}\n" for commit in commits).encode()
-    log = run_git(
-        *("-C", str(repository), "log", "--no-walk=unsorted", "--stdin", "--format=%H %h %s"),
-        stdin=names,
-    )
-    lines = (line.partition(" ") for line in log.decode(errors="replace").splitlines())
-    return {commit: title for commit, _, title in lines}

@@ -20,7 +20,6 @@ from pytest_gpumem.cli.bisect.installation import (
 )
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.files.atomic_file import write_whole
-from pytest_gpumem.files.git import GitError, run_git
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
@@ -39,13 +38,11 @@ class VersionQuestion:
     """The question to each version."""
 
     package: str
-    """its name on the index, or the folder of its repository"""
+    """its name on the index"""
     tests: tuple[str, ...]
     """arguments of pytest: node ids, files, options"""
     requirements: tuple[str, ...]
     """requirements to install beside the package, as pip takes them"""
-    repository: Path | None = None
-    """the git repository of the commits; None: releases are tried"""
     device: str = "auto"
     light: bool = False
     as_of: tuple[str, ...] = ()
@@ -54,7 +51,7 @@ class VersionQuestion:
     @property
     def slug(self) -> str:
         """A name for the folder of its answers; tests that were edited have another folder."""
-        package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
+        package = re.sub(r"\W+", "-", self.package).strip("-")
         asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
         for argument in self.tests:
@@ -122,44 +119,26 @@ class Trials:
             self._path(version, "install.log"),
             light=self._question.light,
         )
-        source = self.folder / f"source-{_file_name(version)}"
+        package = self._question.package
         try:
-            package = self._question.package
             days = [
                 f"{neighbour}=={release_of_the_day(package, version, neighbour)}"
                 for neighbour in self._question.as_of
             ]
-            requirement = f"{package}=={version}"
-            if self._question.repository is not None:
-                self._remove_source(source)
-                place, requirement = str(self._question.repository), str(source)
-                run_git("-C", place, "worktree", "add", "--detach", requirement, version)
-            environment.make([requirement, *days, *self._question.requirements])
+            environment.make([f"{package}=={version}", *days, *self._question.requirements])
             self._run_tests(environment, version, report)
-        except GitError as error:
-            raise SkippedError(f"this commit cannot be checked out: {error}") from error
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
         except UnreachedError as error:
             problem = f"no package index answers: {error}"
             remedy = "connect to the network, and repeat the command: the search continues here"
-            raise SpecError(f"{self._question.package} {version}", problem, remedy) from error
+            raise SpecError(f"{package} {version}", problem, remedy) from error
         else:
             if not any(result.measurement for result in read_report(report).results):
                 reason = last_error(self._path(version, "pytest.log"), 0)
                 raise SkippedError(f"no test was measured with this version: {reason}")
         finally:
             environment.remove()
-            self._remove_source(source)
-
-    def _remove_source(self, source: Path) -> None:
-        repository = self._question.repository
-        if repository is None or not source.exists():
-            return
-        try:
-            run_git("-C", str(repository), "worktree", "remove", "--force", str(source))
-        except GitError:
-            shutil.rmtree(source, ignore_errors=True)
 
     def _run_tests(self, environment: Environment, version: str, report: Path) -> None:
         no_baselines = self.folder / "no-baselines"
