@@ -137,7 +137,7 @@ def main() -> int:
         tests = (*map(str, steps_of(package)), *OPTIONS)
         light = package != "trl"  # whose trainers need Triton
         question = VersionQuestion(package, tests, BESIDE[package], device="virtual", light=light)
-        trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)
+        trials = Trials(question, KEPT, timeout=HANGS_S)
         trials.begin(fresh=False)
         versions = newest(package, arguments.releases)
         print(f"{package}: {', '.join(versions)}", file=sys.stderr, flush=True)

@@ -31,7 +31,6 @@ def bisect(facts: dict[str, Any]) -> dict[str, Any]:
         words += ["--with", requirement]
     for package in facts.get("as_of", ()):
         words += ["--as-of", package]
-    words += ["--versions", ",".join(facts["versions"])] if "versions" in facts else []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
