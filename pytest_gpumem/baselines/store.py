@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING
 import filelock
 
 from pytest_gpumem.baselines.file_format import WHOLE_TEST, BaselineFile, check, decode, encode
-from pytest_gpumem.baselines.paths import baseline_path, device_keys, read_file, replace_file
+from pytest_gpumem.baselines.paths import (
+    baseline_path,
+    device_keys,
+    read_file,
+    remove_file,
+    replace_file,
+)
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from pytest_gpumem.baselines.paths import Key
 
 __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
@@ -178,6 +185,27 @@ class BaselineStore:
                                 log.files.append(self.path(*key))
                             log.entries += entries
             return log.summary()
+
+    def remove(self, keys: Iterable[Key]) -> Sequence[BaselineError]:
+        """Remove tests' baselines, and files that are then empty; return why any stayed."""
+        log = _Log(self.same)
+        groups: dict[tuple[str, str], set[str]] = {}
+        for key in keys:
+            groups.setdefault((key.device, key.module), set()).add(key.test)
+        with log.errors_of_file(), self.locked():
+            for place, tests in sorted(groups.items()):
+                with log.errors_of_file():
+                    file, path = self.read(*place), self.path(*place)
+                    if file is None or tests.isdisjoint(file.tests):
+                        continue
+                    remaining = {
+                        name: parts for name, parts in file.tests.items() if name not in tests
+                    }
+                    if remaining:
+                        replace_file(path, encode(replace(file, tests=remaining)))
+                    else:
+                        remove_file(path, self.directory)
+        return log.errors
 
     def read(self, device_key: str, module: str) -> BaselineFile | None:
         """Read a file anew; None of a missing one.

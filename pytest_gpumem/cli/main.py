@@ -32,7 +32,6 @@ GROUPS: Final = {
         "history": "recorded.history",
         "compare": "recorded.compare",
         "accept": "accept.accept",
-        "prune": "recorded.prune",
     },
     "reports": {"report": "recorded.report"},
     "versions and environments": {
@@ -115,10 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if names in (["bisect"], ["blame"]) and "--" in words:
         separator = words.index("--")
         words, behind = words[:separator], words[separator + 1 :]
-    arguments, unknown = parser.parse_known_args(words)
-    if unknown and arguments.command != "prune":
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.pytest_arguments = [*unknown, *behind]
+    arguments = parser.parse_args(words)
+    arguments.pytest_arguments = behind
     try:
         outcome: Outcome = modules[arguments.command].run(arguments)
         show(outcome)

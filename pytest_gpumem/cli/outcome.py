@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OK: Final = 0
 FOUND: Final = 1
-"""growth, a misfit or stale baselines, as a CI job asks for them"""
+"""growth or a misfit, as a CI job asks for them"""
 BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
 """as a shell has it: 128 and the number of SIGINT"""

@@ -1,5 +1,7 @@
 """Stale baselines, of tests that are gone: hooks watch the collection, and look once it was full.
 
+They delete the baselines if asked to.
+
 Under pytest-xdist the workers collect, and each sends its stale baselines to the controller.
 """
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Collection as Collection_
 
+    from pytest_gpumem.errors import BaselineError
     from pytest_gpumem.session.settings import Settings
 
 NAME: Final = "gpumem-collecting"
@@ -64,6 +67,8 @@ class StaleHooks:
         self.settings = settings
         self.collection = Collection()
         self.stale: list[Key] = []
+        self._errors: Sequence[BaselineError] = ()
+        """why some of these could not be deleted"""
         self._answers: list[dict[str, Any]] = []
         """those of pytest-xdist's workers, each as :attr:`SENT` has it"""
 
@@ -82,7 +87,7 @@ class StaleHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for stale baselines; ``--gpumem-stale=fail`` fails the session for them."""
+        """Look for stale baselines; fail the session for them, or delete them, if asked to."""
         if session.exitstatus in _UNFINISHED:
             reason = "the session was interrupted"
             self.collection.partial = self.collection.partial or reason
@@ -108,7 +113,13 @@ class StaleHooks:
             answers = [answer["stale"] or () for answer in self._answers]
             agreed = set.intersection(*map(set, answers))
             self.stale = [Key(*key) for key in answers[0] if key in agreed]
-        if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
+        failed = bool(self.stale) and self.settings.stale == "fail"
+        if self.stale and self.settings.stale == "delete":
+            from pytest_gpumem.baselines.store import BaselineStore
+
+            self._errors = BaselineStore(self.settings.baseline_dir).remove(self.stale)
+            failed = bool(self._errors)
+        if failed and session.exitstatus == _OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _find(self) -> list[Key]:
@@ -179,14 +190,17 @@ class StaleHooks:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the stale baselines."""
-        failing = self.settings.stale == "fail"
-        words = (*self.settings.arguments, *self.settings.repeated)
-        line = stale_line(self.stale, words)
         from pytest_gpumem.report.text import printable
 
-        if line and (failing or terminalreporter.verbosity >= 0):
+        asked, verbosity = self.settings.stale, terminalreporter.verbosity
+        words = (*self.settings.arguments, *self.settings.repeated)
+        max_names = MAX_NAMES if verbosity <= 0 else len(self.stale)
+        line = stale_line(self.stale, words, deleted=asked == "delete", max_names=max_names)
+        for error in self._errors:
+            terminalreporter.write_line(printable(f"gpumem: {error}"))
+        if line and not self._errors and (asked == "fail" or verbosity >= 0):
             terminalreporter.write_line(printable(line))
-        elif failing and self.collection.partial and terminalreporter.verbosity > 0:
+        elif self.collection.partial and (asked == "delete" or (asked == "fail" and verbosity > 0)):
             reason = self.collection.partial
             terminalreporter.write_line(f"gpumem: stale baselines are unknown: {reason}")
 
@@ -272,7 +286,13 @@ def find_stale(
     return sorted(stale, key=lambda key: (key.nodeid, key.device))
 
 
-def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
+def stale_line(
+    stale: Iterable[Key],
+    words: Iterable[str] = (),
+    *,
+    deleted: bool = False,
+    max_names: int = MAX_NAMES,
+) -> str:
     """Return a line that names stale baselines; "" where none is.
 
     ``words`` are those of the command line by which pytest collects the same tests again.
@@ -281,8 +301,9 @@ def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
     if not names:
         return ""
     number = len(names)
-    if number > MAX_NAMES:
-        names = [*names[:MAX_NAMES], f"{number - MAX_NAMES} more"]
+    if number > max_names:
+        names = [*names[:max_names], f"{number - max_names} more"]
     have = "baseline has" if number == 1 else "baselines have"
-    command = shlex.join(["gpumem", "prune", "--delete", *words])
-    return f"gpumem: {number} {have} no test any more ({command} removes them): {', '.join(names)}"
+    command = shlex.join(["pytest", "--collect-only", "--gpumem-stale=delete", *words])
+    remedy = "deleted" if deleted else f"{command} deletes them"
+    return f"gpumem: {number} {have} no test any more ({remedy}): {', '.join(names)}"

@@ -24,6 +24,8 @@ _GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files
 _DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
 """options by which the shards of one device are told from those of another"""
 TOP: Final = "the top of the repository"
+DELETE: Final = "pytest --collect-only --gpumem-stale=delete"
+"""the command that deletes baselines without a test"""
 MAX_NAMES: Final = 5
 """tests or shards that a sentence names"""
 
@@ -238,8 +240,6 @@ def _merged_remarks(
         names = [f"{key.nodeid} on {key.device}" for key in stale[:MAX_NAMES]]
         names += [f"{len(stale) - MAX_NAMES} more"] if len(stale) > MAX_NAMES else []
         have = "1 baseline has" if len(stale) == 1 else f"{len(stale)} baselines have"
-        remarks.append(
-            f"{have} no test any more (gpumem prune --delete removes them): {', '.join(names)}"
-        )
+        remarks.append(f"{have} no test any more ({DELETE} deletes them): {', '.join(names)}")
     remarks += [remark for _, saved in reports for remark in saved.report.remarks]
     return list(dict.fromkeys(remarks))

@@ -244,10 +244,10 @@ class Settings:
         choices=("compare", *NOTE_OR_FAIL),
         shown=True,
     )
-    stale: Literal["note", "fail"] = _option(
+    stale: Literal["note", "fail", "delete"] = _option(
         "note",
-        "baselines whose tests are gone, after a full collection: `note` or `fail`",
-        choices=NOTE_OR_FAIL,
+        "baselines whose tests are gone, after a full collection: `note`, `fail` or `delete`",
+        choices=(*NOTE_OR_FAIL, "delete"),
     )
     attribution: Literal["auto", "on", "off"] = _option(
         "auto",
@@ -478,7 +478,7 @@ def folder_of_root(name: str, root: Path) -> str:
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
         return name
     if any(path.name.startswith(("virtual-", "cuda-")) for path in (root / name).glob("*-*/")):
-        return name  # the folder of a root above, as gpumem prune may be told below it
+        return name  # the folder of a root above
     return str(Path(name, *root.parts[-above:]))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpumem.baselines.paths import Key
 from pytest_gpumem.baselines.store import BaselineStore, EntryUpdate, NewBaseline
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
@@ -379,3 +380,30 @@ def test_ten_thousand_tests_in_one_module_take_seconds(store, directory):
     assert all(again.get("virtual-T4", MODULE, f"test_{i}") == entry(i) for i in range(10_000))
     assert len(again.update([change("test_5", whole=entry(0))]).removed) == 1
     assert time.process_time() - begin < 10
+
+
+def test_removing_reads_anew_keeps_the_rest_and_reports_what_it_cannot(store, directory):
+    modules = ("a.py", "b.py")
+    store.update(
+        change(test, module=module, **{"": entry()})
+        for module in modules
+        for test in ("test_1", "test_2")
+    )
+    broken = directory / "virtual-T4/a.json"
+    broken.write_text("<<<<<<< ours\n")
+    keys = [Key("virtual-T4", module, "test_1") for module in (*modules, "absent.py")]
+    (error,) = store.remove([*keys, Key("virtual-T4", "b.py", "test_absent")])
+    assert "merge-conflict" in str(error)
+    assert broken.read_text() == "<<<<<<< ours\n"
+    assert store.get("virtual-T4", "b.py", "test_1") is None
+    assert store.get("virtual-T4", "b.py", "test_2") == entry()
+    assert not list(directory.rglob("*.tmp"))
+
+
+def test_removing_nothing_writes_nothing(store, directory):
+    store.update([change(**{"": entry()})])
+    (path,) = directory.rglob("*.json")
+    before = path.stat()
+    assert not store.remove([Key(T4.key, MODULE, "test_b")])
+    after = path.stat()  # not the time of access: the file is read
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

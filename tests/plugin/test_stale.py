@@ -87,8 +87,8 @@ def test_reports_say_what_was_collected():
 def test_the_line_names_three():
     assert stale_line([]) == ""
     assert stale_line([key("a.py::x")]) == (
-        "gpumem: 1 baseline has no test any more (gpumem prune --delete removes them): "
-        "a.py::x on virtual-T4"
+        "gpumem: 1 baseline has no test any more (pytest --collect-only --gpumem-stale=delete "
+        "deletes them): a.py::x on virtual-T4"
     )
     five = stale_line(key(f"a.py::{i}") for i in range(5))
     assert five.startswith("gpumem: 5 baselines have no test any more (")

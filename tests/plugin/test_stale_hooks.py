@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
+import filelock
 import pytest
+from helpers.command_line import write
 
 from pytest_gpumem.baselines.paths import read_file
+from pytest_gpumem.baselines.store import BaselineStore
 
 UPDATE = "--gpumem-update-baselines"
 FAIL = "--gpumem-stale=fail"
+DELETE = "--gpumem-stale=delete"
 FIRST = """
 @pytest.mark.gpu_memory
 def test_kept(): mib(1)
@@ -16,7 +23,7 @@ def test_kept(): mib(1)
 def test_gone(): mib(2)
 """
 LEFT = FIRST.replace("test_gone", "test_renamed")
-REMOVES = "no test any more (gpumem prune --delete removes them)"
+REMOVES = "no test any more (pytest --collect-only --gpumem-stale=delete deletes them)"
 LINE = f"gpumem: 1 baseline has {REMOVES}: "
 GONE = "test_it.py::test_gone on virtual-H100"
 
@@ -222,3 +229,75 @@ def test_the_hooks_import_no_torch_where_no_test_is_marked(suite):
     path = suite.path / "test_plain.py"
     path.write_text(path.read_text().replace("import pytest, torch\n", ""))
     assert suite.run_apart().outcomes == {"passed": 1}
+
+
+# Deleting
+
+
+def test_the_printed_command_deletes_what_is_stale_and_nothing_else(renamed):
+    kept = BaselineStore(renamed.path / "baselines").get("virtual-H100", "test_it.py", "test_kept")
+    arguments = shlex.split(re.search(r"\(pytest (.*) deletes them\)", renamed.run().out)[1])
+    session = renamed.run(*arguments)
+    assert (session.ret, session.outcomes) == (0, {"tests": 3})
+    assert f"gpumem: 1 baseline has no test any more (deleted): {GONE}" in session.out
+    store = BaselineStore(renamed.path / "baselines")
+    assert store.get("virtual-H100", "test_it.py", "test_kept") == kept
+    assert store.get("virtual-H100", "test_it.py", "test_gone") is None
+    assert store.get("virtual-H100", "test_more.py", "test_more") is not None
+    assert renamed.run(FAIL).ret == 0
+
+
+def test_a_session_with_workers_deletes_what_all_of_them_miss(renamed):
+    pytest.importorskip("xdist")
+    session = renamed.run_warm("-n", "2", DELETE)
+    assert (session.ret, session.out.count("(deleted)")) == (0, 1)
+    assert renamed.run(FAIL).ret == 0
+
+
+@pytest.mark.parametrize("arguments", [["-k", "kept"], ["test_it.py"], ["--lf"]])
+def test_a_collection_that_was_not_full_deletes_nothing_and_says_so(renamed, arguments):
+    before = renamed.baselines()
+    session = renamed.run("--collect-only", DELETE, *arguments)
+    assert "gpumem: stale baselines are unknown: " in session.out
+    renamed.write("test_more.py", "raise RuntimeError('broken')")
+    session = renamed.run("--collect-only", DELETE)
+    assert "stale baselines are unknown: test_more.py could not be collected" in session.out
+    assert renamed.baselines() == before
+
+
+def test_folders_that_are_empty_then_go_and_others_stay(renamed):
+    folder = renamed.path / "baselines"
+    write(folder, {"test_x": (1, 2)}, module="sub/deep/test_b.py")
+    (folder / "virtual-T4/sub/README").write_text("kept")
+    assert renamed.run("--collect-only", DELETE).ret == 0
+    assert not (folder / "virtual-T4/sub/deep").exists()
+    assert (folder / "virtual-T4/sub/README").exists()
+
+
+def test_what_cannot_be_deleted_is_told_and_fails_the_session(renamed):
+    write(renamed.path / "baselines", {"test_x": (1, 2)}, module="sub/test_b.py")
+    with filelock.FileLock(renamed.path / "baselines/.gpumem.lock"):
+        renamed.write(
+            "conftest.py",
+            """
+            from pytest_gpumem.baselines.store import BaselineStore
+
+            locked = BaselineStore.__init__
+            BaselineStore.__init__ = lambda self, *args, **named: locked(
+                self, *args, **{**named, "lock_timeout": 0.1}
+            )
+            """,
+        )
+        session = renamed.run_apart("--collect-only", DELETE)
+    assert session.ret == 1
+    assert "another process has held it" in session.flat
+    assert "(deleted)" not in session.out
+
+
+def test_all_names_are_listed_if_asked(renamed):
+    names = [f"test_{number}" for number in range(5)]
+    write(renamed.path / "baselines", dict.fromkeys(names, (1, 2)), module="sub/test_b.py")
+    assert "sub/test_b.py::test_4" not in renamed.run("--collect-only").out
+    assert all(
+        f"sub/test_b.py::{name}" in renamed.run("--collect-only", "-v").out for name in names
+    )

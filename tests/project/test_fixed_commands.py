@@ -14,13 +14,10 @@ import tarfile
 import zipfile
 
 import pytest
-from helpers.command_line import write
 from helpers.pages import Place
 from helpers.printed_commands import texts_with_commands
 from helpers.sources import HELPER
 from helpers.warm import warm_python
-
-from pytest_gpumem.cli.recorded.collect_plugin import VARIABLE
 
 GIT = "git -c user.name=a -c user.email=b@c.org"
 NAME = "pytest-gpumem"
@@ -60,41 +57,6 @@ def test_a_conflict_in_a_baseline_is_ended_by_either_side_and_an_update(place):
         assert place.sh(words).ret == 0
         assert f'"peak_allocated": [{peak}]' in path.read_text(encoding="utf-8")
     assert "baselines: 1 changed" in place.sh(f"pytest {option}").out
-
-
-# gpumem prune
-
-
-def test_what_prune_says_to_run_lists_the_baselines(place):
-    place.write("test_a.py", "def test_a(): pass\n")
-    place.write("inner/pytest.ini", "[pytest]\n")
-    place.write("inner/test_b.py", "def test_b(): pass\n")
-    place.write(
-        "conftest.py",
-        f"""
-import os, pathlib, pytest
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure():
-    if "SPOILED" in os.environ:
-        pathlib.Path(os.environ["{VARIABLE}"]).write_text("")
-""",
-    )
-    write(place.folder / "baselines", {"test_gone": (1, 2)}, module="test_a.py")
-    listed = "stale: test_a.py::test_gone on virtual-T4\n"
-
-    named = place.sh("gpumem prune test_a.py")
-    (command,) = re.findall("; run (.*) where pytest collects all tests", named.err)
-    assert place.sh(command).out.startswith(listed)
-    below = place.sh("cd inner && gpumem prune")
-    (pair,) = re.findall(r"; run (.*) from pytest's root folder, or add (\S+)", below.err)
-    command, option = pair
-    assert place.sh(command).out.startswith(listed)
-    option = option.replace("DIR", "../baselines")
-    assert place.sh(f"cd inner && {command} {option}").out.startswith(listed)
-    spoiled = place.sh("gpumem prune --rootdir='../a project'", SPOILED="1")
-    (command,) = re.findall("; run (.*) again", spoiled.err)
-    assert place.sh(command).out.startswith(listed)
 
 
 # pip

@@ -42,14 +42,9 @@ WRITTEN = {
         "pip install --excludes excludes.txt ...",
         "pip install --no-deps ",
     ],
-    "cli/recorded/prune.py": [
-        "gpumem prune [--delete] [argument for pytest ...]",
-        "gpumem prune where pytest collects all tests, and name no tests",
-        "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
-    ],
     "cli/recorded/report.py": [
         "pytest --gpumem-json",
-        "gpumem prune lists them",
+        "pytest --collect-only lists them",
     ],
     "cli/run_program.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
     "cli/recorded/show.py": [
@@ -88,7 +83,7 @@ WRITTEN = {
     ],
     "session/output_files.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
-    "report/merge.py": ["gpumem prune --delete removes them): "],
+    "report/merge.py": ["pytest --collect-only --gpumem-stale=delete"],
     "setup.py": [
         (
             "pip install --force-reinstall --no-deps --no-cache-dir pytest-gpumem, or, in a source "
@@ -103,7 +98,6 @@ of synopses"""
 JOINED = {
     "plugin/stale_hooks.py": 1,
     "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
-    "cli/recorded/prune.py": 2,
     "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
     "cli/recorded/show.py": 1,
@@ -237,8 +231,8 @@ def test_commands_about_baselines_delete_list_and_write(place):
     assert "baselines: 4 created" in place.sh(f"{session} --gpumem-update-baselines").out
     place.write("test_a.py", TESTS.replace("'a b', ", ""))
     session = place.sh(f"{session} .. .")
-    (command,) = re.findall(r"1 baseline has no test any more \((.*) removes them\)", session.out)
-    assert place.sh(command).out.splitlines()[-1] == "gpumem: deleted"
+    (command,) = re.findall(r"1 baseline has no test any more \((.*) deletes them\)", session.out)
+    assert "1 baseline has no test any more (deleted): " in place.sh(command).out
     folder = "--baseline-dir='../base lines'"
     for name in ("show", "history"):
         place.sh("git init -q .. && git add .. && git -c user.name=a -c user.email=b commit -qm x")

@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if merged.stale and (files or arguments.github):
         number = len(merged.stale)
         verb = "1 baseline has" if number == 1 else f"{number} baselines have"
-        trouble.append(f"gpumem: {verb} no test: gpumem prune lists them")
+        trouble.append(f"gpumem: {verb} no test: pytest --collect-only lists them")
     return Outcome(printed or "\n".join(lines), FOUND if failed else OK, tuple(trouble))
 
 
