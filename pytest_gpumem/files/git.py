@@ -61,6 +61,22 @@ def path_in_repository(folder: Path, root: Path) -> str:
     return "" if path == os.curdir else path
 
 
+def folder_blobs(root: Path, commit: str, folder: str) -> dict[Path, str]:
+    """Return a commit's files in a folder ("": all), each with its blob's name; "" of a link.
+
+    Paths are from the top of the repository.
+    """
+    place = [f"{folder}/"] if folder else []
+    listing = run_git("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit, *place)
+    blobs = {}
+    for line in filter(None, listing.split(b"\0")):
+        # mode, kind, object, tab, path
+        fields, _, name = line.partition(b"\t")
+        mode, *_, blob = fields.decode().split()
+        blobs[Path(os.fsdecode(name))] = blob if mode in FILE_MODES else ""
+    return blobs
+
+
 def blob_contents(root: Path, names: Iterable[str]) -> Iterator[bytes]:
     """Yield the contents of git's blobs, in their order: one process of git for all of them.
 

@@ -7,33 +7,33 @@ changes of the working tree are the last step.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.baselines.paths import ENDING, Key, baseline_path, read_file
 from pytest_gpumem.cli.recorded.changes import ChangeKind, EntryChange, pair_entries
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.files.git import (
-    FILE_MODES,
     GitError,
     blob_contents,
+    folder_blobs,
     path_in_repository,
     repository_root,
     run_git,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping
 
     from pytest_gpumem.measurement import BaselineEntry
 
-_FORMAT: Final = "%x00%H%x00%ct%x00%an%x00%s"
+_FORMAT: Final = "%H%x00%ct%x00%an%x00%s"
 """git's format of a commit: NUL parts its fields, as no name or subject can have one"""
 SHALLOW: Final = "this clone is shallow; git fetch --unshallow gets the earlier commits"
 
@@ -55,21 +55,6 @@ class Commit(NamedTuple):
 
 
 WORKING_TREE: Final = Commit("", "", "", "")
-
-
-class FileChange(NamedTuple):
-    """A baseline file before a commit and after it: names of git's blobs, "" of none."""
-
-    path: str
-    """from the top of the repository"""
-    old: str
-    new: str
-
-
-IN_WORKING_TREE: Final = "working tree"
-"""stands for the blob of a file that is not committed"""
-_Log: TypeAlias = "list[tuple[Commit, list[FileChange]]]"
-"""commits with the files that they changed"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ def read_history(
     directory: Path,
     *,
     limit: int | None = None,
-    accept: Callable[[Key], bool] | None = None,
+    accept: Callable[[Key], bool] = lambda _key: True,
     module: str = "",
 ) -> BaselineHistory:
     """Return the changes of each commit in a folder of baselines.
@@ -122,132 +107,83 @@ def read_history(
     Raises:
         GitError: git or the repository is missing.
     """
-    root, log = folder_log(directory)
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    root = repository_root(existing)
+    folder, ending = path_in_repository(directory, root), ENDING
     if module:
         # Below the folder of any device.
         ending = baseline_path(Path(), "device", module).as_posix().removeprefix("device")
-        log = [
-            (commit, [file for file in files if file.path.endswith(ending)])
-            for commit, files in log
-        ]
-    log = [(commit, files) for commit, files in log if files]
+    log = commits_of(root, folder, ending)
+    current = working_files(root, folder, ending)
+
+    @cache
+    def files_of(commit: Commit) -> dict[Path, str]:
+        if commit == WORKING_TREE:
+            return current
+        blobs = folder_blobs(root, commit.name, folder)
+        return {path: blob for path, blob in blobs.items() if blob and _ends(path, ending)}
+
+    if current != (files_of(log[0]) if log else {}):
+        log.insert(0, WORKING_TREE)
     remarks = []
+    read = log if limit is None else log[: limit + 1]
+    versions = [files_of(commit) for commit in read]
     if limit is not None and len(log) > limit:
         remarks.append(f"the newest {limit} of {len(log)} commits that changed baselines")
-        log = log[:limit]
-    versions = _Versions(root, log, accept)
-    steps = [step for step in map(versions.step, log) if step.changes or step.errors]
-    if run_git("-C", str(root), "rev-parse", "--is-shallow-repository").strip() == b"true":
-        remarks.append(SHALLOW)
-    return BaselineHistory(tuple(steps), tuple(remarks))
+    else:
+        versions.append({})  # before the first commit
+    pairs = [(old, new) for new, old in pairwise(versions)]
+    names = {blob for old, new in pairs for _, blob in old.items() ^ new.items()}
+    contents = {
+        blob: read_file(root / path) or b"" for path, blob in current.items() if blob in names
+    }
+    committed = sorted(names - contents.keys())
+    contents |= zip(committed, blob_contents(root, committed), strict=True)
 
-
-class _Content(msgspec.Struct):
-    """A version of a baseline file of which no test is decoded: quickly."""
-
-    format: int
-    device: msgspec.Raw
-    module: str
-    provenance: msgspec.Raw
-    tests: dict[str, msgspec.Raw]
-
-    @property
-    def head(self) -> tuple[int, bytes, str, bytes]:
-        """The settings that bear on the figures of all tests."""
-        return self.format, bytes(self.device), self.module, bytes(self.provenance)
-
-
-_Version: TypeAlias = "_Content | bytes"
-"""of a file: its bytes where these are no such content, or of an older form"""
-
-
-def _tree_version(content: bytes) -> _Version:
-    try:
-        return msgspec.json.decode(content, type=_Content)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return content  # its strict reader names the fault
-
-
-class _Versions:
-    """The versions of baseline files, from the newest on: of each file the last one is kept."""
-
-    def __init__(self, root: Path, log: _Log, accept: Callable[[Key], bool] | None) -> None:
-        self._root = root
-        self._accept = accept
-        self._last: dict[str, tuple[str, _Version]] = {}
-        blobs: list[str] = []
-        last: dict[str, str] = {}
-        for _, files in log:
-            for file in files:
-                blobs += [file.new] if file.new != last.get(file.path) else []
-                blobs += [file.old] if file.old != file.new else []
-                last[file.path] = file.old
-        committed = (blob for blob in blobs if blob not in {"", IN_WORKING_TREE})
-        self._contents = blob_contents(root, committed)
-
-    def step(self, logged: tuple[Commit, Sequence[FileChange]]) -> Step:
-        """Return a commit's changes; commits are asked for in the order of the log."""
-        commit, files = logged
-        earlier: dict[Key, BaselineEntry] = {}
-        later: dict[Key, BaselineEntry] = {}
-        errors = []
-        for file in files:
-            blob, new = self._last.pop(file.path, ("", b""))
-            if blob != file.new or not blob:
-                new = self._next(file.path, file.new)
-            old = self._next(file.path, file.old) if file.old != file.new else new
-            self._last[file.path] = file.old, old
-            try:
-                old_entries, new_entries = self._moved_entries(file.path, old, new)
-            except BaselineError as error:
-                name = f"{commit.short}:{error.given}"
-                errors.append(BaselineError(name, error.problem, error.remedy))
-                continue
-            earlier |= old_entries
-            later |= new_entries
-        moved = [
-            change
-            for change in pair_entries(earlier, later)
-            if change.kind is not ChangeKind.SAME or toolchain_moved(change)
-        ]
-        return Step(commit, tuple(moved), tuple(errors))
-
-    def _next(self, path: str, blob: str) -> _Version:
-        """Return a version of a file, the next one that git tells; b"" of none."""
-        if blob == IN_WORKING_TREE:
-            return _tree_version(read_file(self._root / path) or b"")
-        return _tree_version(next(self._contents)) if blob else b""
-
-    def _moved_entries(
-        self, path: str, old: _Version, new: _Version
-    ) -> tuple[dict[Key, BaselineEntry], dict[Key, BaselineEntry]]:
-        """Return the entries before and after of the tests with another text."""
-        if isinstance(old, _Content) and isinstance(new, _Content) and old.head == new.head:
-            same = {
-                name
-                for name, content in old.tests.items()
-                if name in new.tests and bytes(content) == bytes(new.tests[name])
-            }
-            old, new = (
-                msgspec.structs.replace(
-                    version,
-                    tests={name: text for name, text in version.tests.items() if name not in same},
-                )
-                for version in (old, new)
-            )
-        return self._entries(path, old), self._entries(path, new)
-
-    def _entries(self, path: str, version: _Version) -> dict[Key, BaselineEntry]:
-        if version == b"":
+    @cache
+    def entries_of(path: Path, blob: str | None) -> dict[Key, BaselineEntry]:
+        if blob is None:
             return {}
-        content = msgspec.json.encode(version) if isinstance(version, _Content) else version
-        file = decode(Path(path), content)
+        file = decode(path, contents[blob])
         keyed = (
             (Key(file.device.key, file.module, test, part), entry)
             for test, parts in file.tests.items()
             for part, entry in parts.items()
         )
-        return {key: entry for key, entry in keyed if self._accept is None or self._accept(key)}
+        return {key: entry for key, entry in keyed if accept(key)}
+
+    steps = [step_of(commit, *pair, entries_of) for commit, pair in zip(log, pairs, strict=False)]
+    if run_git("-C", str(root), "rev-parse", "--is-shallow-repository").strip() == b"true":
+        remarks.append(SHALLOW)
+    moved = tuple(step for step in steps if step.changes or step.errors)
+    return BaselineHistory(moved, tuple(remarks))
+
+
+def step_of(
+    commit: Commit,
+    old: Mapping[Path, str],
+    new: Mapping[Path, str],
+    entries_of: Callable[[Path, str | None], dict[Key, BaselineEntry]],
+) -> Step:
+    """Return the changes of a commit by the files before and after it, each with its blob."""
+    earlier: dict[Key, BaselineEntry] = {}
+    later: dict[Key, BaselineEntry] = {}
+    errors = []
+    for path in sorted({path for path, _ in old.items() ^ new.items()}):
+        try:
+            entries = entries_of(path, old.get(path)), entries_of(path, new.get(path))
+        except BaselineError as error:
+            name = f"{commit.short}:{error.given}"
+            errors.append(BaselineError(name, error.problem, error.remedy))
+            continue
+        earlier |= entries[0]
+        later |= entries[1]
+    moved = [
+        change
+        for change in pair_entries(earlier, later)
+        if change.kind is not ChangeKind.SAME or toolchain_moved(change)
+    ]
+    return Step(commit, tuple(moved), tuple(errors))
 
 
 def toolchain_moved(change: EntryChange) -> bool:
@@ -259,81 +195,41 @@ def toolchain_moved(change: EntryChange) -> bool:
     )
 
 
-# -- git's log --
+# -- git --
 
 
-def folder_log(directory: Path) -> tuple[Path, _Log]:
-    """Return the top of the repository, and the commits that changed the folder: newest first."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-    root = repository_root(existing)
-    folder = path_in_repository(directory, root) or os.curdir
-    log = []
-    uncommitted = list(uncommitted_files(root, folder))
-    if uncommitted:
-        log.append((WORKING_TREE, uncommitted))
-    if _has_commits(root):
-        output = run_git(
-            *("-C", str(root), "-c", "log.showSignature=false", "log"),
-            # The folder's name is not a pattern.
-            *("--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
-            *(f"--format={_FORMAT}", "--encoding=UTF-8", "--", f":(literal){folder}"),
-        )
-        log += parse_log(output)
-    return root, log
+def _ends(path: Path, ending: str) -> bool:
+    return f"/{path.as_posix()}".endswith(ending)
 
 
-def _has_commits(root: Path) -> bool:
-    try:
-        run_git("-C", str(root), "rev-parse", "--verify", "--quiet", "HEAD")
-    except GitError:
-        return False
-    return True
-
-
-def parse_log(output: bytes) -> _Log:
-    """Return the commits of ``git log --raw -z`` with the baseline files that each changed."""
-    log: _Log = []
-    words = iter(output.split(b"\0"))
-    for word in words:
-        change = word.lstrip(b"\n")
-        if change.startswith(b":"):
-            # ":100644 100644 OLD NEW M", and the path as the next word
-            old_mode, mode, old, new, _ = change[1:].decode().split(" ")
-            path = os.fsdecode(next(words))
-            if path.endswith(ENDING):
-                log[-1][1].append(
-                    FileChange(
-                        path,
-                        old if old_mode in FILE_MODES else "",
-                        new if mode in FILE_MODES else "",
-                    )
-                )
-        elif not change:  # a commit begins with an empty word; the last word is one as well
-            fields = [field.decode(errors="replace") for field in islice(words, 4)]
-            if len(fields) == len(Commit._fields):
-                name, seconds, author, subject = fields
-                date = datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()
-                log.append((Commit(name, date, author, subject), []))
-    return log
-
-
-def uncommitted_files(root: Path, folder: str) -> Iterator[FileChange]:
-    """Yield the files of the folder that differ from the last commit's."""
+def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
+    """Return the commits that changed files with an ending in a folder: newest first."""
     git = ("-C", str(root))
-    place = f":(literal){folder}"
-    status = run_git(
-        *git, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--", place
+    try:
+        run_git(*git, "rev-parse", "--verify", "--quiet", "HEAD")
+    except GitError:
+        return []
+    pattern = re.sub(r"([\\*?\[])", r"\\\1", folder)
+    log = run_git(
+        *(*git, "-c", "log.showSignature=false", "log", "--first-parent", "--encoding=UTF-8"),
+        *(f"--format={_FORMAT}", "--", f":(top,glob){pattern}{'/' * bool(folder)}**/*{ending}"),
     )
-    # "XY PATH": two letters and a space
-    paths = [line[3:] for line in status.split(b"\0") if line.endswith(ENDING.encode())]
-    blobs: dict[bytes, str] = {}
-    if paths and _has_commits(root):
-        listing = run_git(*git, "ls-tree", "-r", "-z", "--full-tree", "HEAD")
-        for line in filter(None, listing.split(b"\0")):
-            fields, _, path = line.partition(b"\t")
-            mode, *_, blob = fields.decode().split()
-            blobs[path] = blob if mode in FILE_MODES else ""
-    for path in paths:
-        name = os.fsdecode(path)
-        there = (root / name).is_file()
-        yield FileChange(name, blobs.get(path, ""), IN_WORKING_TREE if there else "")
+    commits = []
+    for line in log.decode(errors="replace").splitlines():
+        name, seconds, author, subject = line.split("\0")
+        date = datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()
+        commits.append(Commit(name, date, author, subject))
+    return commits
+
+
+def working_files(root: Path, folder: str, ending: str) -> dict[Path, str]:
+    """Return the files with an ending in a folder, each with the name that its blob would have."""
+    git = ("-C", str(root))
+    place = f":(top,literal){folder}" if folder else ":/"
+    options = ("-z", "--cached", "--others", "--exclude-standard", "--", place)
+    names = {os.fsdecode(name) for name in run_git(*git, "ls-files", *options).split(b"\0")}
+    paths = [path for path in sorted(map(Path, names)) if (root / path).is_file()]
+    paths = [path for path in paths if _ends(path, ending)]
+    stdin = b"".join(os.fsencode(path) + b"\n" for path in paths)
+    blobs = run_git(*git, "hash-object", "--stdin-paths", stdin=stdin)
+    return dict(zip(paths, blobs.decode().split(), strict=True))

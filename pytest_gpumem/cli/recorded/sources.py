@@ -11,10 +11,10 @@ from pytest_gpumem.baselines.paths import ENDING, Key
 from pytest_gpumem.cli.recorded.folder import Figures, read_contents, read_folder
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.files.git import (
-    FILE_MODES,
     GitError,
     OutsideRepositoryError,
     blob_contents,
+    folder_blobs,
     path_in_repository,
     repository_root,
     run_git,
@@ -105,19 +105,8 @@ def _read_revision(revision: str, directory: Path) -> Source:
         except GitError:
             raise GitError("git has no such revision") from None
         folder = path_in_repository(directory, root)
-        listing = run_git(
-            *("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit),
-            f"{folder}/" if folder else "",
-        )
-        blobs: dict[Path, str] = {}
-        """files, each with its object's name; "" of a link"""
-        for line in filter(None, listing.split(b"\0")):
-            # mode, kind, object, tab, path
-            fields, _, name = line.partition(b"\t")
-            mode, *_, blob = fields.decode().split()
-            path = Path(os.fsdecode(name))
-            if path.suffix == ENDING:
-                blobs[path] = blob if mode in FILE_MODES else ""
+        blobs = folder_blobs(root, commit, folder)
+        blobs = {path: blob for path, blob in blobs.items() if path.suffix == ENDING}
         # All contents from one process of git: there may be a thousand files.
         contents_of_blobs = list(blob_contents(root, filter(None, blobs.values())))
     except OutsideRepositoryError as error:

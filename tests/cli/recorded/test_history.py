@@ -64,18 +64,18 @@ def test_a_test_is_told_by_commit_with_the_cause(repository, gpumem):
     assert matches_gold("history_of_test", without_hashes(out).rstrip("\n"))
 
 
-def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
-    """Of a suite's files each commit changes a few lines: thousands of commits are read quickly."""
+def test_each_version_of_a_file_is_decoded_once(here, gpumem, monkeypatch):
+    """Of a suite's files each commit changes a few."""
     decoded = []
 
     def noted(path, content):
-        file = decode(path, content)
-        decoded.extend(file.tests)
-        return file
+        decoded.append(path.name)
+        return decode(path, content)
 
     monkeypatch.setattr("pytest_gpumem.cli.recorded.commits.decode", noted)
     git("init", "-q", "-b", "main")
     write(here / "baselines", {f"test_{number}": (number, number) for number in range(9)})
+    write(here / "baselines", {"test_x": (1, 2)}, module="tests/test_other.py")
     commit("one")
     write(here / "baselines", {"test_4": (5, 6)})
     commit("grown")
@@ -84,9 +84,8 @@ def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
     status, out, err = gpumem("history")
     assert (status, err) == (0, "")
     assert ": 1 grew" in flat(out)
-    assert ": 9 appeared" in flat(out)
-    assert decoded.count("test_4") == 5  # twice a commit, and once where all is new
-    assert decoded.count("test_3") == 3  # where all is new, and where another toolchain came
+    assert ": 10 appeared" in flat(out)
+    assert [decoded.count(name) for name in ("test_a.json", "test_other.json")] == [3, 1]
 
 
 def test_a_merge_is_one_step_of_the_first_parents_line(repository, gpumem):
