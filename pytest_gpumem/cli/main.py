@@ -28,7 +28,6 @@ GROUPS: Final = {
     "begin": {"cards": "card_table", "version": "version_info"},
     "measure": {"run": "run_program", "verify": "verify.verify"},
     "baselines": {
-        "show": "recorded.show",
         "history": "recorded.history",
         "compare": "recorded.compare",
         "accept": "accept.accept",

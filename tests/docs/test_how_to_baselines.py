@@ -41,12 +41,14 @@ def test_the_commands_of_a_review_say_what_the_page_says(grown, gpumem):
         status, out, err = gpumem(*arguments)
         assert (status, err) == (0, ""), arguments
         outputs.append(out)
-    compared, listed, course, shown = outputs
+    compared, listed, course = outputs
     assert compared.startswith("gpumem: main -> baselines: 1 grew")
     assert "150.00" in compared
     assert listed.index("not committed") < listed.index("a step of 150 MiB")
     assert course.index("180.00") < course.index("150.00") < course.index("100.00")
-    assert "180.00" in shown
+    (question,) = [words[1:] for words in commands(REVIEW) if words[0] == "jq"]
+    allocated = subprocess.run(["jq", *question], check=True, capture_output=True, text=True).stdout
+    assert json.loads(allocated) == {"test_resnet50_step": [180 << 20]}
     assert gpumem("compare", "main", "--fail-on-growth", "2%")[0] == 1
     assert gpumem("compare", "main", "--format=markdown")[1].count("test_resnet50_step") == 1
 

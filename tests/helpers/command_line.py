@@ -1,4 +1,4 @@
-"""What the tests of ``gpumem compare`` and ``show`` share: folders, and the command."""
+"""What the tests of the commands about baselines share: folders, and the command."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 PACKAGE = ROOT / "pytest_gpumem"
 COMMAND = re.compile(
-    r"\b(?:pytest --?\w|gpumem (?:run|cards|compare|show|history|accept)\b"
+    r"\b(?:pytest --?\w|gpumem (?:run|cards|compare|history|accept)\b"
     r"|git (?:checkout|fetch|log)\b|pip install|python \w+\.py|torchrun --?\w).*"
 )
 

@@ -47,12 +47,6 @@ WRITTEN = {
         "pytest --collect-only lists them",
     ],
     "cli/run_program.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
-    "cli/recorded/show.py": [
-        (
-            "pytest --gpumem-update-baselines, run gpumem from pytest's root folder, or name the "
-            "folder with --baseline-dir"
-        )
-    ],
     "devices/cards.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
@@ -100,8 +94,8 @@ JOINED = {
     "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
     "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
-    "cli/recorded/show.py": 1,
     "explain/answers.py": 1,
+    "cli/recorded/history.py": 1,
     "judge/verdict.py": 1,
     "session/origin.py": 3,
     "report/json_report.py": 1,
@@ -234,17 +228,12 @@ def test_commands_about_baselines_delete_list_and_write(place):
     (command,) = re.findall(r"1 baseline has no test any more \((.*) deletes them\)", session.out)
     assert "1 baseline has no test any more (deleted): " in place.sh(command).out
     folder = "--baseline-dir='../base lines'"
-    for name in ("show", "history"):
-        place.sh("git init -q .. && git add .. && git -c user.name=a -c user.email=b commit -qm x")
-        told = place.sh(f"gpumem {name} zzz {folder}")
-        (command,) = re.findall(r"; (gpumem .*) lists all$", told.err.strip())
-        listed = place.sh(command)
-        assert listed.ret == 0
-        assert "test_it[[x]]" in listed.out
-    told = place.sh("gpumem show --baseline-dir='none here'")
-    (command,) = re.findall("; record some with (.*)$", told.err.strip())
-    assert "baselines: 3 created" in place.sh(command).out
-    assert "test_it[[x]]" in place.sh("gpumem show --baseline-dir='none here'").out
+    place.sh("git init -q .. && git add .. && git -c user.name=a -c user.email=b commit -qm x")
+    told = place.sh(f"gpumem history zzz {folder}")
+    (command,) = re.findall(r"; (gpumem .*) lists all$", told.err.strip())
+    listed = place.sh(command)
+    assert listed.ret == 0
+    assert "test_it[[x]]" in listed.out
     place.write("a b.json", '{"format": 3, "gpumem": "0.1.0", "created": ')  # cut off
     told = place.sh("gpumem report 'a b.json'")
     (command,) = re.findall("; write the report again with (.*)$", told.err.strip())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.cli.recorded import history_listing as listing
 from pytest_gpumem.cli.recorded.commits import read_history
-from pytest_gpumem.cli.recorded.compare import add_folder
-from pytest_gpumem.cli.recorded.show import add_choice, command_for_all, similar_names
+from pytest_gpumem.cli.recorded.compare import FOLDER, add_folder
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.files.git import GitError, OutsideRepositoryError
 
@@ -26,11 +27,18 @@ changed, or the figures of one test at each commit, and the cause of each change
 changes come first."""
 DEFAULT_COMMITS: Final = 20
 """commits that are read, unless a test is named"""
+MAX_NAMES: Final = 5
+"""names that a message suggests"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem history``."""
-    add_choice(parser)
+    parser.add_argument(
+        "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
+    )
+    parser.add_argument(
+        "--device", metavar="KEY", help='only baselines of this device: "virtual-T4"'
+    )
     parser.add_argument(
         "-n",
         "--commits",
@@ -93,6 +101,12 @@ def matching_history(
     if name and not nodeids:
         # Its file has no history: the names of all others may have one like it.
         read_history(directory, accept=accepts)
-    every = command_for_all("history", arguments.baseline_dir)
-    remedy = similar_names(name, nodeids) or f"{every} lists all"
+    tests = {nodeid.partition("::")[2] for nodeid in nodeids}
+    similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(
+        name, tests, MAX_NAMES
+    )
+    folder = arguments.baseline_dir
+    options = [] if folder == FOLDER else [f"--baseline-dir={folder}"]
+    remedy = f"{shlex.join(['gpumem', 'history', *options])} lists all"
+    remedy = f"these do: {', '.join(similar)}" if similar else remedy
     raise BaselineError(words, "no baseline with this name has a history", remedy)
