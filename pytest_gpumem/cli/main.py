@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import textwrap
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -24,51 +22,21 @@ if TYPE_CHECKING:
 
 
 USAGE_ERROR: Final = 2
-GROUPS: Final = {
-    "begin": {"cards": "card_table", "version": "version_info"},
-    "measure": {"run": "run_program", "verify": "verify.verify"},
-    "baselines": {
-        "history": "recorded.history",
-        "compare": "recorded.compare",
-        "accept": "accept.accept",
-    },
-    "reports": {"report": "recorded.report"},
-    "versions and environments": {
-        "bisect": "bisect.bisect",
-        "blame": "bisect.blame",
-        "light": "light",
-    },
+COMMANDS: Final = {
+    "cards": "card_table",
+    "version": "version_info",
+    "run": "run_program",
+    "verify": "verify.verify",
+    "history": "recorded.history",
+    "compare": "recorded.compare",
+    "accept": "accept.accept",
+    "report": "recorded.report",
+    "bisect": "bisect.bisect",
+    "blame": "bisect.blame",
+    "light": "light",
 }
 """subcommands as the help lists them, each with its module in this folder. Only the module of the
 one that runs is imported: light runs where the others' imports are not installed"""
-COMMANDS: Final = {name: module for names in GROUPS.values() for name, module in names.items()}
-
-
-class _Parser(argparse.ArgumentParser):
-    """The parser of the command alone; its help has the subcommands in groups."""
-
-    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
-        super().__init__(prog="gpumem", description=__doc__)
-        self._modules = modules
-
-    def format_help(self) -> str:
-        """Return the help; each subcommand's line is wrapped beside its name."""
-        width = shutil.get_terminal_size().columns - 2
-        indent = max(map(len, COMMANDS)) + 4
-        lines = [self.format_usage(), f"{__doc__}\n"]
-        for group, names in GROUPS.items():
-            lines.append(f"{group}:")
-            for name in names:
-                help_ = self._modules[name].HELP if name in self._modules else ""
-                head = f"  {name}".ljust(indent)
-                lines.append(
-                    textwrap.fill(help_, width, initial_indent=head, subsequent_indent=" " * indent)
-                )
-            lines.append("")
-        lines.append(
-            "gpumem COMMAND --help explains a command; gpumem --version prints the version."
-        )
-        return "\n".join(lines) + "\n"
 
 
 def subcommand(name: str) -> ModuleType:
@@ -78,15 +46,10 @@ def subcommand(name: str) -> ModuleType:
 
 def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = _Parser(modules)
+    epilog = "gpumem COMMAND --help explains a command."
+    parser = argparse.ArgumentParser(prog="gpumem", description=__doc__, epilog=epilog)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
-    commands = parser.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="COMMAND",
-        prog="gpumem",
-        parser_class=argparse.ArgumentParser,
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)

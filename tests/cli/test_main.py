@@ -191,9 +191,7 @@ def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):
 def test_the_command_alone_prints_its_help(gpumem):
     ended = gpumem()
     assert ended.returncode == 2
-    assert "\n  version  " in ended.stderr
-    grouped = [name for names in main.GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(main.COMMANDS)
+    assert [name for name in main.COMMANDS if f"\n    {name} " not in ended.stderr] == []
     assert "gpumem COMMAND --help explains a command" in ended.stderr
 
 

@@ -91,7 +91,7 @@ them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``
 of synopses"""
 JOINED = {
     "plugin/stale_hooks.py": 1,
-    "cli/bisect/bisect.py": 2,  # cli/test_bisect.py runs one
+    "cli/bisect/bisect.py": 1,
     "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
     "cli/run_program.py": 1,  # a program's arguments, which name its baseline
     "explain/answers.py": 1,

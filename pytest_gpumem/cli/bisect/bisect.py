@@ -88,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PACKAGE GOOD BAD TEST",
         help="a package of the index (torch too), a release without the growth, a release with "
-        "the growth, and the tests as for pytest; pytest's options go after --",
+        "the growth, and the tests as for pytest; pytest's options go after --. If GOOD or BAD is "
+        "a release candidate, others are tried too",
     )
     parser.add_argument(
         "--with",
@@ -107,7 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a package that is released together with the one in question: each release is tried "
         "with the newest release that this package had on the day of its upload (repeatable)",
     )
-    parser.add_argument("--pre", action="store_true", help="also try release candidates")
     parser.add_argument(
         "--light",
         action="store_true",
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     package, good, bad, tests = parse_words(arguments)
     how = arguments.device, arguments.light, tuple(arguments.as_of)
     question = VersionQuestion(package, tests, tuple(arguments.requirements), *how)
-    candidates = releases_between(package, good, bad, prereleases=arguments.pre)
+    candidates = releases_between(package, good, bad)
     trials = Trials(question, Path(FOLDER).absolute(), timeout=arguments.timeout)
     trials.begin(fresh=arguments.fresh)
     return Bisection(arguments, package, *candidates, trials).run()
@@ -281,7 +281,7 @@ class Bisection:
         more = more.replace("+", "-") if self.falls else more
         lines.append(f"{followed.name}: {' -> '.join(texts)}{more}")
         blocks = ["\n".join(lines), self._table(good, bad)]
-        blocks += self._next_steps(good, bad, followed)
+        blocks += self._further_growth(good, bad, followed)
         return Outcome("\n\n".join(blocks), OK)
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
@@ -292,37 +292,19 @@ class Bisection:
         head = {"package": self.package, "good": ends[0], "bad": ends[1], "skipped": [*untried]}
         write_json(self.arguments.json, {**head, **answer})
 
-    def _next_steps(self, good: str, bad: str, followed: Followed) -> list[str]:
+    def _further_growth(self, good: str, bad: str, followed: Followed) -> list[str]:
+        """Return a sentence for each side of the answer on which the rest of the growth came."""
         first, last = self.versions[0], self.versions[-1]
-        steps = []
-        if (good, bad) != (first, last):
-            steps.append(f"show it again: {self._command(good, bad)}")
-        ends = [self._value(version, followed) for version in (first, good, bad, last)]
-        allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(ends[0]))
-        for low, high, older, newer in (
-            (ends[0], ends[1], first, good),
-            (ends[2], ends[3], bad, last),
-        ):
-            if high - low > allowance:  # of two that ran out of memory: nan, which is not
-                steps.append(
-                    f"{_more(low, high)} of the growth came between {older} and "
-                    f"{newer}: {self._command(older, newer)}"
-                )
-        return steps
-
-    def _command(self, good: str, bad: str) -> str:
-        arguments = self.arguments
-        words = ["gpumem", "bisect", self.package, good, bad, *arguments.words[3:]]
-        for requirement in arguments.requirements:
-            words += ["--with", requirement]
-        for package in arguments.as_of:
-            words += ["--as-of", package]
-        for name in ("light", "pre"):
-            words += [f"--{name}"] * getattr(arguments, name)
-        if arguments.device != "auto":
-            words.append(f"--device={arguments.device}")
-        behind = arguments.pytest_arguments
-        return shlex.join([*words, *(["--", *behind] if behind else [])])
+        sizes = [self._value(version, followed) for version in (first, good, bad, last)]
+        allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(sizes[0]))
+        return [
+            f"{_more(low, high)} of the growth came between {older} and {newer}: search there too"
+            for low, high, older, newer in (
+                (sizes[0], sizes[1], first, good),
+                (sizes[2], sizes[3], bad, last),
+            )
+            if high - low > allowance  # of two that ran out of memory: nan, which is not
+        ]
 
     def _table(self, good: str, bad: str) -> str:
         changes = self._changes(good, bad)

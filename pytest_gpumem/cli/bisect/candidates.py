@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
     """whether the bad one is the older: a later version takes less"""
 
 
-def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> Candidates:
+def releases_between(package: str, good: str, bad: str) -> Candidates:
     """Return the releases of a package from the good one to the bad one."""
     for name in (good, bad):
         if not _PEP_440.fullmatch(name.strip()):
@@ -61,8 +61,7 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
     if first == last:
         remedy = "name a release with more memory"
         raise SpecError(f"{package} {good} {bad}", "these are the same release", remedy)
-    with_prereleases = prereleases or first.is_prerelease or last.is_prerelease
-    listed = offered_releases(package, prereleases=with_prereleases)
+    listed = offered_releases(package, prereleases=first.is_prerelease or last.is_prerelease)
     versions = {Version(name): name for name in listed}
     for name in (good, bad):
         if Version(name) not in versions:

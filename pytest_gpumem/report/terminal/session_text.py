@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 def header(
     device: DeviceInfo | None,
     *,
-    driver: str = "",
     reason: str = "",
     fails: bool = False,
     cards: Sequence[str] = (),
@@ -47,7 +46,7 @@ def header(
         besides = f"; other tests name {', '.join(cards)}" if cards else ""
         predicted = "memory is predicted; kernels do not run"
         return [f"virtual GPU {description}{besides}", predicted]
-    return [f"{description}, driver {printable(driver)}" if driver else description]
+    return [description]
 
 
 def quiet_line(

@@ -166,7 +166,6 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
         ),
         *session_text.header(None, reason=NASTY),
         session_text.header(replace(T4, name=NASTY))[0],
-        *session_text.header(H200, driver=NASTY),
     ):
         assert "\\x1b[31mred\\x07\\r\\n\\u202egnp\\udcff" in text
         assert all(line.isprintable() for line in text.splitlines())
@@ -189,10 +188,8 @@ def test_the_header_of_a_virtual_gpu_says_that_memory_is_predicted():
     ]
 
 
-def test_the_header_of_a_real_gpu_names_its_driver():
-    assert session_text.header(H200, driver="580.65.06") == [
-        "NVIDIA H200 (139.80 GiB, capability 9.0, 132 SMs), driver 580.65.06"
-    ]
+def test_the_header_of_a_real_gpu_is_the_gpu():
+    assert session_text.header(H200) == ["NVIDIA H200 (139.80 GiB, capability 9.0, 132 SMs)"]
 
 
 def test_the_header_gives_the_reason_where_there_is_no_device():
