@@ -118,7 +118,7 @@ class OutOfMemory:
     needed: Peak | None = None
     """the peak of a second run without the limit; None without such a run"""
     path: str = ""
-    """the file of that line; "" where it is unknown, and of a report of an older version"""
+    """the file of that line; "" where it is unknown"""
     line: int = 0
     """its number, from 1"""
 
@@ -191,13 +191,13 @@ class Breakdown:
     sites: tuple[Site, ...] = ()
     """the largest first"""
     lines: tuple[LinePeak, ...] = ()
-    """of the whole step, the largest first; none of a baseline of 0.1.0"""
+    """of the whole step, the largest first; none where it was not recorded"""
     unsplit: int | None = None
-    """bytes at the peak beyond the requested bytes; None in a baseline of 0.1.0"""
+    """bytes at the peak beyond the requested bytes; None where that was not recorded"""
     autocast: bool | None = None
-    """whether a module was called under autocast; None in a baseline of 0.1.0"""
+    """whether a module was called under autocast; None where that was not recorded"""
     course: tuple[int, ...] = ()
-    """the highest allocated memory in equal stretches of the step; empty in an old baseline"""
+    """the highest allocated memory in equal stretches of the step; empty where not recorded"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from typing_extensions import Self
 
@@ -100,7 +100,7 @@ class NoteKind(str, Enum):
     BREAKDOWN = "breakdown", Severity.INFORMATION
     """how the breakdown of a peak was made"""
     OTHER = "other", Severity.INFORMATION
-    """a note of a report that an older version wrote"""
+    """a note that a hook adds"""
 
     NEXT_STEP = "next step", Severity.HINT
     """how many bytes more the next step takes (see FRESH_OPTIMIZER)"""
@@ -174,9 +174,3 @@ class Hinted(Noted):
     def hint_kinds(self) -> tuple[NoteKind, ...]:
         """The kinds of hints, one a sentence."""
         return tuple(hint.kind for hint in self.hints)
-
-
-def with_kinds(texts: Sequence[str], kinds: Sequence[NoteKind]) -> tuple[Note, ...]:
-    """Return notes of their texts and kinds; a text without a kind is of an older report."""
-    missing = [NoteKind.OTHER] * (len(texts) - len(kinds))
-    return tuple(map(Note, [*kinds, *missing], texts))

@@ -60,16 +60,13 @@ from pytest_gpumem.measurement import (
     Site,
     Slope,
 )
-from pytest_gpumem.source_lines import package_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-FORMAT: Final = 3
-"""The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course".
-3: a test has "peak_pinned"."""
+FORMAT: Final = 1
+"""the format's number: a change of it wants the next"""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -88,16 +85,6 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A JSON object that has these fields and no other."""
 
 
-class _OfLine(_Strict):
-    """A row of a source line: its file is named from its package on, as older rows are not."""
-
-    path: str
-
-    def __post_init__(self) -> None:
-        """Name a file of an environment inside of the project as it is named elsewhere."""
-        self.path = package_path(self.path)
-
-
 class _OfDevice(_Strict):
     key: str
 
@@ -112,8 +99,8 @@ else:
     _FORMS: Final = Forms(_Strict)
     _Device = _FORMS.of(DeviceInfo, base=_OfDevice, without=("kind", "context"))
     _Provenance = _FORMS.of(Provenance)
-    _FORMS.of(Site, base=_OfLine)
-    _FORMS.of(LinePeak, base=_OfLine, optional=("calls_pass",))
+    _FORMS.of(Site)
+    _FORMS.of(LinePeak, optional=("calls_pass",))
     _Breakdown = _FORMS.of(Breakdown, optional=("sites", "lines", "unsplit", "autocast", "course"))
     _Slope = _FORMS.of(Slope, types_of={"sizes": _AtLeastTwo})
 
@@ -304,15 +291,8 @@ def encode(file: BaselineFile) -> bytes:
         fields = {part: _entry_fields(entry, labels) for part, entry in parts.items()}
         whole = fields.pop(WHOLE_TEST, {})
         tests[name] = {**whole, "parts": fields} if fields else whole
-    entries = [entry for parts in file.tests.values() for entry in parts.values()]
-    first_format = not any(
-        breakdown.autocast is not None for entry in entries for breakdown in entry.breakdowns
-    )
-    newest = 1 if first_format else 2
-    if any(entry.peak_pinned for entry in entries):
-        newest = 3
     document = {
-        "format": newest,
+        "format": FORMAT,
         "device": _device_fields(file.device),
         "module": file.module,
         "provenance": {label: asdict(provenance) for provenance, label in labels.items()},

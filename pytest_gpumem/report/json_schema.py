@@ -20,17 +20,11 @@ from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import PinnedCount  # noqa: TC001
-from pytest_gpumem.notes import Note, NoteKind, with_kinds
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.report import model
 from pytest_gpumem.report.model import MAX_SHARDS
-from pytest_gpumem.source_lines import package_path
 
-FORMAT: Final = 3
-"""The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
-breakdown "lines", "unsplit" and "autocast". 3: a report has origins, a result an outcome, and a
-measured breakdown its course, so that the baselines of the session can be written from it; notes
-and hints have kinds ("note_kinds", "hint_kinds"), and a verdict the words of its command
-("update"); tests that their own code failed or skipped are in it ("own_outcomes")."""
+FORMAT: Final = 1
 
 Count = Bytes
 ShardNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
@@ -42,16 +36,6 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __init_subclass__(cls) -> None:
         """Name the form as its record is: the published schema's definitions have these names."""
         cls.__name__ = cls.__name__.removesuffix("Json")
-
-
-class OfLineJson(Strict, frozen=True):
-    """A row of a source line."""
-
-    path: str
-
-    def __post_init__(self) -> None:
-        """Name a file of an environment inside of the project as it is named elsewhere."""
-        msgspec.structs.force_setattr(self, "path", package_path(self.path))
 
 
 class OfDeviceJson(Strict, frozen=True):
@@ -82,36 +66,30 @@ if TYPE_CHECKING:
 else:
     _Key = tuple[str, str, str, str]
     _FORMS: Final = Forms(Strict)
-    PeakJson = _FORMS.of(measurement.Peak, optional=("pinned",))
+    PeakJson = _FORMS.of(measurement.Peak)
     ProvenanceJson = _FORMS.of(measurement.Provenance)
     DeviceJson = _FORMS.of(measurement.DeviceInfo, base=OfDeviceJson, name="Device")
-    OutOfMemoryJson = _FORMS.of(measurement.OutOfMemory, optional=("path", "line"))
-    SiteJson = _FORMS.of(measurement.Site, base=OfLineJson)
-    LinePeakJson = _FORMS.of(measurement.LinePeak, base=OfLineJson)
-    MeasuredBreakdownJson = _FORMS.of(
-        measurement.Breakdown,
-        optional=("lines", "unsplit", "autocast", "course"),
-        name="MeasuredBreakdown",
-    )
-    BreakdownJson = _FORMS.of(
-        measurement.Breakdown, optional=("lines", "unsplit", "autocast"), without=("course",)
-    )
-    KeeperJson = _FORMS.of(measurement.Keeper, base=OfLineJson)
+    OutOfMemoryJson = _FORMS.of(measurement.OutOfMemory)
+    SiteJson = _FORMS.of(measurement.Site)
+    LinePeakJson = _FORMS.of(measurement.LinePeak)
+    MeasuredBreakdownJson = _FORMS.of(measurement.Breakdown, name="MeasuredBreakdown")
+    BreakdownJson = _FORMS.of(measurement.Breakdown, without=("course",))
+    KeeperJson = _FORMS.of(measurement.Keeper)
     SlopeJson = _FORMS.of(measurement.Slope)
     HolderJson = _FORMS.of(measurement.Holder)
     StayedJson = _FORMS.of(measurement.Stayed)
     DeviceUseJson = _FORMS.of(measurement.DeviceUse)
-    PeakRangeJson = _FORMS.of(measurement.PeakRange, optional=("judged",))
+    PeakRangeJson = _FORMS.of(measurement.PeakRange)
     ComparisonJson = _FORMS.of(verdict.Comparison)
-    CauseJson = _FORMS.of(verdict.Cause, optional=("old_code",))
-    LeadJson = _FORMS.of(verdict.Lead, optional=("path", "line", "place"))
+    CauseJson = _FORMS.of(verdict.Cause)
+    LeadJson = _FORMS.of(verdict.Lead)
     UpdateCommandJson = _FORMS.of(verdict.UpdateCommand)
     ShardJson = _FORMS.of(model.Shard, types_of={"index": ShardNumber, "count": ShardNumber})
     OriginJson = _FORMS.of(model.Origin, types_of={"unseen": tuple[_Key, ...]})
 ORIGIN: Final[type] = OriginJson
 
 _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
-"""the names of sentences; their kinds came later"""
+"""the names of sentences; their kinds are further lists"""
 
 
 class _Noted:
@@ -125,12 +103,12 @@ class _Noted:
     @property
     def notes(self) -> tuple[Note, ...]:
         """The notes, each with its kind."""
-        return with_kinds(self.note_texts, self.note_kinds)
+        return tuple(map(Note, self.note_kinds, self.note_texts))
 
     @property
     def hints(self) -> tuple[Note, ...]:
         """The hints, each with its kind."""
-        return with_kinds(self.hint_texts, self.hint_kinds)
+        return tuple(map(Note, self.hint_kinds, self.hint_texts))
 
 
 class AttributionJson(_Noted, Strict, frozen=True, rename=_TEXTS):
@@ -139,9 +117,9 @@ class AttributionJson(_Noted, Strict, frozen=True, rename=_TEXTS):
     breakdown: MeasuredBreakdownJson
     note_texts: tuple[str, ...]
     hint_texts: tuple[str, ...]
-    keepers: tuple[KeeperJson, ...] = ()
-    note_kinds: tuple[NoteKind, ...] = ()
-    hint_kinds: tuple[NoteKind, ...] = ()
+    keepers: tuple[KeeperJson, ...]
+    note_kinds: tuple[NoteKind, ...]
+    hint_kinds: tuple[NoteKind, ...]
 
 
 class MeasurementJson(_Noted, Strict, frozen=True, rename=_TEXTS):
@@ -163,13 +141,13 @@ class MeasurementJson(_Noted, Strict, frozen=True, rename=_TEXTS):
     left: tuple[Signed, ...]
     device_use: tuple[DeviceUseJson, ...]
     stayed: StayedJson | None
-    largest: Count | None = None
-    range: PeakRangeJson | None = None
-    host: Bytes | None = None
-    pinned_count: PinnedCount = "counted"
-    pinned_lines: tuple[LinePeakJson, ...] = ()
-    note_kinds: tuple[NoteKind, ...] = ()
-    hint_kinds: tuple[NoteKind, ...] = ()
+    largest: Count | None
+    range: PeakRangeJson | None
+    host: Bytes | None
+    pinned_count: PinnedCount
+    pinned_lines: tuple[LinePeakJson, ...]
+    note_kinds: tuple[NoteKind, ...]
+    hint_kinds: tuple[NoteKind, ...]
 
 
 class VerdictJson(
@@ -189,14 +167,14 @@ class VerdictJson(
     command_text: str
     uncompared: str
     held_to: str
-    causes: tuple[CauseJson, ...] = ()
-    beside: str = ""
-    of_held: bool = False
-    blame: str = ""
-    accept: str = ""
-    lead: LeadJson | None = None
-    note_kinds: tuple[NoteKind, ...] = ()
-    command: UpdateCommandJson | None = None
+    causes: tuple[CauseJson, ...]
+    beside: str
+    of_held: bool
+    blame: str
+    accept: str
+    lead: LeadJson | None
+    note_kinds: tuple[NoteKind, ...]
+    command: UpdateCommandJson | None
 
     @property
     def advice(self) -> str:
@@ -213,13 +191,13 @@ class FiguresJson(Strict, frozen=True):
     world_size: Count | None
     rank: Count | None
     slope: SlopeJson | None
-    largest: Count | None = None
+    largest: Count | None
 
 
 class BaselineJson(FiguresJson, frozen=True):
     """A baseline."""
 
-    breakdowns: tuple[BreakdownJson, ...] = ()
+    breakdowns: tuple[BreakdownJson, ...]
 
 
 class BesideJson(Strict, frozen=True):
@@ -250,9 +228,9 @@ class ResultJson(
     baseline_entry: BaselineJson | None
     snapshot: str
     snapshot_error: str
-    beside: BesideJson | None = None
-    outcome: Outcome = ""
-    origin: Count = 0
+    beside: BesideJson | None
+    outcome: Outcome
+    origin: Count
 
 
 class EntryUpdateJson(Strict, frozen=True):
@@ -297,7 +275,7 @@ class OwnOutcomeJson(Strict, frozen=True):
 class Document(Strict, frozen=True):
     """The whole report."""
 
-    format: Literal[1, 2, 3]
+    format: Literal[1]
     gpumem: str
     created: str
     device: str
@@ -305,5 +283,5 @@ class Document(Strict, frozen=True):
     remarks: tuple[str, ...]
     updates: UpdatesJson | None
     results: tuple[ResultJson, ...]
-    origins: tuple[OriginJson, ...] = ()
-    own_outcomes: tuple[OwnOutcomeJson, ...] = ()
+    origins: tuple[OriginJson, ...]
+    own_outcomes: tuple[OwnOutcomeJson, ...]

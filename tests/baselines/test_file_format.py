@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.file_format import BaselineFile, check, decode, encode
-from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import (
     BaselineEntry,
@@ -23,7 +22,6 @@ from pytest_gpumem.measurement import (
     LinePeak,
     Peak,
     Provenance,
-    Site,
 )
 
 T4 = DeviceInfo("virtual", "T4", 15_828_320_256, (7, 5), 40)
@@ -99,11 +97,10 @@ def test_the_rank_that_was_measured_stands_with_its_figures():
     entry = BaselineEntry((Peak(1, 2),), MADE, world_size=64, rank=0)
     text = encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode()
     assert '   "rank": 0,\n   "world_size": 64\n' in text
-    assert '"format": 1,' in text  # what is left out where it is not declared needs no new one
     assert read(text).tests["test_a"][""] == entry
 
 
-def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
+def test_a_breakdown_has_the_peaks_of_lines_where_these_were_recorded():
     lines = (
         LinePeak("train.py", 9, "step", "loss.backward()", 8 << 20, calls_pass=True),
         LinePeak("model.py", 29, "Tiny.forward", "return self.head(x)", 4 << 20),
@@ -115,23 +112,9 @@ def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
         entry = BaselineEntry((Peak(9 << 20, 9 << 20),), MADE, breakdowns=(breakdown,))
         texts.append(encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode())
         assert read(texts[-1]).tests["test_a"][""] == entry
-    assert '"format": 1,' in texts[0]  # which 0.1.0 reads
-    assert '"format": 2,' in texts[1]
+    assert "unsplit" not in texts[0]
     own = '"calls_pass": true, "code": "loss.backward()", "function": "step", "line": 9'
     assert f'      {{"bytes": 8388608, {own}, "path": "train.py"}},\n' in texts[1]
-
-
-def test_a_row_of_an_environment_inside_of_the_project_is_read_as_the_packages():
-    package, old = "torchvision/models/resnet.py", ".venv/lib/python3.11/site-packages/"
-    site = Site(f"{old}{package}", 155, "forward", "out += x", "", "activations", 8, 1)
-    line = LinePeak(f"{old}{package}", 155, "forward", "out += x", 8)
-    breakdown = Breakdown({"activations": 8}, 0, (site,), (line,), 0, False)
-    written = encode(replace(FILE, tests={"t": {"": replace(ENTRY, breakdowns=(breakdown,))}}))
-    read_again = read(written).tests["t"][""].breakdowns[0]
-    assert (read_again.sites[0].path, read_again.lines[0].path) == (package, package)
-    # Beside a run whose packages lie elsewhere, no line grew.
-    now = replace(breakdown, sites=(replace(site, path=package),))
-    assert [row.difference for row in site_rows(now, read_again)] == [0]
 
 
 def test_a_breakdown_may_have_the_memory_in_the_course_of_the_step():
@@ -192,10 +175,10 @@ def test_a_ruler_is_no_conflict_marker():
 
 
 def test_a_newer_format_asks_for_an_upgrade():
-    document = '{"format": 4, "something": ["new"]}'
+    document = '{"format": 2, "something": ["new"]}'
     assert str(refused(document)) == (
-        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 4; "
-        "this one reads 3); upgrade pytest-gpumem"
+        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 2; "
+        "this one reads 1); upgrade pytest-gpumem"
     )
 
 

@@ -52,7 +52,7 @@ def test_an_update_says_what_was_created_changed_and_unchanged(three, monkeypatc
         "test_it.py::test_three": (300, 300),
     }
     content = json.loads(three.baselines()[FILE])
-    assert content["format"] == 2
+    assert content["format"] == 1
     assert content["tests"]["test_one"]["peak_allocated"] == [100 << 20]
     (made_with,) = content["provenance"].values()
     assert set(made_with) >= {"torch", "cuda", "cudnn", "driver"}

@@ -234,7 +234,7 @@ def test_commands_about_baselines_delete_list_and_write(place):
     listed = place.sh(command)
     assert listed.ret == 0
     assert "test_it[[x]]" in listed.out
-    place.write("a b.json", '{"format": 3, "gpumem": "0.1.0", "created": ')  # cut off
+    place.write("a b.json", '{"format": 1, "gpumem": "0.1.0", "created": ')  # cut off
     told = place.sh("gpumem report 'a b.json'")
     (command,) = re.findall("; write the report again with (.*)$", told.err.strip())
     place.sh(command)

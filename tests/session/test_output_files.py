@@ -17,7 +17,7 @@ from pytest_gpumem.session.output_files import OUTPUTS, require_replaceable
 
 OTHERS = {
     "a test": "def test_step():\n    assert True\n",
-    "a baseline": '{\n "format": 3,\n "device": {"kind": "virtual"}\n}\n',
+    "a baseline": '{\n "format": 1,\n "device": {"kind": "virtual"}\n}\n',
     "other JSON": '{"name": 1}',
     "a list": '[{"name": "a"}]',
     "a page": '<!DOCTYPE html>\n<html lang="en">\n<head><title>GPU memory</title></head>\n',
