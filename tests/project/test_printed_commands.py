@@ -203,7 +203,9 @@ def test_the_edit_is_blamed_in_the_folder_where_the_command_was_printed(place):
     recorded = place.sh(f"{shlex.join(SESSION)} --gpumem-update-baselines")
     assert "baselines: 4 created" in recorded.out
     place.sh(f"git init -q .. && {commit}")
-    place.write("test_a.py", TESTS.replace("import os\n", "import os, sys\n").replace('"5"', '"70"'))
+    place.write(
+        "test_a.py", TESTS.replace("import os\n", "import os, sys\n").replace('"5"', '"70"')
+    )
     grown = place.sh(shlex.join(SESSION))
     (command, *_) = re.findall(r"^ {4}(gpumem blame .*)$", grown.out, re.MULTILINE)
     blamed = place.sh(command)

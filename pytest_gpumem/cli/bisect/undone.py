@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import runpy
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
 
-def main() -> int:
-    """Run pytest; return its exit status."""
+def main() -> None:
+    """Run pytest, which ends the process."""
     sources: dict[str, str] = json.loads(Path(sys.argv[1]).read_bytes())
     for path, source in sources.items():
         # inspect reads sources here; an entry without a time stays.
@@ -32,10 +33,9 @@ def main() -> int:
         return compile(source, loader.path, "exec", dont_inherit=True)
 
     SourceFileLoader.get_code = code_of  # type: ignore[assignment, method-assign]
-    import pytest
-
-    return pytest.main(sys.argv[2:])
+    sys.argv = ["pytest", *sys.argv[2:]]
+    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
