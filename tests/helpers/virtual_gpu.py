@@ -150,8 +150,8 @@ class PrivateLibrary(NativeLibrary):
         path = Path(folder) / "libprivate.so"
         path.write_bytes(native.LIBRARY.read_bytes())
         mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND  # its own functions call each other, not others'
-        with patch.object(native, "LIBRARY", path), patch.object(ctypes, "RTLD_GLOBAL", mode):
-            super().__init__()
+        with patch.object(ctypes, "RTLD_GLOBAL", mode):
+            super().__init__(path)
 
     def call(self, name, *args):
         """Call a CUDA function; return its status."""
