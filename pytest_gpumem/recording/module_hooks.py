@@ -75,8 +75,8 @@ class ModuleHooks:
         if len(self._before) == 1:
             import torch
 
-            for call in CALLS.values(torch.nn).values():
-                WRAPPED.wrap(self._wrapped, call, self._around_call)
+            calls = CALLS.values(torch.nn).values()
+            WRAPPED.wrap(self._wrapped, dict.fromkeys(calls, self._around_call))
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         import torch
@@ -95,11 +95,13 @@ class ModuleHooks:
             for name in ("forward", "forward_pre", "backward", "backward_pre")
         )
 
+        traces = torch._C._get_tracing_state
+
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
             __tracebackhide__ = True
             # PyTorch's code for hooks makes a closure, which is there throughout the forward: the
             # collector would begin a pass inside of deep modules that it begins later without us.
-            has_others = (
+            has_hooks = (
                 module._forward_hooks
                 or module._forward_pre_hooks
                 or module._backward_hooks
@@ -109,13 +111,20 @@ class ModuleHooks:
                 or backward_hooks
                 or backward_pre_hooks
             )
-            if has_others and module._compiled_call_impl is None:
+            is_compiled = module._compiled_call_impl is not None
+            if has_hooks and not is_compiled:
                 return hooked(module, *args, **kwargs)
+            is_others = type(module)._call_impl is not own or "_call_impl" in module.__dict__
             for before in self._before.values():
                 before(module, args)
             output = None
             try:
-                output = call(module, *args, **kwargs)
+                if is_compiled or is_others or traces() is not None:
+                    output = call(module, *args, **kwargs)
+                else:
+                    # All that PyTorch's own functions do without hooks: the allocator's history
+                    # takes time for each Python frame around an allocation.
+                    output = module.forward(*args, **kwargs)
                 return output
             finally:
                 for after in self._after.values():

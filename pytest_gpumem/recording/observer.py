@@ -108,10 +108,10 @@ class Observer:
             "zero_grad": self.around_zero_grad,
             "swap_tensors": self.around_swap,
         }
-        for name, function in OBSERVED.values(torch).items():
-            WRAPPED.wrap(stack, function, arounds[name.rpartition(".")[2]])
-        for function in PASSES.values(torch.autograd).values():
-            WRAPPED.wrap(stack, function, self.around_backward, traced=False)
+        observed = OBSERVED.values(torch).items()
+        WRAPPED.wrap(stack, {each: arounds[name.rpartition(".")[2]] for name, each in observed})
+        passes = PASSES.values(torch.autograd).values()
+        WRAPPED.wrap(stack, dict.fromkeys(passes, self.around_backward), traced=False)
         HOOKS_OF_MODULES.register(stack, self.enter_module, self.leave_module)
         WRAPPED.hook(stack, register_optimizer_step_pre_hook(self.begin_step))
         WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
@@ -130,8 +130,12 @@ class Observer:
         """Begin a call."""
         if self._compiling():
             return
-        time = self._pass_moment()
+        # _pass_moment() and _name() once more: each function takes as long as its work.
+        time = time_ns()
         recording = self._recording
+        recording.moments.append(time / 1000)
+        if self._at_moment is not None:
+            self._at_moment(recording)
         if not self._active:
             self._end_failed_step()
             self._see_all(module)
@@ -139,26 +143,34 @@ class Observer:
             recording.autocast = self._autocasts("cuda")
         if not recording.batch_norm:
             recording.batch_norm = isinstance(module, self._norms) and module.training
+        identity = id(module)
+        entry = self._names.get(identity)
+        name = entry[1] if entry and entry[0]() is module else type(module).__name__
         # Whole microseconds, as of beginning().
-        call = recording.call_log.begin(self._name(module), time // 1000, self._graphs())
-        self._active += (id(module), call)
+        call = recording.call_log.begin(name, time // 1000, self._graphs())
+        self._active += (identity, call)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
         """End a call; ``results`` are its keyword arguments and its output, after an error None."""
-        if self._compiling():
-            return
-        end = self._pass_moment() / 1000
-        active = self._active
+        active, identity = self._active, id(module)
         at = len(active) - 2
-        while at >= 0 and active[at] != id(module):
-            at -= 2
+        if at < 0 or active[at] != identity:
+            if self._compiling():
+                return
+            while at >= 0 and active[at] != identity:
+                at -= 2
+        time = time_ns() / 1000
+        recording = self._recording
+        recording.moments.append(time)
+        if self._at_moment is not None:
+            self._at_moment(recording)
         if at < 0:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
                 # FSDP unsharded it.
                 self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
-        self._recording.call_log.end(active[at + 1], end)
+        recording.call_log.end(active[at + 1], time)
         del active[at : at + 2]
         if not active:
             batch = [
@@ -393,16 +405,15 @@ class Observer:
         names: list[str] = []
         devices: list[int] = []
         addresses: list[int] = []
+        if self._plain.issuperset(map(type, tensors)):
+            try:  # without a loop of Python's: a model's parameters are swept in each step
+                addresses += map(self._tensor.data_ptr, tensors)
+                devices += map(self._tensor.get_device, tensors)
+                names += names_of or [""] * len(tensors)
+                tensors = ()
+            except RuntimeError:  # some tensors have no storage
+                addresses.clear()
         for tensor, name in zip(tensors, names_of or itertools.repeat("")):  # noqa: B905 - no end
-            if type(tensor) in self._plain:
-                try:  # a context manager takes as long as all the rest
-                    address = tensor.data_ptr()
-                except RuntimeError:  # some tensors have no storage
-                    continue
-                addresses.append(address)
-                names.append(name)
-                devices.append(tensor.get_device())
-                continue
             for part in plain_tensors(tensor):
                 device, address = place_of(part)
                 names.append(name)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
     from types import CodeType, ModuleType
 
     Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -62,27 +62,27 @@ class WrappedFunctions:
         """hooks that are hidden: the dictionary, the key, and the dictionary's content before"""
 
     def wrap(
-        self, stack: ExitStack, function: FunctionType, around: Around, *, traced: bool = True
+        self, stack: ExitStack, arounds: Mapping[FunctionType, Around], *, traced: bool = True
     ) -> None:
-        """Wrap a function until a stack is closed.
+        """Wrap functions until a stack is closed.
 
-        ``around`` takes a function that works as this one did, and returns the one to call.
-        ``traced``: Dynamo traces the function; where it ends the graph instead, guards compare the
+        Each of ``arounds`` takes a function that works as its own did, and returns the one to call.
+        ``traced``: Dynamo traces the functions; where it ends the graph instead, guards compare the
         function's code.
         """
-        self._around.setdefault(function, []).append(around)
-        own = self._own.setdefault(function, function.__code__)
-        if not traced and function not in self._lasting:
-            calls: list[Callable[..., Any]] = []
+        for function, around in arounds.items():
+            self._around.setdefault(function, []).append(around)
+            own = self._own.setdefault(function, function.__code__)
+            if not traced and function not in self._lasting:
+                self._lasting[function] = lasting_code(own)
+            self._renew(function)
 
-            def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-                __tracebackhide__ = True
-                return calls[0](*args, **kwargs)
+        def unwrap() -> None:
+            for function, around in arounds.items():
+                self._around[function].remove(around)
+                self._renew(function)
 
-            self._lasting[function] = code_that_calls(call, own), calls
-        self._renew(function)
-        stack.callback(self._renew, function)
-        stack.callback(self._around[function].remove, around)
+        stack.callback(unwrap)
 
     def _renew(self, function: FunctionType) -> None:
         own, layers = self._own[function], self._around[function]
@@ -140,6 +140,17 @@ class WrappedFunctions:
 
 WRAPPED: Final = WrappedFunctions()
 """those of this process"""
+
+
+def lasting_code(own: CodeType) -> tuple[CodeType, list[Callable[..., Any]]]:
+    """Return code that calls the first of a list in the place of a function's own, and the list."""
+    calls: list[Callable[..., Any]] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        __tracebackhide__ = True
+        return calls[0](*args, **kwargs)
+
+    return code_that_calls(call, own), calls
 
 
 def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:

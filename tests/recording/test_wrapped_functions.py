@@ -41,7 +41,7 @@ def test_a_wrapped_function_takes_the_same_arguments_and_has_the_same_signature(
     signature, code = inspect.signature(plain), plain.__code__
     expected = 1, 2, 3, (), 4, 5, {}
     with ExitStack() as stack:
-        wrapped.wrap(stack, plain, doubling)
+        wrapped.wrap(stack, {plain: doubling})
         assert plain(1, 2, named=4) == (expected, expected)
         assert plain(1, 2, 3, 8, 9, named=4, x=1)[0] == (1, 2, 3, (8, 9), 4, 5, {"x": 1})
         assert inspect.signature(plain) == signature
@@ -57,15 +57,15 @@ def test_a_wrapped_function_takes_the_same_arguments_and_has_the_same_signature(
 def test_a_function_with_a_closure_keeps_it(wrapped):
     closing = made()
     with ExitStack() as stack:
-        wrapped.wrap(stack, closing, doubling)
+        wrapped.wrap(stack, {closing: doubling})
         assert closing() == (1, 2)
     assert closing() == 3
 
 
 def test_wrappers_are_removed_in_any_order(wrapped):
     closing, first, second = made(), ExitStack(), ExitStack()
-    wrapped.wrap(first, closing, doubling)
-    wrapped.wrap(second, closing, lambda function: lambda *args: [function(*args)])
+    wrapped.wrap(first, {closing: doubling})
+    wrapped.wrap(second, {closing: lambda function: lambda *args: [function(*args)]})
     assert closing() == [(1, 2)]
     first.close()
     assert closing() == [3]
@@ -79,7 +79,7 @@ def test_code_that_guards_compare_is_the_same_in_every_run(wrapped):
     closing, codes = made(), set()
     for _ in range(2):
         with ExitStack() as stack:
-            wrapped.wrap(stack, closing, doubling, traced=False)
+            wrapped.wrap(stack, {closing: doubling}, traced=False)
             with wrapped.hidden():
                 assert len(closing()) == 2
                 codes.add(closing.__code__)

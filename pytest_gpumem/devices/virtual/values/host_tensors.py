@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -29,25 +25,6 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that the program's function modes do not see: a default device is one.
-
-    They are active where no call of Python's led to the operator: in TorchScript, for example.
-    """
-
-    @functools.wraps(function)
-    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _function_modes():
-            return function(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return unseen
-
-
-_function_modes: Final = torch._C._len_torch_function_stack
 
 
 def is_plain(tensor: Tensor) -> bool:

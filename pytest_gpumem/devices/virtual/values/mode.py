@@ -5,10 +5,11 @@ interception.py hands it each operator, and runs the CUDA operator in between.
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +39,6 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     parts_of,
     span,
     tensors_in,
-    without_function_modes,
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
 from pytest_gpumem.devices.virtual.values.known import Assumptions, KnownValues
@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
 MAX_NAMED: Final = 3
@@ -107,6 +110,22 @@ class OneThread:
         """Use as many as before."""
         if self._threads > 1:
             torch.set_num_threads(self._threads)
+
+
+def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that the program's function modes do not see: a default device is one.
+
+    They are active where no call of Python's led to the operator: in TorchScript, for example.
+    """
+
+    @functools.wraps(function)
+    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch._C._len_torch_function_stack():
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return unseen
 
 
 class ValueMode:
