@@ -92,18 +92,20 @@ def test_edits_that_brought_nothing_are_no_cause():
     assert len(runs) == 2
 
 
-OLD = """\
+OLD = '''\
 import torch
 def f(x):
+    """F."""
     # why
     return x + 1
 def g(x):
     return x
-"""
+'''
 
 
-def test_comments_and_formatting_are_no_edits():
+def test_comments_docstrings_and_formatting_are_no_edits():
     new = OLD.replace("# why", "# why not").replace("x + 1", "(x\n        + 1)")
+    new = new.replace('"""F."""', '"""Adds one."""')
     assert not [*grouped(Path("m.py"), OLD, new)]
 
 
@@ -179,17 +181,18 @@ def test_the_edit_is_named_and_not_the_line_that_grew(suite, capsys):
 
 
 @pytest.mark.parametrize(
-    ("revision", "words"),
+    ("revision", "edit", "words"),
     [
-        ("no-such", "git says: "),
-        ("HEAD", "the tests do not run as they are, or without the 1 edit"),
+        ("no-such", "assert True", "git says: "),
+        ("HEAD", "return 1 +", "the tests do not run as they are, or without the 1 edit: "),
+        ("HEAD", "assert True", "or without the 1 edit: no test was measured"),
     ],
 )
-def test_what_cannot_be_asked_is_told(suite, capsys, revision, words):
+def test_what_cannot_be_asked_is_told(suite, capsys, revision, edit, words):
     suite.write("test_it.py", "def test_it():\n    pass\n")
     git("init", "-q")
     commit("A test")
-    suite.write("test_it.py", "def test_it():\n    return 1 +\n")
+    suite.write("test_it.py", f"def test_it():\n    {edit}\n")
     assert main(["blame", revision, "test_it.py"]) == 2
     assert words in capsys.readouterr().err
 

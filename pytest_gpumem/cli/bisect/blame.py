@@ -153,11 +153,15 @@ def undone(source: str, edits: Iterable[Replacement]) -> str:
 
 
 def _program(source: str) -> str | None:
-    """Return all that a source means, without its comments and places; None: it is no program."""
+    """Return all that a source does, without texts that nothing uses; None: it is no program."""
     try:
-        return ast.dump(ast.parse(source))
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    return ast.dump(tree)
 
 
 @dataclass
@@ -196,7 +200,10 @@ class Runs:
             status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
         if status not in FINISHED or not report.exists():
             raise SkippedError(last_error(log, status).partition(" (see ")[0])
-        return VersionFigures(*measured_entries(read_report(report).results))
+        figures = VersionFigures(*measured_entries(read_report(report).results))
+        if not (figures.entries or figures.out_of_memory):
+            raise SkippedError("no test was measured")
+        return figures
 
 
 @dataclass
