@@ -69,16 +69,16 @@ class KeeperSearch:
         self._sizes = frozenset(
             scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
         )
-        moments = scene.device.recording.moments
-        last = bisect_right(moments, scene.time)
+        recording = scene.device.recording
+        last = recording.moments_until(scene.time)
         self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
         """by the number of a moment: the candidates that outlive the moment, by identity and number
         of their allocations, counted from the moment backwards"""
         history = scene.device.history
         for number in (last, last + 1):
-            if not 0 < number <= len(moments):
+            if not 0 < number <= len(recording.moments):
                 continue
-            end = bisect_right(history.times, moments[number - 1])
+            end = bisect_right(history.times, recording.moments[number - 1] / 1000)
             by_start = {
                 candidate.start: index
                 for index, candidate in enumerate(self._candidates)
@@ -123,7 +123,7 @@ class KeeperSearch:
                 start=block.start,
                 step=step + 1 if step < len(ends) else None,
                 earlier=first <= block.time and bisect_right(rounds, block.time) < peak_round,
-                last_moment=bisect_right(device.recording.moments, block.end_time),
+                last_moment=device.recording.moments_until(block.end_time),
             )
 
     def _allocations(

@@ -94,7 +94,6 @@ class ModuleHooks:
             own.__globals__[f"_global_{name}_hooks"]
             for name in ("forward", "forward_pre", "backward", "backward_pre")
         )
-
         traces = torch._C._get_tracing_state
 
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
@@ -111,15 +110,14 @@ class ModuleHooks:
                 or backward_hooks
                 or backward_pre_hooks
             )
-            is_compiled = module._compiled_call_impl is not None
-            if has_hooks and not is_compiled:
+            if has_hooks and module._compiled_call_impl is None:
                 return hooked(module, *args, **kwargs)
             is_others = type(module)._call_impl is not own or "_call_impl" in module.__dict__
             for before in self._before.values():
                 before(module, args)
             output = None
             try:
-                if is_compiled or is_others or traces() is not None:
+                if is_others or module._compiled_call_impl is not None or traces() is not None:
                     output = call(module, *args, **kwargs)
                 else:
                     # All that PyTorch's own functions do without hooks: the allocator's history

@@ -18,7 +18,6 @@ from pytest_gpumem.patches import Patch
 from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.recording.optimizer_watch import steps_around
 from pytest_gpumem.recording.plain_tensors import gradient_of, place_of, plain_tensors
-from pytest_gpumem.recording.recording import beginning, now
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.source_lines import users_line
 
@@ -119,7 +118,7 @@ class Observer:
     def _pass_moment(self) -> int:
         """Note a moment, and return its time in nanoseconds since 1970."""
         time = time_ns()
-        self._recording.moments.append(time / 1000)
+        self._recording.moments.append(time)
         if self._at_moment is not None:
             self._at_moment(self._recording)
         return time
@@ -130,47 +129,34 @@ class Observer:
         """Begin a call."""
         if self._compiling():
             return
-        # _pass_moment() and _name() once more: each function takes as long as its work.
-        time = time_ns()
+        time = self._pass_moment()
         recording = self._recording
-        recording.moments.append(time / 1000)
-        if self._at_moment is not None:
-            self._at_moment(recording)
         if not self._active:
             self._end_failed_step()
             self._see_all(module)
-        if not recording.autocast:
-            recording.autocast = self._autocasts("cuda")
-        if not recording.batch_norm:
-            recording.batch_norm = isinstance(module, self._norms) and module.training
-        identity = id(module)
-        entry = self._names.get(identity)
-        name = entry[1] if entry and entry[0]() is module else type(module).__name__
-        # Whole microseconds, as of beginning().
-        call = recording.call_log.begin(name, time // 1000, self._graphs())
-        self._active += (identity, call)
+        if not recording.autocast and self._autocasts("cuda"):
+            recording.autocast = True
+        if not recording.batch_norm and isinstance(module, self._norms):
+            recording.batch_norm = module.training
+        call = recording.call_log.begin(self._name(module), time, self._graphs())
+        self._active += (id(module), call)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
         """End a call; ``results`` are its keyword arguments and its output, after an error None."""
-        active, identity = self._active, id(module)
+        active = self._active
         at = len(active) - 2
-        if at < 0 or active[at] != identity:
-            if self._compiling():
-                return
-            while at >= 0 and active[at] != identity:
-                at -= 2
-        time = time_ns() / 1000
-        recording = self._recording
-        recording.moments.append(time)
-        if self._at_moment is not None:
-            self._at_moment(recording)
+        while at >= 0 and active[at] != id(module):
+            at -= 2
+        if at < 0 and self._compiling():  # where the call began, too
+            return
+        end = self._pass_moment()
         if at < 0:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
                 # FSDP unsharded it.
                 self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
-        recording.call_log.end(active[at + 1], time)
+        self._recording.call_log.end(active[at + 1], end)
         del active[at : at + 2]
         if not active:
             batch = [
@@ -261,12 +247,12 @@ class Observer:
         if tree is None:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
-        parameters, buffers = tree.tensors()
+        parameters, names = tree.tensors("_parameters")
         self._initial_parameters = {
-            id(parameter) for parameter in parameters.tensors if type(parameter) is not self._lazy
+            id(parameter) for parameter in parameters if type(parameter) is not self._lazy
         }
-        self._see_parameters(parameters.tensors, parameters.names)
-        self._sweep("buffers", buffers.tensors, buffers.names)
+        self._see_parameters(parameters, names)
+        self._sweep("buffers", *tree.tensors("_buffers"))
 
     def _see_parameters(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         for parameter, name in zip(parameters, names, strict=True):
@@ -308,7 +294,7 @@ class Observer:
             try:
                 return run(*args, **kwargs)
             finally:
-                end = now()
+                end = time_ns()
                 self._backwards -= 1
                 if outermost is not None:
                     self._recording.pass_log.end(outermost, end)
@@ -356,7 +342,7 @@ class Observer:
         """End an optimizer's step, and note its state."""
         if self._compiling():
             return
-        end = self._pass_moment() / 1000
+        end = self._pass_moment()
         if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
             self._recording.pass_log.end(self._step, end)
             self._step = None
@@ -379,20 +365,19 @@ class Observer:
     def _begin(self, name: Literal["backward", "optimizer"]) -> int:
         line = users_line(sys._getframe(2))
         line = line and self._recording.lines.setdefault(line, line)
-        return self._recording.pass_log.begin(name, beginning(), line)
+        return self._recording.pass_log.begin(name, time_ns(), line)
 
     def _end_failed_step(self) -> None:
         """End a step that an error left, without any hook's call."""
         if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
-            self._recording.pass_log.end(self._step, now())
+            self._recording.pass_log.end(self._step, time_ns())
             self._step = None
 
     def _see_gradients(self) -> None:
         gradients, names_of = [], []
         for reference, name in self._parameters.values():
             parameter = reference()
-            gradient = None if parameter is None else gradient_of(parameter)
-            if gradient is not None:
+            if parameter is not None and (gradient := gradient_of(parameter)) is not None:
                 gradients.append(gradient)
                 names_of.append(name)
         self._sweep("gradients", gradients, names_of)
@@ -423,21 +408,6 @@ class Observer:
             self._recording.tag_log.add(time, category, names, devices, addresses)
 
 
-class _Named:
-    """Tensors with their paths, in two lists: Python's collector would count pairs."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.names: list[str] = []
-
-    def add(self, tensors: Mapping[str, Tensor | None], names: Mapping[str, str]) -> None:
-        """Add the tensors of a module, each with the name that its key has."""
-        for key, tensor in tensors.items():
-            if tensor is not None and key in names:
-                self.tensors.append(tensor)
-                self.names.append(names[key])
-
-
 class _Tree:
     """A module with all modules in it: their paths, and where their tensors are. It holds none."""
 
@@ -446,25 +416,26 @@ class _Tree:
         self.names: dict[int, tuple[weakref.ref[Module], str]] = {}
         for path, module in root.named_modules():
             self.names[id(module)] = weakref.ref(module), f"{top}.{path}" if path else top
-        self._keys = [
-            (
-                reference,
-                {key: f"{name}.{key}" for key in module._parameters.keys()},  # noqa: SIM118 - see _registered
-                {key: f"{name}.{key}" for key in module._buffers.keys()},  # noqa: SIM118 - see _registered
-            )
-            for reference, name in self.names.values()
-            if (module := reference()) is not None and (module._parameters or module._buffers)
-        ]
+        self._paths: dict[str, list[tuple[weakref.ref[Module], dict[str, str]]]] = {
+            kind: [
+                (reference, {key: f"{name}.{key}" for key in getattr(module, kind).keys()})  # noqa: SIM118 - see _registered
+                for reference, name in self.names.values()
+                if (module := reference()) is not None and getattr(module, kind)
+            ]
+            for kind in ("_parameters", "_buffers")
+        }
 
-    def tensors(self) -> tuple[_Named, _Named]:
-        """Return the parameters and the buffers that the modules have now."""
-        parameters, buffers = _Named(), _Named()
-        for reference, parameter_names, buffer_names in self._keys:
+    def tensors(self, kind: Literal["_parameters", "_buffers"]) -> tuple[list[Tensor], list[str]]:
+        """Return the parameters or the buffers that the modules have now, and their paths."""
+        tensors: list[Tensor] = []
+        names: list[str] = []
+        for reference, paths in self._paths[kind]:
             module = reference()
-            if module is not None:
-                parameters.add(module._parameters, parameter_names)
-                buffers.add(module._buffers, buffer_names)
-        return parameters, buffers
+            for key, tensor in getattr(module, kind).items() if module is not None else ():
+                if tensor is not None and key in paths:
+                    tensors.append(tensor)
+                    names.append(paths[key])
+        return tensors, names
 
 
 def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -64,30 +65,31 @@ class Pass:
 
 
 class SpanLog:
-    """The calls of modules, or the passes, as a run notes them."""
+    """The calls of modules, or the passes, as a run notes them: with times in nanoseconds."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._begun: list[Any] = []
         """of each four elements: its number and what is noted at its beginning"""
-        self._ends: dict[int, float] = {}
+        self._ends: dict[int, int] = {}
         """by its number"""
 
-    def begin(self, name: str, start: float, detail: object) -> int:
+    def begin(self, name: str, start_ns: int, detail: object) -> int:
         """Note a beginning, and return its number."""
         number = next(self._numbers)
         # In one go: modules may run in several threads, whose rows are not to be mixed.
-        self._begun += (number, name, start, detail)
+        self._begun += (number, name, start_ns, detail)
         return number
 
-    def end(self, number: int, end: float) -> None:
+    def end(self, number: int, end_ns: int) -> None:
         """Note an end."""
-        self._ends[number] = end
+        self._ends[number] = end_ns
 
     def rows(self) -> Iterator[tuple[int, Any, float, Any, float]]:
-        """Yield number, name, start, detail and end of each, in the order of their starts."""
-        for number, name, start, detail in zip(*[iter(self._begun)] * 4, strict=True):
-            yield number, name, start, detail, self._ends.get(number, _INFINITY)
+        """Yield number, name, start (as of beginning()), detail and end of each, as they began."""
+        for number, name, start_ns, detail in zip(*[iter(self._begun)] * 4, strict=True):
+            end = self._ends.get(number, _INFINITY) / 1000
+            yield number, name, start_ns // 1000, detail, end
 
 
 class TagLog:
@@ -160,8 +162,8 @@ class Recording:
     """those in which it emptied the cache, as the step's code asked"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
-    moments: list[float] = field(default_factory=list)
-    """each time that a hook ran: a module's call, a pass or a step began or ended"""
+    moments: list[int] = field(default_factory=list)
+    """each time that a hook ran: a module's call, a pass or a step began or ended; nanoseconds"""
     retained_graphs: dict[int, Line] = field(default_factory=dict)
     """the user's lines of backward passes that were to retain their graphs, by the number of the
     graph's last node"""
@@ -184,6 +186,10 @@ class Recording:
     def segments(self, device: int) -> list[dict[str, Any]]:
         """Return a device's segments when it began."""
         return [segment for segment in self.initial_segments if segment["device"] == device]
+
+    def moments_until(self, time: float) -> int:
+        """Return how many of the moments were not later than a time."""
+        return bisect_right(self.moments, time, key=lambda moment: moment / 1000)
 
     def calls(self) -> list[Call]:
         """Return the calls of modules, in the order in which they began."""
