@@ -1,6 +1,7 @@
 """What is recorded, in its order, with nothing changed, held or left hooked."""
 
 import contextlib
+import inspect
 import itertools
 import time
 import warnings
@@ -116,6 +117,43 @@ def test_calls_that_end_in_another_order_are_told_apart(torch):
     ends = {it.path: it.end for it in recording.calls()}
     assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
     assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
+
+
+def test_a_forward_has_as_many_frames_around_as_without_a_recording(torch):
+    depths = []
+
+    class Deep(torch.nn.Module):
+        def forward(self, x):
+            depths.append(len(inspect.stack(0)))
+            return x
+
+    net = torch.nn.Sequential(Deep())
+    net(torch.ones(1))
+    with recorded():
+        net(torch.ones(1))
+    assert len(set(depths)) == 1
+
+
+@pytest.mark.parametrize("owner", ["class", "module"])
+def test_a_modules_own_code_for_calls_is_run(torch, owner):
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    module = Own()
+    if owner == "class":
+        Own._call_impl = lambda self, x: 2 * self.forward(x)
+    else:
+        module._call_impl = lambda x: 2 * module.forward(x)
+    with recorded():
+        assert module(torch.ones(1)).item() == 2
+
+
+def test_a_tracer_sees_the_modules_that_are_called(torch):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with recorded():
+        graph = torch.jit.trace(net, torch.ones(1, 2)).graph
+    assert "prim::CallMethod" in str(graph)
 
 
 def test_a_test_that_is_not_recorded_has_no_attribution(torch):
