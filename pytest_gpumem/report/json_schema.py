@@ -100,6 +100,13 @@ class _Noted:
     hint_texts: tuple[str, ...]
     hint_kinds: tuple[NoteKind, ...]
 
+    def __post_init__(self) -> None:
+        """Refuse a sentence without a kind."""
+        for name in ("note", "hint"):
+            texts, kinds = (getattr(self, f"{name}_{each}", ()) for each in ("texts", "kinds"))
+            if len(texts) != len(kinds):
+                raise ValueError(f"{len(texts)} {name}s have {len(kinds)} kinds")
+
     @property
     def notes(self) -> tuple[Note, ...]:
         """The notes, each with its kind."""

@@ -120,6 +120,14 @@ def test_a_report_of_format_1_is_read_for_good():
     assert dumps(read.report, created=WHEN, gpumem="0.1.0") == path.read_text(encoding="utf-8")
 
 
+def test_a_note_without_a_kind_is_refused():
+    plain = json.loads(dumps(Report((sample().results[1],)), created=WHEN))
+    notes = plain["results"][0]["verdict"]["notes"]
+    notes.append("of no kind")
+    with pytest.raises(ReportError, match=f"{len(notes)} notes have {len(notes) - 1} kinds - at"):
+        loads(json.dumps(plain), "r.json")
+
+
 TEXT = dumps(Report((result("t", measured(attribution(layers=1))),)), created=WHEN)
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([{}])
 
