@@ -134,14 +134,10 @@ def growth_causes(
         grown.sort(key=lambda row: row not in parameters)
     if of_one_program:
         # A line that makes a wider layer is the cause, though lines that run the layer grow more.
-        least, uncaused = (grown[0].difference or 0) // MIN_EDITED, with_others_alike(grown)
-        grown.sort(
-            key=lambda row: (
-                not (_is_edited(row) and row.site and row.site.category in MADE)
-                or (row.difference or 0) < least
-                or _place_of_row(row) in uncaused
-            )
-        )
+        least = (grown[0].difference or 0) // MIN_EDITED
+        makers = [row for row in grown if row.site and row.site.category in MADE]
+        edited = [row for row in makers if _is_edited(row) and (row.difference or 0) >= least]
+        grown.sort(key=lambda row: row not in edited)
     causes = []
     for line in grown[:MAX_CAUSES]:
         nbytes, site = (line.difference or 0) - moved[id(line)], line.site

@@ -14,7 +14,6 @@ from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
 from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.recording.recording import Recorded
-from pytest_gpumem.replay.rehearsal import Rehearsal, rehearsable
 from pytest_gpumem.sizes import duration, format_size, shown
 from pytest_gpumem.spec_fields import MAX_BATCH
 from pytest_gpumem.tracebacks import clear
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Breakdown
     from pytest_gpumem.meter.meter import Meter
-    from pytest_gpumem.meter.peaks import Apart
+    from pytest_gpumem.meter.peaks import Tally
 
     Step = Callable[[int], object]
     Explain = Callable[[Recorded], Breakdown | None]
@@ -64,25 +63,16 @@ class Prober:
             problem = "the limit is smaller than the smallest multiple"
             remedy = f"write limit={multiple} or more"
             raise SpecError(f"{call}(limit={limit}, multiple={multiple})", problem, remedy)
-        rehearsal = Rehearsal(self.meter.apart, first=self.meter.devices[0])
-        search = Search(
-            self.meter.capacity,
-            start=start,
-            limit=limit,
-            multiple=multiple,
-            oracle=rehearsal.largest,
-        )
+        search = Search(self.meter.capacity, start=start, limit=limit, multiple=multiple)
         leaked = 0
         began = time.monotonic()
         try:
             while (value := search.next()) is not None:
                 held = self._held()
-                probe, tally = self._run(step, value, script=True)
+                probe = self.probe(step, value)
                 search.add(probe)
                 if not probe.fits:
                     leaked = max(leaked, self._held() - held)
-                if probe.fits:
-                    rehearsal.learn(value, [rehearsable(events) for events in tally.events])
                 spent = time.monotonic() - began
                 if spent > self.patience:
                     number = len(search.probes)
@@ -158,13 +148,11 @@ class Prober:
                 breakdowns[size] = breakdown
         return breakdowns
 
-    def _run(
-        self, step: Step, value: int, *, record: bool = False, script: bool = False
-    ) -> tuple[Probe, Apart]:
+    def _run(self, step: Step, value: int, *, record: bool = False) -> tuple[Probe, Tally]:
         shortage = None
-        with self.meter.apart(record=record, script=script) as tally:
+        with self.meter.apart(record=record) as tally:
             # Sets the collector's counters to zero: it runs at the same places in every probe,
-            # whatever was shown or rehearsed since the last one.
+            # whatever was shown since the last one.
             gc.collect()
             try:
                 step(value)

@@ -6,7 +6,6 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -19,10 +18,6 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Oracle = Callable[[int, "int | None", int, int], "int | None"]
-"""Predicts the largest value that fits. Its arguments are a value that fits, a value that does not
-(None: not known), the largest value in question, and the common divisor of all values. It returns
-None where it cannot tell."""
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MAX_GROWTH: Final = 64
@@ -33,8 +28,6 @@ GROWTH: Final = 4
 """times the previous value that a probe is at least, where nothing is known yet"""
 FLAT_PROBES: Final = 4
 """probes that have to show no growth before the search is given up"""
-MAX_ERRORS: Final = 3
-"""wrong predictions after which an oracle is no longer asked"""
 DOWN: Final = (9, 8)
 """tenths of a first value that does not fit, tried next: a user's first value may be near"""
 FAR_DOWN: Final = 16
@@ -42,8 +35,6 @@ FAR_DOWN: Final = 16
 lies among small segments then, and not in the midst of large ones, which could not be given back"""
 MIN_DOWN: Final = 64
 """the least value for which that is done; below it, half of it is tried"""
-NEAR: Final = 20
-"""the next value is larger by at least this part"""
 CLOSE: Final = 4
 """A bracket is close if its width is no more than this part of its lower end."""
 FARTHEST: Final = 8
@@ -158,15 +149,11 @@ class Search:
     did not. Where the first value does not fit, two that are near are tried, and then one that is
     far below: from that value the search goes up as from a small first value.
 
-    Where an oracle can predict (:class:`~pytest_gpumem.replay.rehearsal.Rehearsal`), its prediction
-    is tried first.
-
     Args:
         capacity: bytes that a step may reserve.
         start: the first value to try.
         limit: the largest value of interest; None for no limit.
         multiple: only multiples of it are tried.
-        oracle: predicts the largest value that fits.
     """
 
     def __init__(
@@ -176,7 +163,6 @@ class Search:
         start: int = 1,
         limit: int | None = None,
         multiple: int = 1,
-        oracle: Oracle | None = None,
     ) -> None:
         self.capacity = capacity
         self.probes: list[Probe] = []
@@ -192,22 +178,11 @@ class Search:
         """probes since both are known"""
         self._step = 1
         self._checked = False
-        self._oracle = oracle
-        self._prediction: int | None = None
-        """the oracle's, not in multiples"""
-        self._errors = 0
-        self._outdated = False
-        """whether the oracle was wrong and has learned nothing new since"""
 
     def add(self, probe: Probe) -> None:
         """Take the result of a value."""
         self.probes.append(probe)
         unit = probe.value // self._multiple
-        prediction, self._prediction = self._prediction, None
-        if prediction is not None and probe.fits != (probe.value <= prediction):
-            self._errors += 1
-            self._outdated = True
-        self._outdated &= not probe.fits
         if probe.fits and unit > self._low:
             if self._high is not None and unit > self._high:  # not monotonic: go on above
                 self._high = None
@@ -228,8 +203,6 @@ class Search:
             unit = self._check(self._high)
         elif limited or (self._high is None and flat):
             unit = None
-        elif (predicted := self._predicted()) is not None:
-            unit = predicted
         elif self._high is None:
             unit = self._further()
         elif self._low:
@@ -259,32 +232,10 @@ class Search:
             "interrupted" if interrupted else stopped,
         )
 
-    def _predicted(self) -> int | None:
-        """Return the value that the oracle predicts, or the next, which is to be refused."""
-        if not self._trusted or self._outdated or self._oracle is None:
-            return None
-        bounds = [MAX_GROWTH * self._low, self._limit, self._high and self._high - 1]
-        largest = min(bound for bound in bounds if bound is not None)
-        high = None if self._high is None else self._high * self._multiple
-        self._prediction = self._oracle(
-            self._low * self._multiple, high, largest * self._multiple, self._multiple
-        )
-        if self._prediction is None:
-            return None
-        return max(self._prediction // self._multiple, self._low + 1)
-
-    @property
-    def _trusted(self) -> bool:
-        """Whether an oracle is to be asked, now or when it has learned more."""
-        return self._oracle is not None and self._errors < MAX_ERRORS and self._low > 0
-
     def _further(self) -> int:
         """Return a larger value, none having been refused."""
-        safe, end = self._safe(), self._end("allocated")
-        if self._trusted:  # it needs values that fit, to compare
-            unit = safe if safe > self._low + self._low // NEAR else end or 2 * self._low
-        else:
-            unit = max(safe, GROWTH * self._low) if end is None else end
+        end = self._end("allocated")
+        unit = max(self._safe(), GROWTH * self._low) if end is None else end
         unit = min(unit, MAX_GROWTH * self._low)
         if unit <= self._low:
             unit = self._low + self._stride()
@@ -294,7 +245,7 @@ class Search:
         self._guided += 1
         end = self._end("allocated")
         blind = self._guided > GUIDED and self._guided % 2
-        if (self._trusted and self._outdated) or blind or end is None:
+        if blind or end is None:
             return _middle(low, high)
         safe = self._safe()
         if end >= high > safe > low + (high - low) // CLOSE:  # the line ends far too high

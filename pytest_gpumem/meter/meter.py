@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
@@ -36,7 +36,6 @@ from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import (
     NOTHING,
-    Apart,
     CompilerMemory,
     Tally,
     outside,
@@ -48,7 +47,7 @@ from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.graphs import HOOKS
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
-from pytest_gpumem.recording.recorder import Recorder, history
+from pytest_gpumem.recording.recorder import Recorder
 from pytest_gpumem.recording.recording import Span, beginning, now
 
 if TYPE_CHECKING:
@@ -285,22 +284,22 @@ class Meter:
             tally.windows.append(Span(began, now()))
 
     @contextmanager
-    def apart(self, *, record: bool = False, script: bool = False) -> Iterator[Apart]:
+    def apart(self, *, record: bool = False) -> Iterator[Tally]:
         """Tally the memory of a block of code, and let it count for no other tally.
 
         It begins on a settled device, and leaves one. Memory held already counts for it.
 
-        ``record`` keeps a recording of it, and ``script`` the allocator's events.
+        ``record`` keeps a recording of it.
         """
         self.resettle()
         open_tallies, refusals = self._open, WATCH.count
         retries = alloc_retries(self.isolation.stats())
         held = self.counted()
-        tally = Apart(held)
+        tally = Tally(held)
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
-            with self._optimizers.apart(), self._recorded(tally, record=record, script=script):
+            with self._optimizers.apart(), self._recorded(tally, record=record):
                 yield tally
                 self.note()
                 tally.windows = [Span(began, now())]
@@ -335,34 +334,19 @@ class Meter:
             self._open = open_tallies
 
     @contextmanager
-    def _recorded(self, tally: Apart, *, record: bool, script: bool) -> Iterator[None]:
+    def _recorded(self, tally: Tally, *, record: bool) -> Iterator[None]:
         recorder = self._recorder
-        if recorder is not None:
-            began = beginning()
+        if recorder is not None or not record:
             yield
-            if record or script:
+            if recorder is not None and record:
                 tally.recording = recorder.so_far()
-                tally.events = [
-                    [event for event in events if event["time_us"] >= began]
-                    for events in self._mine(tally.recording.events)
-                ]
-        elif record:
-            recorder = Recorder()
-            recorder.start(self.isolation.plugs.blocks)
-            try:
-                yield
-            finally:
-                tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
-        elif script:
-            with history() as events:
-                yield
-            tally.events = list(self._mine(events))
-        else:
+            return
+        recorder = Recorder()
+        recorder.start(self.isolation.plugs.blocks)
+        try:
             yield
-
-    def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Return the items of the step's devices, of a list with an item for each device."""
-        return events[self.devices.start : self.devices.stop]
+        finally:
+            tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
 
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.notes import Note, NoteKind
@@ -78,6 +78,8 @@ class Tally:
         """the spans of time in which it was open, without one that has not ended"""
         self.notes: list[Note] = []
         """sentences about figures of a part that are not exact, when it ended"""
+        self.recording: Recording | None = None
+        """of a run that is no part of the step, such as a search's try"""
 
     def begin(self, start: Sequence[Peak]) -> None:
         """Begin anew with the memory that is held now."""
@@ -112,14 +114,6 @@ class Tally:
             "torch.cuda.empty_cache() before it"
         )
         return (Note(NoteKind.STILL_HELD, sentence),)
-
-
-class Apart(Tally):
-    """The tally of a run that is no part of the step, such as a search's try."""
-
-    recording: Recording | None = None
-    events: list[list[dict[str, Any]]]
-    """the allocator's, of each device"""
 
 
 def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:

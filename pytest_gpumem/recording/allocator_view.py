@@ -183,8 +183,8 @@ class AllocatorView:
         """called before the test's code reads anything"""
         self._emptier: Callable[[Callable[[], object]], object] | None = None
         """calls ``torch.cuda.empty_cache()`` for the test's code"""
-        self._histories: list[bool] = []
-        """the measurement's histories under way: whether each needs frames"""
+        self._histories = 0
+        """the measurement's histories under way"""
         self._test_history: _History | None = None
         """the history that the test's own code has switched on"""
         self._test_start = 0
@@ -391,16 +391,16 @@ class AllocatorView:
                     if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
-    def begin_history(self, stack: ExitStack, *, frames: bool) -> None:
+    def begin_history(self, stack: ExitStack) -> None:
         """Switch the history on until a stack is closed; the test's code sees its own events."""
 
         def end() -> None:
             self._notify()
-            self._histories.remove(frames)
+            self._histories -= 1
             self._begin_anew()
 
         self._notify()
-        self._histories.append(frames)
+        self._histories += 1
         self._begin_anew()
         stack.callback(end)
 
@@ -424,13 +424,12 @@ class AllocatorView:
             if of_test is not None:
                 self._real[HISTORY](*of_test.arguments)
             return
-        context = "alloc" if any(self._histories) else None
         if of_test is None:
             torch.cuda.memory._record_memory_history(
-                "all", context=context, stacks="python", max_entries=MAX_EVENTS
+                "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
             )
             return
-        context = max(context, of_test.context, key=CONTEXTS.index)
+        context = max("alloc", of_test.context, key=CONTEXTS.index)
         arguments = list(of_test.arguments[CLEARS:])
         for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
             arguments[index : index + 1] = [value] * (index < len(arguments))

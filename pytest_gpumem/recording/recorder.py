@@ -36,7 +36,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
-        VIEW.begin_history(self._stack, frames=True)
+        VIEW.begin_history(self._stack)
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
@@ -92,16 +92,6 @@ class Recorder:
             self._recording.ours.append(span)
             if not settles:
                 self._recording.emptied.add(span)
-
-
-@contextmanager
-def history() -> Iterator[list[list[dict[str, Any]]]]:
-    """Give a list that has, at the end, the allocator's events of each device, without frames."""
-    events: list[list[dict[str, Any]]] = []
-    with ExitStack() as stack:
-        VIEW.begin_history(stack, frames=False)
-        yield events
-        events.extend(VIEW.snapshot()["device_traces"])
 
 
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:

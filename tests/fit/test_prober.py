@@ -118,7 +118,7 @@ def test_only_multiples_are_tried(prober, meter):
 
 
 def test_few_probes(prober, meter):
-    """The second is as far as is safe, the third the answer: requests are rehearsed."""
+    """The second is as far as is safe, the third the answer: memory is a line."""
     meter.cap(3000 * MIB)
 
     def step(value):

@@ -138,31 +138,6 @@ def test_values_that_take_less_than_smaller_ones_are_told():
     assert "12 take less than smaller values" in str(largest)
 
 
-# -- an oracle --
-
-
-def test_an_oracle_that_knows_needs_to_be_asked_twice_only():
-    asked = []
-
-    def oracle(low, high, most, step):
-        asked.append((low, high, most, step))
-        return 51
-
-    search = Search(8 * GIB, oracle=oracle)
-    largest = found(search, lambda value: 500 * MIB + 150 * MIB * value)
-    assert tried(largest) == [1, 51, 52, 56]
-    assert asked == [(1, None, 64, 1), (51, None, 51 * 64, 1)]
-
-
-@given(st.data(), st.integers(1, 3 * GIB))
-def test_an_oracle_that_lies_costs_time_and_not_truth(data, slope):
-    def oracle(low, high, most, step):
-        return data.draw(st.integers(low, most) | st.none())
-
-    largest = found(Search(8 * GIB, oracle=oracle), lambda value: slope * value)
-    assert largest.value == (8 * GIB - 20 * MIB) // slope
-
-
 # -- words --
 
 

@@ -11,10 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import partial
 from importlib.util import decode_source, find_spec
 from itertools import chain
 from pathlib import Path
@@ -93,8 +93,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if not groups:
         return Outcome(f"no Python file was edited since {arguments.revision}", FOUND)
     with TemporaryDirectory(prefix="gpumem-blame-") as folder:
-        runs = Runs(Path(folder), [*arguments.tests, *arguments.pytest_arguments])
-        return EditSearch(runs.without, arguments.revision).answer(groups)
+        options = [*arguments.tests, *arguments.pytest_arguments]
+        measure = partial(figures_without, Path(folder), options)
+        return EditSearch(measure, arguments.revision).answer(groups)
 
 
 def edits_since(revision: str) -> list[Group]:
@@ -164,46 +165,36 @@ def _program(source: str) -> str | None:
     return ast.dump(tree)
 
 
-@dataclass
-class Runs:
-    """Runs of the tests without edits, in processes of their own."""
+def figures_without(
+    folder: Path, options: Sequence[str], groups: Sequence[Group]
+) -> VersionFigures:
+    """Run the tests, pytest's ``options``, without some edits; return their figures.
 
-    folder: Path
-    """for sources, reports and logs"""
-    options: Sequence[str]
-    """arguments of pytest"""
-
-    def without(self, groups: Sequence[Group]) -> VersionFigures:
-        """Run the tests without some edits; return their figures.
-
-        Raises:
-            SkippedError: they do not run.
-        """
-        edits: defaultdict[Path, list[Replacement]] = defaultdict(list)
-        for edit in chain.from_iterable(groups):
-            edits[edit.path].append(edit)
-        sources = {
-            str(path): undone(decode_source(path.read_bytes()), of_file)
-            for path, of_file in edits.items()
-        }
-        given, report, log = (self.folder / name for name in ("sources", "report.json", "log"))
-        given.write_text(json.dumps(sources), encoding="utf-8")
-        report.unlink(missing_ok=True)
-        command = [
-            *(sys.executable, "-m", "pytest_gpumem.cli.bisect.undone", str(given), *self.options),
-            *("-p", "no:cacheprovider", "--assert=plain", f"--gpumem-json={report}"),
-            *("-o", f"gpumem_baseline_dir={self.folder}/none", "--gpumem-missing-baseline=note"),
-            *("--gpumem-stale=note", "--gpumem-attribution=off", "--gpumem-github=off"),
-            *(["-n0"] if find_spec("xdist") else []),  # workers would import the files
-        ]
-        with log.open("wb") as output:
-            status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
-        if status not in FINISHED or not report.exists():
-            raise SkippedError(last_error(log, status).partition(" (see ")[0])
-        figures = VersionFigures(*measured_entries(read_report(report).results))
-        if not (figures.entries or figures.out_of_memory):
-            raise SkippedError("no test was measured")
-        return figures
+    Raises:
+        SkippedError: the tests do not run, or none is measured.
+    """
+    sources: dict[str, str] = {}
+    for path in {edit.path for edit in chain.from_iterable(groups)}:
+        edits = [edit for edit in chain.from_iterable(groups) if edit.path == path]
+        sources[str(path)] = undone(decode_source(path.read_bytes()), edits)
+    given, report, log = (folder / name for name in ("sources", "report.json", "log"))
+    given.write_text(json.dumps(sources), encoding="utf-8")
+    report.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-m", "pytest_gpumem.cli.bisect.undone", str(given), *options),
+        *("-p", "no:cacheprovider", "--assert=plain", f"--gpumem-json={report}"),
+        *("-o", f"gpumem_baseline_dir={folder}/none", "--gpumem-missing-baseline=note"),
+        *("--gpumem-stale=note", "--gpumem-attribution=off", "--gpumem-github=off"),
+        *(["-n0"] if find_spec("xdist") else []),  # workers would import the files
+    ]
+    with log.open("wb") as output:
+        status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+    if status not in FINISHED or not report.exists():
+        raise SkippedError(last_error(log, status).partition(" (see ")[0])
+    figures = VersionFigures(*measured_entries(read_report(report).results))
+    if not (figures.entries or figures.out_of_memory):
+        raise SkippedError("no test was measured")
+    return figures
 
 
 @dataclass
