@@ -133,8 +133,9 @@ def test_fails(name): mib(2)
 
 
 RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
-MAKES_CODE = {"wrapped_functions.py"}
-"""what makes a function's code of the parameters of one of PyTorch's own functions"""
+MAKES_CODE = {"wrapped_functions.py", "undone.py"}
+"""what makes a function's code of the parameters of one of PyTorch's own functions, and what
+imports the project's own modules as they were in a commit"""
 READS_PYTORCHS_CACHE = {"recorded_graphs.py"}
 """what reads a graph of Inductor's cache, which PyTorch itself unpickles, with code that it runs"""
 UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "torch"}
