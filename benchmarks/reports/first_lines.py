@@ -11,10 +11,12 @@ the edit, and another where ``gpumem blame`` names the edit alone.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -53,7 +55,10 @@ def main() -> None:
                 places = edited_lines(besides(before), besides(after))
                 edited[name] |= {f"{file}:{number}" for number in places}
         failures = failures_of(folder)
-        blames = {name: blamed(folder, tests[name]) for name in names if tests[name] in failures}
+        grown = [name for name in names if tests[name] in failures]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = pool.map(lambda name: blamed(folder, tests[name]), grown)
+            blames = dict(zip(grown, found, strict=True))
     rows = []
     for name in names:
         failure = failures.get(tests[name], "")
