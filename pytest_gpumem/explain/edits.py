@@ -16,12 +16,7 @@ from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
 from pytest_gpumem.explain.source_changes import Edits, changed_lines
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.source_lines import (
-    docstring_lines,
-    is_users,
-    shown_path,
-    statement_lines,
-)
+from pytest_gpumem.source_lines import is_users, shown_path, statement_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,8 +90,6 @@ class _Growth:
         file = str(self._root / edit.path)
         code = edit.new or edit.old
         if edit.path not in self._files:
-            return None
-        if edit.new and edit.line in docstring_lines(file):
             return None
         own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
         places = [(edit.path, line) for line in own]

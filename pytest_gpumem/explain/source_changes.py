@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.explain.causes import MIN_ALIKE, alike
 from pytest_gpumem.files.git import GitError, run_git
+from pytest_gpumem.source_lines import docstring_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ class Edits(NamedTuple):
 def changed_lines(root: Path, baseline: Path) -> Edits:
     """Return the lines of Python files that changed since a baseline file's last commit.
 
-    Changes that are not committed count as well; comments, blank lines and indents do not.
+    Changes that are not committed count as well; comments, docstrings and indents do not.
 
     Returns:
         none where git cannot tell: without git, outside of a repository, of a baseline that is not
@@ -80,6 +81,8 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
         with suppress(OSError):
             lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
             edits += _edits_of_hunk(name, 1, [], lines)
+    texts = {edit.path: docstring_lines(str(root / edit.path)) for edit in edits}
+    edits = [edit for edit in edits if not edit.new or edit.line not in texts[edit.path]]
     return Edits(line[0], len({(edit.path, edit.hunk) for edit in edits}), edits)
 
 

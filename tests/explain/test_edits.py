@@ -60,9 +60,9 @@ def lead(session):
 
 
 def widened(suite):
-    """Make the layer wider, with edits beside that change no memory."""
+    """Make the layer wider, with edits beside that do nothing."""
     text = MODEL.replace("(width, 4 *", "(width, 8 *").replace("(4 * width,", "(8 * width,")
-    text = text.replace("def __init__", "# Of one width.\n        def __init__")
+    text = text.replace("def __init__", '"""Of one width."""\n        def __init__')
     suite.write("model.py", text.replace("nn.LayerNorm(width)", "nn.LayerNorm(width, eps=1e-5)"))
 
 

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """EditSearch; return the edits with the memory that each one brought."""
+    """Search; return the edits with the memory that each one brought."""
     groups = edits_since(arguments.revision)
     if not groups:
         return Outcome(f"no Python file was edited since {arguments.revision}", FOUND)
