@@ -73,6 +73,29 @@ def test_the_line_that_makes_a_wider_layer_leads_though_it_allocates_nothing(com
     assert lead(committed.run("-v")) == "model.py:9 changed: 4 * width -> 8 * width"
 
 
+OUTER = """
+    class Outer(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.block = Block(width)
+
+        def forward(self, x):
+            return x + self.block(x)
+"""
+
+
+def test_a_line_that_calls_the_wider_module_is_farther_than_the_one_that_makes_it(suite):
+    suite.write("model.py", MODEL + OUTER)
+    step = STEP.replace("Block", "Outer")
+    suite.run(UPDATE, source=step)
+    git("init", "-q")
+    commit("A model and its baseline")
+    edited = MODEL.replace("(width, 4 *", "(width, 8 *").replace("(4 * width,", "(8 * width,")
+    suite.write("model.py", edited + OUTER.replace("x + self.block(x)", "self.block(x) + x"))
+    words = "model.py:8 changed: 4 * width -> 8 * width (the nearest of 2 edits)"
+    assert lead(suite.run(source=step)) == words
+
+
 def test_without_a_committed_baseline_the_line_that_grew_leads(committed):
     widened(committed)
     for path in committed.path.glob("baselines/*/*.json"):
