@@ -49,10 +49,10 @@ def lead_of(
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
         edit = Edit(site.path, site.line, causes[0].old_code, site.code)
-        return _edit_lead(edit, edits.number)
+        return _edit_lead(edit, edits)
     closest = edits.lines[0] if edits.lines else None
     if closest and (closest.grows or toolchain is None):
-        return _edit_lead(closest, edits.number)
+        return _edit_lead(closest, edits)
     if toolchain is not None or not causes:
         return toolchain
     cause = causes[0]
@@ -66,10 +66,12 @@ def lead_of(
     return Lead(kind, f"{words} at {place}{keepers}", cause.site.path, cause.site.line, place)
 
 
-def _edit_lead(edit: Edit, number: int) -> Lead:
+def _edit_lead(edit: Edit, edits: Edits) -> Lead:
     sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
-    if number > 1:  # another edit may be the cause: only a run without each tells
-        sentence += f" (the nearest of {number} edits)"
+    if edits.number > 1:  # another edit may be the cause: only a run without each tells
+        sentence += f" (the nearest of {edits.number} edits)"
+    elif not edits.number:  # so may one that git does not tell, as in a shallow clone
+        sentence += " (other edits are not known)"
     return Lead("edit", sentence, edit.path, edit.line, sentence)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Keeper, Signed, Site  # noqa: TC001
@@ -111,31 +111,39 @@ class Kind(str, Enum):
     refusal: str
     """why the test's figures make no baseline; "" of others"""
 
-    # value, word, severity, tone, mark, too_much, refusal
+    # value, word, severity, tone, mark, too_much, refusal. The page of verdicts is made of the
+    # texts: when a verdict is given, and what the test does then.
     WITHIN = ("within", "ok", 8, "good", "✓", False, "")
+    """no limit is exceeded, and both peaks are within tolerance of the baseline: passes"""
     OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, "it is over its budget")
+    """a peak or a growth is above a declared limit, such as ``max_allocated_gib``: fails"""
     OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
+    """a request was refused, by the limit or by the device itself: fails"""
     UNDER_LIMIT = ("under limit", "under limit", 2, "bad", "○", False, "it is under a limit")
+    """a part's figure is below ``at_least`` or ``more_than``, or parts are not in their order:
+    fails"""
     REGRESSED = ("regressed", "regressed", 4, "bad", "○", True, "")
+    """a peak, or its growth with the batch size, is above the baseline by more than the tolerance:
+    fails"""
     IMPROVED = ("improved", "improved", 7, "good", "↓", False, "")
+    """a peak is below the baseline by more than the tolerance: passes with a note, or fails with
+    ``--gpumem-shrinkage=fail``"""
     LEAKED = ("leaked", "leaked", 3, "bad", "○", False, "it leaked")
+    """more memory than ``max_leak_mib`` is still allocated after the test, or the memory of a
+    ``steady`` test still grows at its end: fails"""
     NO_BASELINE = ("no baseline", "no baseline", 6, "open", "○", False, "")
+    """there is no baseline of this test: passes with a note; fails in CI, or with
+    ``--gpumem-missing-baseline=fail``"""
     INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, "")
+    """the baseline is of another device, batch size, rank or number of devices, or of versions that
+    ``--gpumem-provenance`` refuses, or its file cannot be read: as without a baseline; fails with
+    ``--gpumem-provenance=fail``, and if the file cannot be read"""
 
-    def __new__(  # noqa: D102, PLR0913, PLR0917 - a row of the table
-        cls,
-        value: str,
-        word: str,
-        severity: int,
-        tone: Tone,
-        mark: str,
-        too_much: bool,  # noqa: FBT001 - a column
-        refusal: str,
-    ) -> Self:
+    def __new__(cls, value: str, *columns: Any) -> Self:  # noqa: ANN401, D102 - a row of the table
         member = str.__new__(cls, value)
         member._value_ = value
-        member.word, member.severity, member.tone, member.mark = word, severity, tone, mark
-        member.too_much, member.refusal = too_much, refusal
+        member.word, member.severity, member.tone, member.mark, *further = columns
+        member.too_much, member.refusal = further
         return member
 
     @property

@@ -29,14 +29,15 @@ RESET: Final = Path("/proc/self/clear_refs")
 class HostWatch:
     """Measures how much the process's resident set grows at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, reset: Path = RESET) -> None:
+        self._reset = reset
         self._began: int | None = None
         """bytes when the measurement began; None where the system does not tell the highest"""
 
     def start(self) -> None:
         """Begin anew."""
         try:
-            RESET.write_text("5", encoding="ascii")
+            self._reset.write_text("5", encoding="ascii")
             self._began = _resident("VmRSS")
         except OSError:
             self._began = None
@@ -50,7 +51,7 @@ class HostWatch:
         if self._began is None:
             raise DeviceError(
                 declared,
-                f"this system does not reset the highest memory of a process ({RESET})",
+                f"this system does not reset the highest memory of a process ({self._reset})",
                 "run the test on Linux with a writable /proc, or leave out this limit",
             )
 

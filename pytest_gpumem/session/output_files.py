@@ -1,14 +1,12 @@
-"""The files of a session's report: each form has its option and its text.
-
-The plugin's options are made of these classes in every session of pytest: a renderer is imported
-when a file is written.
-"""
+"""The files of a session's report. A renderer is imported when its file is written."""
 
 from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.errors import SpecError
@@ -24,68 +22,39 @@ _READ: Final = 1 << 16
 
 
 class Output(NamedTuple):
-    """A form of report, with its option."""
+    """A form of report; an option of :class:`~pytest_gpumem.session.settings.Settings` has it."""
 
     name: str
     """of the option: "json" of ``--gpumem-json``, and of ``gpumem report --json``"""
-    help: str
     title: str
     """as messages name the file"""
     example: str
     """a name that the file may have"""
     beginning: bytes
     """a pattern of the first bytes: only such a file is replaced"""
+    renderer: str
+    """the function that returns the text, or yields pieces: "report.markdown:markdown" """
+    needs: tuple[str, str] | None = None
+    """a module that the renderer imports, and what to do without it"""
 
     def require(self, given: str) -> None:
-        """Refuse the option of the page without jinja2."""
-        if self.name == "html" and find_spec("jinja2") is None:
-            remedy = "run pip install 'pytest-gpumem[html]'"
-            raise SpecError(given, "the page needs jinja2, which is not installed", remedy)
+        """Refuse the option without the module that the renderer needs."""
+        if self.needs and find_spec(self.needs[0]) is None:
+            problem = f"the {self.title} needs {self.needs[0]}, which is not installed"
+            raise SpecError(given, problem, self.needs[1])
 
     def pieces(self, report: Report, created: str, when: str, json_name: str) -> Iterable[str]:
         """Return the text of a report, in pieces.
 
-        ``created`` is the time of the report for programs, "2026-11-21T15:06:07Z", ``when`` the
-        same for a reader, and ``json_name`` the JSON report, as seen from this file's folder.
+        Of these, the renderer gets those that it has arguments for. ``created`` is the time of the
+        report for programs, "2026-11-21T15:06:07Z", ``when`` the same for a reader, and
+        ``json_name`` the JSON report, as seen from this file's folder.
         """
-        if self.name == "html":
-            from pytest_gpumem.report.page.html import page
-
-            return [page(report, when=when, json_name=json_name)]
-        if self.name == "json":
-            from pytest_gpumem.report.json_report import json_lines
-
-            return json_lines(report, created=created)
-        from pytest_gpumem.report.markdown import markdown
-
-        return [markdown(report, when=when)]
-
-
-HTML: Final = Output(
-    name="html",
-    help="write an HTML page with every test's figures, timeline and breakdown to this file; the "
-    "page needs no network",
-    title="page",
-    example="gpumem.html",
-    beginning=rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
-    rb"<title>GPU memory[,<]",
-)
-JSON: Final = Output(
-    name="json",
-    help="write every result to this file as JSON, for programs",
-    title="JSON report",
-    example="gpumem.json",
-    beginning=rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
-)
-MARKDOWN: Final = Output(
-    name="markdown",
-    help="write the failures and every result to this file as Markdown",
-    title="Markdown report",
-    example="gpumem.md",
-    beginning=rb"## GPU memory: ",
-)
-OUTPUTS: Final = (HTML, JSON, MARKDOWN)
-"""in the order in which they are written"""
+        render = resolve_name(f"pytest_gpumem.{self.renderer}")
+        told = {"created": created, "when": when, "json_name": json_name}
+        taken = signature(render).parameters
+        made = render(report, **{name: text for name, text in told.items() if name in taken})
+        return [made] if isinstance(made, str) else made
 
 
 def require_replaceable(path: str | os.PathLike[str], beginning: bytes, given: str) -> None:

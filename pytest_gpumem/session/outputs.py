@@ -15,8 +15,8 @@ from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.parts.session_words import moved_together
 from pytest_gpumem.session.hidden_skip import hidden_skip_lines
-from pytest_gpumem.session.output_files import OUTPUTS, require_replaceable
-from pytest_gpumem.session.settings import OPTIONS
+from pytest_gpumem.session.output_files import require_replaceable
+from pytest_gpumem.session.settings import OPTIONS, OUTPUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
+from pytest_gpumem.session.output_files import Output, require_replaceable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from pytest_gpumem.judge.verdict import Policy
-    from pytest_gpumem.session.output_files import Output
     from pytest_gpumem.sizes import Tolerance
 
 
@@ -74,11 +73,14 @@ def _option(default: str | bool, text: str, **more: Any) -> Any:  # noqa: ANN401
     return field(metadata={"option": partial(Option, default=default, text=text, **more)})
 
 
-def _output(output: Output) -> Any:  # noqa: ANN401 - likewise
-    """Return the field of an option that names the file of a report."""
-    of_run = f"write the report --gpumem-{output.name}"
-    help_ = output.help
-    return _option("", help_, metavar="PATH", of_run=output.name, text_of_run=of_run)
+def _output(text: str, **more: Any) -> Any:  # noqa: ANN401 - likewise
+    """Return the field of an option that names the file of a report; ``more`` are Output's."""
+
+    def option(name: str) -> Option:
+        report = f"write the report --gpumem-{name}"
+        return Option(name, "", text, metavar="PATH", of_run=name, text_of_run=report)
+
+    return field(metadata={"option": option, "output": partial(Output, **more)})
 
 
 DEVICES: Final = ("auto", "cuda", "virtual", "none")
@@ -164,7 +166,16 @@ class Settings:
         of_run="update",
         text_of_run="write the baseline, if the program ends well",
     )
-    html: Path | None = _output(HTML)
+    html: Path | None = _output(
+        "write an HTML page with every test's figures, timeline and breakdown to this file; the "
+        "page needs no network",
+        title="page",
+        example="gpumem.html",
+        beginning=rb'<!DOCTYPE html>(?s:.*)<meta name="generator" content="pytest-gpumem">\s*'
+        rb"<title>GPU memory[,<]",
+        renderer="report.page.html:page",
+        needs=("jinja2", "run pip install 'pytest-gpumem[html]'"),
+    )
     device: str = _option(
         "auto",
         "where marked tests run: `auto` (on a real GPU if there is one, else on the virtual GPU; "
@@ -281,7 +292,13 @@ class Settings:
         choices=("both", "allocated"),
         shown=True,
     )
-    json: Path | None = _output(JSON)
+    json: Path | None = _output(
+        "write every result to this file as JSON, for programs",
+        title="JSON report",
+        example="gpumem.json",
+        beginning=rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"created": ',
+        renderer="report.json_report:json_lines",
+    )
     artifact: str = _option(
         "",
         "the name of the CI artifact with the JSON report: failures then print the command that "
@@ -289,7 +306,13 @@ class Settings:
         metavar="NAME",
         page="[Across machines](../how-to/across-machines.md)",
     )
-    markdown: Path | None = _output(MARKDOWN)
+    markdown: Path | None = _output(
+        "write the failures and every result to this file as Markdown",
+        title="Markdown report",
+        example="gpumem.md",
+        beginning=rb"## GPU memory: ",
+        renderer="report.markdown:markdown",
+    )
     github: Literal["auto", "off"] = _option(
         "auto",
         "under GitHub Actions: `auto` (add the report to the job's summary, annotate the lines of "
@@ -368,6 +391,12 @@ class Settings:
 OPTIONS: Final[tuple[Option, ...]] = tuple(
     column.metadata["option"](name=column.name) for column in fields(Settings) if column.metadata
 )
+OUTPUTS: Final[tuple[Output, ...]] = tuple(
+    column.metadata["output"](name=column.name)
+    for column in fields(Settings)
+    if "output" in column.metadata
+)
+"""in the order in which they are written"""
 
 
 def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
@@ -422,8 +451,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     _require_possible(folders[0], written["baseline_dir"], "baseline_dir")
     _require_possible(root / str(values["snapshots"]), written["snapshots"], "snapshots")
     option_of: dict[object, str] = {}
-    for name in (output.name for output in OUTPUTS):
-        path = values[name]
+    for name, path in ((output.name, values[output.name]) for output in OUTPUTS):
         if path is not None and path in option_of:  # the second would replace the first
             problem = f"--gpumem-{option_of[path]} names the same file"
             raise SpecError(f"--gpumem-{name}={path}", problem, "name two different files")

@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from helpers.git import commit, git
 from helpers.pages import DOCS, blocks, read, shows
 from helpers.paths import ROOT
 from PIL import Image
@@ -26,11 +27,14 @@ MAX_WORDS = 700
 
 @pytest.fixture
 def step(same_torch, suite, monkeypatch):
-    """The README's test, whose baseline is recorded by the README's command."""
+    """The README's test, whose baseline is recorded by the README's command, and committed."""
     monkeypatch.setenv("COLUMNS", "80")
     suite.write("test_step.py", TEST)
     (record,) = re.findall(r"^\$ pytest (.*)$", README, re.MULTILINE)
     assert suite.run(*record.split()).ret == 0
+    monkeypatch.chdir(suite.path)
+    git("init", "-q")
+    commit("a baseline")
     return suite
 
 

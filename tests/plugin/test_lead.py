@@ -33,7 +33,7 @@ PLANTED = {
     "a wider layer": (
         "nn.Linear(512, width,",
         "nn.Linear(512, width * 16,",
-        "test_it.py:9 changed: width -> width * 16",
+        "test_it.py:9 changed: width -> width * 16 (other edits are not known)",
     ),
     "outputs that are kept": (
         "LOG.append(None)",

@@ -75,7 +75,7 @@ WRITTEN = {
             "--no-cache-dir pytest-gpumem"
         ),
     ],
-    "session/output_files.py": ["pip install 'pytest-gpumem[html]'"],
+    "session/settings.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
     "report/merge.py": ["pytest --collect-only --gpumem-stale=delete"],
     "setup.py": [

@@ -13,7 +13,8 @@ from pytest_gpumem.cli.outcome import write_json
 from pytest_gpumem.cli.verify import verify
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.session.output_files import OUTPUTS, require_replaceable
+from pytest_gpumem.session.output_files import require_replaceable
+from pytest_gpumem.session.settings import OUTPUTS
 
 OTHERS = {
     "a test": "def test_step():\n    assert True\n",

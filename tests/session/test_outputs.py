@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pkgutil import resolve_name
 
 import pytest
 from helpers.pages import blocks
@@ -11,8 +12,7 @@ from helpers.sources import TWO_TESTS as TWO
 
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.json_report import read_report
-from pytest_gpumem.session.output_files import OUTPUTS
-from pytest_gpumem.session.settings import OPTIONS
+from pytest_gpumem.session.settings import OPTIONS, OUTPUTS
 
 FILES = {"json": "JSON report", "markdown": "Markdown report", "html": "page"}
 NODEIDS = ["test_it.py::test_fits", "test_it.py::test_too_much[1]", "test_it.py::test_too_much[1]"]
@@ -220,11 +220,12 @@ def test_a_report_of_another_form_is_written_by_a_hook(suite):
     assert not (suite.path / "out.csv").exists()
 
 
-def test_each_output_is_an_option_of_its_class():
+def test_each_output_is_an_option_with_a_renderer():
     options = {option.name: option for option in OPTIONS}
     for output in OUTPUTS:
-        assert options[output.name].text == output.help
+        assert options[output.name].metavar == "PATH"
         assert FILES[output.name] == output.title
+        assert callable(resolve_name(f"pytest_gpumem.{output.renderer}"))
 
 
 # -- files of others --

@@ -16,7 +16,8 @@ from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.merge import merge
 from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.session.origin import accept_command
-from pytest_gpumem.session.output_files import HTML, JSON, MARKDOWN, OUTPUTS, require_replaceable
+from pytest_gpumem.session.output_files import require_replaceable
+from pytest_gpumem.session.settings import OUTPUTS
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         problem = "this is not a number of reports"
         remedy = "write a whole number from 1, such as --expect=8"
         raise SpecError(f"--expect={arguments.expect}", problem, remedy)
-    for output in (JSON, MARKDOWN, HTML):
+    for output in OUTPUTS:
         if path := getattr(arguments, output.name):
             output.require(f"--{output.name}={path}")
             require_replaceable(path, output.beginning, f"--{output.name}={path}")
@@ -132,11 +133,11 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
     files: dict[str, Iterable[str]] = {}
-    for output in (JSON, MARKDOWN, HTML):
+    for output in OUTPUTS:
         path = getattr(arguments, output.name)
         if path is None:
             continue
-        if output is MARKDOWN:
+        if output.name == "markdown":  # which alone has a limit
             files[path] = [_markdown_within(merged, arguments.limit)]
             continue
         name = ""

@@ -119,13 +119,17 @@ class Decisions:
     A value that is only shown or logged is not counted: no figure depends on it.
     """
 
-    def __init__(self, set_endless: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, set_endless: Callable[[str], None] | None = None, max_read: int = MAX_READ
+    ) -> None:
         """Count from nothing.
 
         Args:
             set_endless: is called with the error that a copy is about to fail with.
+            max_read: the number of values at which a line's loop is taken for endless.
         """
         self._set_endless = set_endless
+        self._max_read = max_read
         self.here = _Here()
         self.computes = False
         """whether values are computed, so that every operator is seen"""
@@ -229,7 +233,7 @@ class Decisions:
             asking = asking.f_back
         site = site_of_read(frame)
         guesses.lines[site] += 1
-        if site[0] and guesses.lines[site] >= MAX_READ:
+        if site[0] and guesses.lines[site] >= self._max_read:
             raise DeviceError(
                 f"{shown_path(site[0], Path.cwd())}:{site[1]}",
                 f"this line read {guesses.lines[site]:,} values that the virtual GPU did not "

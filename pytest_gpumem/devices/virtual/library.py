@@ -169,14 +169,6 @@ CAPACITIES: Final = Capacities(
 """those of the native library, which is checked as it is loaded"""
 
 
-class Counters(NamedTuple):
-    """Counts of this process: kernel launches, copies to the host and their bytes."""
-
-    launches: int
-    readbacks: int
-    readback_bytes: int
-
-
 class SizeCounts(NamedTuple):
     """How many sizes of workspaces were not known in this process."""
 
@@ -423,9 +415,9 @@ class NativeLibrary:
         """Empty this thread's queue; return the faults since the last call."""
         return CopyFaults(*self._figures("drop_queued_copies", 4))
 
-    def counters(self) -> Counters:
-        """Return the counts of this process so far."""
-        return Counters(self._lib.gpumem_launches(), *self._figures("readbacks", 2))
+    def readbacks(self) -> Sequence[int]:
+        """Return how many copies to the host this process has made, and their bytes."""
+        return self._figures("readbacks", 2)
 
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` at every copy of unknown bytes to the host.

@@ -60,9 +60,9 @@ def test_one_page_one_comment_and_one_file_of_all(shards, gpumem):
     status, out, err = gpumem("report", *ALL, *arguments)
     assert (status, err) == (0, "")
     assert out.split() == [
+        *("gpumem:", "written:", "all.html"),
         *("gpumem:", "written:", "all.json"),
         *("gpumem:", "written:", "all.md"),
-        *("gpumem:", "written:", "all.html"),
     ]
     text = Path("all.md").read_text()
     assert "## GPU memory: 1 of 3 failed" in text

@@ -4,13 +4,16 @@ import copy
 import pickle
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers.noted import texts_of
 from helpers.virtual_gpu import virtual_card
 
-from pytest_gpumem.devices.virtual import decisions
+from pytest_gpumem.devices.virtual.decisions import Decisions
+from pytest_gpumem.devices.virtual.uncertain_numbers import watching
+from pytest_gpumem.devices.virtual.values.mode import ValueMode
 from pytest_gpumem.errors import DeviceError
 
 
@@ -36,12 +39,14 @@ def count(x, rounds):
 
 
 @pytest.mark.parametrize("values", ["off", "auto"])
-def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypatch):
+def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values):
     import torch
 
-    monkeypatch.setattr(decisions, "MAX_READ", 100)
-    with virtual_card() as device:
-        device.values.compute(values)
+    with virtual_card() as device, ExitStack() as stack:
+        decisions = Decisions(device.library.set_endless, max_read=100)
+        stack.enter_context(watching(decisions, device.library))
+        if values == "auto":
+            stack.enter_context(ValueMode(device.library, values, decisions))
         x = torch.randn(3000, 3000, device="cuda")
         for loop, offset in ((wait, 1), (wait_within, 2), (wait_by_a_number, 1)):
             with pytest.raises((RuntimeError, DeviceError)) as error:
@@ -52,7 +57,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
             assert 'values="full"' in text
             assert "gpu_memory.computes" in text
         count(x, 99)  # it ends by itself
-        device.values.compute("off")
+        stack.close()
         assert torch.ones(2, device="cuda").sum().item() == 0  # the error leaves nothing behind
 
 
