@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import ExtraBlocks, LinePeak
-from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.source_lines import Line, qualified, shown_path, source_code, users_line
 from pytest_gpumem.testrun.rerun import ran_again
 
@@ -167,7 +167,7 @@ class PinWatch:
 
     @staticmethod
     def _pinned() -> int:
-        return pinned_stats().owned.get("allocated", 0)
+        return VIEW.pinned_stats().owned.get("allocated", 0)
 
     def _see(self, frame: FrameType, event: str, _argument: Any) -> None:  # noqa: ANN401 - unused
         if event in RETURNS and (total := self._pinned()) != self._total:

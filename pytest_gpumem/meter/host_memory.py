@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.notes import Note, NoteKind
@@ -86,23 +86,6 @@ LOOP: Final = Patch(
 )
 
 
-class PinnedStats(NamedTuple):
-    """Statistics of PyTorch's allocator of pinned host memory, in bytes; empty of an old torch."""
-
-    owned: dict[str, int]
-    """blocks that it has pinned, with those that no tensor has: of ``"allocated_bytes"``"""
-    active: dict[str, int]
-    """blocks of tensors, and of copies that are under way: of ``"active_bytes"``"""
-
-
-def pinned_stats() -> PinnedStats:
-    """Return the statistics of now; those of versions before 2.10 have other names and peaks."""
-    stats = VIEW.pinned_stats()
-    if "active_bytes" not in stats:
-        return PinnedStats({}, {})
-    return PinnedStats(stats["allocated_bytes"], stats["active_bytes"])
-
-
 def require_pinned_stats(declared: str) -> None:
     """Refuse a ``declared`` limit that cannot be held.
 
@@ -111,7 +94,7 @@ def require_pinned_stats(declared: str) -> None:
     """
     import torch
 
-    if not pinned_stats().owned:
+    if not VIEW.pinned_stats().owned:
         raise DeviceError(
             declared,
             f"torch {torch.__version__} does not tell how much host memory is pinned",
@@ -123,7 +106,7 @@ def empty_pinned_cache() -> None:
     """Have the allocator give back memory that no tensor has."""
     import torch
 
-    owned = pinned_stats().owned
+    owned = VIEW.pinned_stats().owned
     if owned and owned["current"]:
         torch._C._host_emptyCache()
 

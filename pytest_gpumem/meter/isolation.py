@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import PINNED, current_in, settle
-from pytest_gpumem.meter.host_memory import pinned_stats
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.meter.plugs import Plugs
@@ -49,7 +48,7 @@ class Isolation:
         The first have those of pinned host memory as well, which is the whole process's.
         """
         all_stats = [VIEW.stats(device) for device in self.devices]
-        pinned = pinned_stats()
+        pinned = VIEW.pinned_stats()
         if pinned.owned:
             all_stats[0][PINNED] = pinned.owned
             active, first = pinned.active["current"], self.kept_foreign[0]
@@ -209,7 +208,7 @@ class Isolation:
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Subtract foreign memory and the plugs from the allocators' figures."""
         return [
-            minus(minus(peak, foreign), Peak(plug, 0))
+            minus(peak, foreign, Peak(plug, 0))
             for peak, foreign, plug in zip(peaks, self.kept_foreign, self.plugs.sizes, strict=True)
         ]
 
@@ -218,7 +217,7 @@ class Isolation:
         if device not in self.devices:
             return held
         index = self.devices.index(device)
-        return minus(minus(held, self.kept_foreign[index]), Peak(self.plugs.sizes[index], 0))
+        return minus(held, self.kept_foreign[index], Peak(self.plugs.sizes[index], 0))
 
     def own_now(self) -> list[Peak]:
         """Return the step's own memory now."""

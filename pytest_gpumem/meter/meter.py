@@ -31,7 +31,7 @@ from pytest_gpumem.meter.allocator import (
     settle,
     switch_on,
 )
-from pytest_gpumem.meter.host_memory import LOOPS, PINNED_EARLY, HostWatch, pinned_stats
+from pytest_gpumem.meter.host_memory import LOOPS, PINNED_EARLY, HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import (
@@ -222,7 +222,8 @@ class Meter:
     def _note(self, all_stats: Sequence[Stats]) -> None:
         if self.isolation.see_lost():
             self._follow_foreign()
-        peaks = self.isolation.own([peak_in(stats) for stats in all_stats])
+        highest = [peak_in(stats) for stats in all_stats]
+        peaks = self.isolation.own(highest)
         active = self.isolation.own([Peak(peak_active(stats), 0) for stats in all_stats])
         for tally in self._open:
             tally.raise_to(
@@ -230,7 +231,7 @@ class Meter:
             )
         self._use.look(
             [current_in(stats).reserved for stats in all_stats],
-            [peak_in(stats).reserved for stats in all_stats],
+            [peak.reserved for peak in highest],
         )
 
     @property
@@ -544,5 +545,5 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
-            pinned_count=pinned_count if pinned_stats().owned else "uncounted",
+            pinned_count=pinned_count if VIEW.pinned_stats().owned else "uncounted",
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import Peak
@@ -41,9 +42,10 @@ def plus(left: Peak, right: Peak) -> Peak:
     return _each(operator.add, left, right)
 
 
-def minus(left: Peak, right: Peak) -> Peak:
-    """Return the difference, never below zero."""
-    return _each(lambda mine, other: max(0, mine - other), left, right)
+def minus(left: Peak, *others: Peak) -> Peak:
+    """Return what is left without the others, never below zero."""
+    less = partial(_each, lambda mine, other: max(0, mine - other))
+    return reduce(less, others, left)
 
 
 def maximum(left: Peak, right: Peak) -> Peak:

@@ -159,6 +159,15 @@ def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None
             record["frames"] = kept_frames[id(frames)][1]
 
 
+class PinnedStats(NamedTuple):
+    """Statistics of PyTorch's allocator of pinned host memory, in bytes; empty of an old torch."""
+
+    owned: dict[str, int]
+    """blocks that it has pinned, with those that no tensor has: of ``"allocated_bytes"``"""
+    active: dict[str, int]
+    """blocks of tensors, and of copies that are under way: of ``"active_bytes"``"""
+
+
 class AllocatorView:
     """Wraps PyTorch's bindings, and knows the allocator's real figures."""
 
@@ -279,15 +288,21 @@ class AllocatorView:
         self._note_peaks(device)
         self._real[PEAK_RESETS[0]](device)
 
-    def pinned_stats(self) -> Stats:
-        """Return the real statistics of pinned host memory; none where PyTorch is too old."""
+    def pinned_stats(self) -> PinnedStats:
+        """Return the real statistics; those of versions before 2.10 have other names and peaks."""
+        stats = self._read_pinned()
+        if "active_bytes" not in stats:
+            return PinnedStats({}, {})
+        return PinnedStats(stats["allocated_bytes"], stats["active_bytes"])
+
+    def _read_pinned(self) -> Stats:
         self.install()
         read = self._real.get(PINNED_STATS)
-        return {} if read is None else read()
+        return {} if read is None else read()  # a PyTorch may be too old
 
     def reset_pinned_peaks(self) -> None:
         """Reset the real peaks of pinned host memory; the test's code goes on reading them."""
-        for path, peak in _peaks(self.pinned_stats()):
+        for path, peak in _peaks(self._read_pinned()):
             self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), peak)
         reset = self._real.get(PINNED_PEAK_RESET)
         if reset is not None:

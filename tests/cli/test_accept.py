@@ -19,7 +19,7 @@ from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.meter.host_memory import pinned_stats
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.report.json_report import dumps, read_report
 
 UPDATE = "--gpumem-update-baselines"
@@ -201,7 +201,7 @@ def test_searches_slopes_pinned_memory_and_a_new_toolchain_are_written_as_by_the
     before = suite.baselines()
     changed = {name for name in new if new[name] != before[name]}
     assert changed == {f"virtual-H100/test_{it}.json" for it in ("it", *("same",) * len(strict))}
-    assert ('"peak_pinned"' in new["virtual-H100/test_it.json"]) is bool(pinned_stats().owned)
+    assert ('"peak_pinned"' in new["virtual-H100/test_it.json"]) is bool(VIEW.pinned_stats().owned)
     assert gpumem("accept", "r.json", "--yes")[::2] == (0, "")
     assert suite.baselines() == new
 

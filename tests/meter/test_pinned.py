@@ -12,7 +12,7 @@ from pytest_gpumem.baselines.file_format import BaselineFile, decode, encode
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Measurement, Peak, Provenance
-from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.recording.allocator_view import VIEW, PinnedStats
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
 
@@ -188,7 +188,7 @@ def test_it(gpu_memory):
 
 
 def test_an_older_torch_has_no_figure_and_refuses_limits(suite, monkeypatch):
-    monkeypatch.setattr(VIEW, "pinned_stats", dict)
+    monkeypatch.setattr(VIEW, "pinned_stats", lambda: PinnedStats({}, {}))
     source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it(): load(1)[0].cuda()"
     session = suite.run("--gpumem-json=r.json", source=source)
     assert session.outcomes == {"passed": 1}

@@ -43,9 +43,9 @@ class AccountWatch(UseWatch):
         was taken besides.
         """
         for device, own, peak in zip(self.devices, reserved, peaks, strict=True):
-            highest = self._context + self._library.account(device).peak_charged
-            outside = max(highest - peak, self.used(device) - own) - self._besides[device]
-            self._outside[device] = max(self._outside[device], outside)
+            account = self._library.account(device)
+            most = self._context + max(account.peak_charged - peak, account.charged - own)
+            self._outside[device] = max(self._outside[device], most - self._besides[device])
         self.forget()
 
     def notes(self, use: Sequence[DeviceUse], name: str, peak: int) -> list[Note]:
