@@ -80,7 +80,7 @@ CLAIMS = {
     "measured_workspaces.txt: rows whose own cuDNN was asked: 11 of 11 as measured": (
         (DETAILS, "11 of 11 as measured"),
     ),
-    "published_vae.txt: never looked at, half, reserved: 7 rows, median 0.00 %, worst 1.33 %": (
+    "published_vae.txt: never looked at, half, reserved: 7 rows, median 0.07 %, worst 1.33 %": (
         (DETAILS, "0.03 % and 1.33 % at worst"),
     ),
     "published_vae.txt: never looked at, half, allocated: 7 rows, median 0.00 %, worst 0.03 %": (
@@ -348,9 +348,11 @@ def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch)
                 outside.setdefault(cell.split()[0], []).append(row["step"])
     page = flat(read(DETAILS))
     number = len(rows)
-    assert all(row["ranges"] for row in rows)
-    assert "Each row of modded-nanogpt and nanochat has a range" in page
-    allocated, reserved = outside["allocated"], outside["reserved"]
+    without = [row["step"] for row in rows if not row["ranges"]]
+    assert without == ["short 2025-05-30 noallreduce"]
+    assert "Each row of modded-nanogpt and nanochat but one has a range" in page
+    assert "The row *noallreduce* had a range that held both" in page
+    allocated, reserved = outside["allocated"] + without, outside["reserved"] + without
     assert f"hold {number - len(allocated)} of the {number} peaks allocated" in page
     assert f"and {number - 1 - len(reserved)} of the {number - 1} peaks reserved" in page
     unseen = [row for row in rows if row["never looked at"]]
@@ -366,8 +368,9 @@ def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch)
 
     near = [row for row in unseen if is_near(row, row["ranges"])]
     later = [row for row in unseen if row not in near and is_near(row, row[LONGER])]
-    assert (len(near), len(later)) == (10, 3)
-    assert "ten are within 2 %, or in their ranges. In the three others, steps take 98 to" in page
+    assert (len(near), len(later)) == (9, 3)
+    assert "nine are within 2 %, or in their ranges. *noallreduce* is 7.4 % too low" in page
+    assert "In the three others, steps take 98 to" in page
     widest = max(
         float(cell.split()[3].rstrip(":")) / float(cell.split()[1]) - 1
         for row in rows
@@ -380,7 +383,7 @@ def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch)
     assert len(less) == 12
     least, most = min(less.values()), max(less.values())
     assert f"Twelve scripts with longer steps reserve {least:.1f} to {most:.1f} % less" in page
-    few = sorted({*less} & {*reserved})
+    few = sorted({*less} & {*reserved} - {*without})
     assert few == ["short 2025-02-01 RuleTweak", "short 2025-05-25 EvenFasterReduce"]
     (row,) = (row for row in rows if row["step"] == few[1])
     assert "reserved 45392.00 to 46612.00: held" in row[LONGER]
