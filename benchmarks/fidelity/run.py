@@ -96,7 +96,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
         if unsupported:
             found["status"], found["unsupported"] = "unsupported", unsupported
         found["convolutions"] = library.convolutions()._asdict()
-        found["readbacks"] = library.readbacks()[0]
+        found["readbacks"] = library.readbacks()
     return found
 
 

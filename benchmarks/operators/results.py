@@ -188,12 +188,12 @@ def alone(case: Case) -> tuple[Any, str]:
 
     device = VirtualDevice.loaded()
     assert device is not None
-    before, sizes, error = device.library.readbacks()[0], None, ""
+    before, sizes, error = device.library.readbacks(), None, ""
     try:
         sizes = shapes(forms_of(case, "cuda", lambda: None))
     except Exception as failure:  # noqa: BLE001
         error = summary(failure)
-    return (sizes, error) if device.library.readbacks()[0] == before else (None, "")
+    return (sizes, error) if device.library.readbacks() == before else (None, "")
 
 
 def comparer(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:

@@ -157,7 +157,7 @@ class Sizes:
             await_autograd()
             torch.cuda.reset_peak_memory_stats()
             start[0] = torch.cuda.memory_allocated()
-            readbacks[0] = library.readbacks()[0]
+            readbacks[0] = library.readbacks()
 
         forms, error = None, ""
         self._device.values.compute(scope)
@@ -170,7 +170,7 @@ class Sizes:
         notes = [
             note.text for note in self._device.notes(Path.cwd()) if note.kind is NoteKind.VALUES
         ]
-        read = library.readbacks()[0] - readbacks[0]
+        read = library.readbacks() - readbacks[0]
         return Outcome(forms, peak, error, tuple(notes), read)
 
     def as_test(self, case: Case) -> Outcome:

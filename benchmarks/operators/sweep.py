@@ -125,11 +125,11 @@ def tried(op: Any, kinds: Iterable[str], most: int, library: Any) -> dict[str, A
     before = library.unsupported()
     total, reason, cpu, read = 0, "", "", False
     for kind in kinds_of(op, kinds):
-        readbacks = library.readbacks()[0]
+        readbacks = library.readbacks()
         ran, failure = attempt(op, kind, "cuda", most)
         total += ran
         if failure and not reason:
-            read = library.readbacks()[0] > readbacks
+            read = library.readbacks() > readbacks
             cpu = attempt(op, kind, "cpu", most)[1]
             reason = f"{str(kind)[6:]}: {failure}"
     missing = [it for it, calls in library.unsupported().items() if calls > before.get(it, 0)]

@@ -101,8 +101,7 @@ class Kind(str, Enum):
     word: str
     """the word of reports"""
     severity: int
-    """the rank among failures: the order in which a test is judged and in which reports show
-    results, and by which one rank's result stands for all; 0 is the worst"""
+    """the order of reports, and by which one rank's result stands for all; 0 is the worst"""
     tone: Tone
     mark: str
     """the character of a passed test's row, for readers without colours"""
@@ -135,9 +134,9 @@ class Kind(str, Enum):
     """there is no baseline of this test: passes with a note; fails in CI, or with
     ``--gpumem-missing-baseline=fail``"""
     INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, "")
-    """the baseline is of another device, batch size, rank or number of devices, or of versions that
-    ``--gpumem-provenance`` refuses, or its file cannot be read: as without a baseline; fails with
-    ``--gpumem-provenance=fail``, and if the file cannot be read"""
+    """the baseline is of another device, batch size, rank or number of devices, or its file cannot
+    be read, or ``--gpumem-provenance`` refuses its versions: as without a baseline; fails if the
+    file cannot be read; passes with a note or fails, as that option says"""
 
     def __new__(cls, value: str, *columns: Any) -> Self:  # noqa: ANN401, D102 - a row of the table
         member = str.__new__(cls, value)

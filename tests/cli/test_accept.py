@@ -229,7 +229,7 @@ def test_the_changes_are_shown_in_the_characters_of_the_terminal(suite):
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert " changed: 3 << 20 -> \\xe9 << 20 (" in done.stdout
+    assert " changed: 3 << 20 -> \\xe9 << 20 (other edits are not known)\n" in done.stdout
 
 
 def test_a_name_that_no_test_has_is_an_error(grown, gpumem):

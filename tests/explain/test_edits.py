@@ -110,6 +110,15 @@ def test_where_a_shallow_clone_ends_nothing_is_said_of_edits(committed):
     assert lead(committed.run()).endswith(" at test_it.py:13 (test_step)")
 
 
+def test_where_a_shallow_clone_ends_an_edited_line_leads_and_others_are_not_known(committed):
+    text = STEP.replace("torch.ones(8192", "torch.ones(16384")
+    committed.write("test_it.py", text)
+    commit("Larger")
+    (committed.path / ".git/shallow").write_text(git("rev-list", "--max-parents=0", "HEAD"))
+    words = "test_it.py:13 changed: 8192 -> 16384 (other edits are not known)"
+    assert lead(committed.run(source=text)) == words
+
+
 def test_an_edit_elsewhere_is_no_cause(committed):
     committed.write("other.py", "def f():\n    return 1")
     commit("Another file")

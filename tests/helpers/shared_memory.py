@@ -47,10 +47,10 @@ def exchange(folder, raw, pipe):
 
 def read(library, address, size):
     """Return bytes of device memory, or None where they are unknown."""
-    counted = library.readbacks()[0]
+    counted = library.readbacks()
     out = ctypes.create_string_buffer(size)
     assert library.call("cudaMemcpy", out, ctypes.c_void_p(address), ctypes.c_size_t(size), 2) == 0
-    return out.raw if library.readbacks()[0] == counted else None
+    return out.raw if library.readbacks() == counted else None
 
 
 def write(library, address, data):

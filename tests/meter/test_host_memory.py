@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-from helpers.virtual_gpu import virtual_card
 
-from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.meter import meter
 from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.sizes import MIB
-from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.testrun.run import Run
 
 LOAD = """
 def load(nbytes):
@@ -63,16 +61,14 @@ def test_without_a_limit_it_is_recorded_and_judged_by_nothing(suite):
     assert result["measurement"]["host"] >= 150 * MIB
 
 
-def test_where_the_system_does_not_tell_a_limit_is_refused(tmp_path):
-    place = tmp_path / "none" / "clear_refs"
-    with virtual_card() as device:
-        with Run.open(MemorySpec(max_host_gib=1), device, tmp_path) as run:
-            run.meter.host = HostWatch(place)
-            with pytest.raises(DeviceError) as error:
-                run.start()
-        assert run.meter.host.peak() is None
-        run.close()  # else its meter goes on folding other tests' peaks
-    assert str(error.value) == (
-        "max_host_gib=1: this system does not reset the highest memory of a process "
-        f"({place}); run the test on Linux with a writable /proc, or leave out this limit"
-    )
+def test_where_the_system_does_not_tell_a_limit_is_refused(suite, monkeypatch, tmp_path):
+    untold = partial(HostWatch, tmp_path / "none" / "clear_refs")
+    monkeypatch.setattr(meter, "HostWatch", untold)
+    source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it(): torch.ones(1).cuda()"
+    session = suite.run("--gpumem-json=r.json", source=source)
+    assert session.outcomes == {"passed": 1}
+    (result,) = json.loads((suite.path / "r.json").read_text())["results"]
+    assert result["measurement"]["host"] is None
+    session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_host_gib=1)"))
+    assert session.outcomes == {"errors": 1}
+    assert "max_host_gib=1: this system does not reset the highest memory" in session.flat

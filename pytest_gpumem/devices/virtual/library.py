@@ -415,9 +415,9 @@ class NativeLibrary:
         """Empty this thread's queue; return the faults since the last call."""
         return CopyFaults(*self._figures("drop_queued_copies", 4))
 
-    def readbacks(self) -> Sequence[int]:
-        """Return how many copies to the host this process has made, and their bytes."""
-        return self._figures("readbacks", 2)
+    def readbacks(self) -> int:
+        """Return how many copies of unknown bytes to the host this process has made."""
+        return self._figures("readbacks", 2)[0]
 
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` at every copy of unknown bytes to the host.

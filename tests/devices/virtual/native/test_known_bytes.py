@@ -57,10 +57,10 @@ def put(library, address, data, stream=None):
 
 def get(library, address, size):
     """What is read back there; None: nobody knows, zeros came, and the copy was counted."""
-    before = library.readbacks()[0]
+    before = library.readbacks()
     out = ctypes.create_string_buffer(b"\xff" * size, size)
     assert library.call("cudaMemcpy", out, pointer(address), length(size), TO_HOST) == 0
-    if library.readbacks()[0] == before:
+    if library.readbacks() == before:
         return out.raw
     assert out.raw == bytes(size)
     return None
@@ -249,8 +249,8 @@ def test_where_writable_memory_is_limited_there_is_memory_and_nothing_is_known(t
     pointer, size = ctypes.c_void_p(address), ctypes.c_size_t(5)
     out = ctypes.create_string_buffer(5)
     print(status, library.call("cudaMemcpy", pointer, b"known", size, 1))
-    print(library.call("cudaMemset", pointer, 0, size), library.readbacks()[0])
-    print(library.call("cudaMemcpy", out, pointer, size, 2), out.raw, library.readbacks()[0])
+    print(library.call("cudaMemset", pointer, 0, size), library.readbacks())
+    print(library.call("cudaMemcpy", out, pointer, size, 2), out.raw, library.readbacks())
     """
     done = run_python(code, str(tmp_path), PYTHONPATH=f"{TESTS}:{ROOT}")
     assert done.stdout.splitlines() == ["0 0", "0 0", f"0 {bytes(5)} 1"], done.stderr

@@ -198,7 +198,7 @@ def test_a_sparse_matrix_tells_its_shape(library):
     assert library.call("cusparseSpMatGetSize", matrix, *out) == 0
     assert [value.value for value in found] == [30, 20, 7]
     assert library.call("cusparseDestroySpMat", matrix) == 0
-    assert library.readbacks()[0] == 0
+    assert library.readbacks() == 0
 
 
 def test_what_a_products_nonzeros_are_reads_zero_and_is_counted(library):
@@ -213,7 +213,7 @@ def test_what_a_products_nonzeros_are_reads_zero_and_is_counted(library):
     out = ctypes.byref(ctypes.c_int64()), ctypes.byref(ctypes.c_int64()), ctypes.byref(found)
     assert library.call("cusparseSpMatGetSize", matrix, *out) == 0
     assert found.value == 0
-    assert library.readbacks()[0] == 1
+    assert library.readbacks() == 1
     assert asked(library) == {"cuSPARSE"}
 
 
