@@ -219,6 +219,11 @@ class JudgedProgram:
             self._phases = Phases(self._session.run)
             self._phases.start()
 
+    def watch_no_garbage(self) -> None:
+        """Collect garbage now; what its variables leave from now on was no garbage in its time."""
+        if self._session.run is not None and not self.is_fork:
+            self._session.run.meter.watch_no_garbage()
+
     @property
     def run(self) -> Run:
         """The program's measurement; of one that used no GPU it begins now."""

@@ -10,6 +10,7 @@ import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +46,7 @@ from pytest_gpumem.spec import MAX_DEVICES
 from pytest_gpumem.spec_fields import MAX_RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
@@ -191,16 +192,16 @@ class UserProgram:
         words = shlex.join(self._arguments) if given is None else given
         return f"{module}::{words}" if words else module
 
-    def run(self) -> int:
-        """Run it; return its exit status. Its own errors pass through."""
+    def run(self, at_end: Callable[[], object]) -> int:
+        """Run it; call ``at_end`` while its variables live; return its exit status."""
         sys.argv = [self.target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
-            if self._module:
-                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(self.target, run_name="__main__")
+            run = partial(runpy.run_module, alter_sys=True) if self._module else runpy.run_path
+            _variables = run(self.target, run_name="__main__")
+            at_end()
         except SystemExit as end:  # as Python ends with it
+            at_end()
             if end.code is None or isinstance(end.code, int):
                 return end.code or 0
             print(end.code, file=sys.stderr)
@@ -230,7 +231,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
 
     def execute() -> None:
         nonlocal status
-        status = program.run()
+        status = program.run(test.watch_no_garbage)
 
     name, size, rank = program.name(arguments.name), arguments.world_size, arguments.rank
     if size is not None:

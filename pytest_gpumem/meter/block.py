@@ -10,7 +10,7 @@ from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
-from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.meter import ACTIVE, Meter
 from pytest_gpumem.spec_fields import read_values
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.meter.peaks import Tally
-
-_active: list[Meter] = []
-"""meters that run in this process, the innermost last"""
 
 
 def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Values = "auto") -> None:
@@ -52,21 +49,10 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
     import torch  # noqa: F401 - upon which the GPU is shown
 
 
-def activate(meter: Meter) -> None:
-    """Let measurements that begin from now on be parts of this meter's."""
-    _active.append(meter)
-
-
-def deactivate(meter: Meter) -> None:
-    """Let later measurements be no parts of this meter's any more."""
-    if meter in _active:
-        _active.remove(meter)
-
-
 class Measuring:
     """A measurement of a block. Its figures can be read after the block has ended.
 
-    In a marked test the block is one more part of the test. The test's own figures do not change.
+    Below a marked test or ``gpumem run`` the block is one more part: other figures do not change.
     """
 
     def __init__(self, devices: int) -> None:
@@ -75,15 +61,16 @@ class Measuring:
         self._measurement: Measurement | None = None
 
     def __enter__(self) -> Self:
-        if _active:
-            meter = _active[-1]
-            tally = self._stack.enter_context(meter.part())
-            self._stack.push(lambda *_: self._finish(meter, tally))
-            return self
-        device: Device = virtual.loaded() or CudaDevice()
         import torch
 
         visible = torch.cuda.device_count()
+        if visible:  # gpumem run measures from the first use of CUDA on
+            torch.cuda.init()
+        if ACTIVE:
+            outer = ACTIVE[-1]
+            tally = self._stack.enter_context(outer.part())
+            self._stack.push(lambda *_: self._finish(outer, tally))
+            return self
         if self._devices > visible:
             if visible:
                 raise DeviceError(
@@ -97,13 +84,12 @@ class Measuring:
                 "for a virtual GPU, call pytest_gpumem.use_virtual_gpu() before torch is "
                 "imported, or measure in a test marked gpu_memory",
             )
+        device: Device = virtual.loaded() or CudaDevice()
         info = device.open(None, visible)
         meter = Meter(device, info, self._devices)
         with ExitStack() as stack:
             stack.callback(meter.stop)
             meter.start(count_held=True)
-            activate(meter)
-            stack.callback(deactivate, meter)
             stack.push(lambda *_: self._finish(meter, None))
             self._stack = stack.pop_all()
         return self

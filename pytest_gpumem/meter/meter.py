@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
     from pytest_gpumem.recording.recording import Known, Recording
+
+
+ACTIVE: Final[list[Meter]] = []
+"""meters that count in this process, the innermost last: a block inside is a part of theirs"""
 
 
 class Meter:
@@ -130,6 +134,8 @@ class Meter:
             DeviceError: PyTorch's allocator is not the native one.
         """
         require_native_allocator()
+        if ACTIVE:
+            self.fold()
         LOOPS.watch()
         self.isolation.plugs.release()
         await_autograd()  # or what they free soon would count as foreign memory
@@ -159,6 +165,8 @@ class Meter:
         if self._recorder is not None:
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
+        ACTIVE.append(self)
+        self._stack.callback(ACTIVE.remove, self)
         self._stack.callback(switch_on)  # first: plugs are freed by the caching allocator alone
         self._begin(all_stats)
 
@@ -206,7 +214,7 @@ class Meter:
 
     def _empty_cache(self, empty: Callable[[], object]) -> object:
         """Call ``torch.cuda.empty_cache()`` for the test's code: its freed memory goes back."""
-        self.note()
+        self.fold()
         with self._recorder.ours(settles=False) if self._recorder else nullcontext():
             result, changed = self.isolation.empty_cache(empty)
         if changed:
@@ -253,7 +261,8 @@ class Meter:
     def fold(self) -> None:
         """Put the peaks so far into every open tally, and reset them."""
         with Uncounted():
-            self.note()
+            for meter in ACTIVE:  # gpumem run has one around those of a session of pytest
+                meter.note()
             reset_peaks(self.devices)
 
     def peaks(self) -> tuple[Peak, ...]:
@@ -489,6 +498,11 @@ class Meter:
             yield
         finally:
             self.cap(outer_limit)
+
+    def watch_no_garbage(self) -> None:
+        """Collect the garbage of a step that has ended, and take note of no more."""
+        collect_garbage()
+        self._garbage.stop()
 
     # -- the result --
 

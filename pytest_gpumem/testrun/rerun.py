@@ -85,7 +85,6 @@ class Runner:
         explainer: Explainer,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device."""
-        from pytest_gpumem.meter.block import activate
         from pytest_gpumem.testrun.run import Run
 
         self.end()
@@ -120,7 +119,6 @@ class Runner:
             device.values.compute(values)
             run.start()
         self.run, self._nodeid = run, nodeid
-        activate(run.meter)
 
     def _look_at_cuda(self, culprit: str) -> None:
         """End captures, and note whether CUDA refuses every call, as after an illegal address."""
@@ -198,9 +196,6 @@ class Runner:
         run, self.run = self.run, None
         if run is None:
             return
-        from pytest_gpumem.meter.block import deactivate
-
-        deactivate(run.meter)
         self._look_at_cuda(self._nodeid)
         if self._broken is not None:
             with suppress(RuntimeError):

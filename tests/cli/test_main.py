@@ -69,6 +69,52 @@ def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_fr
     assert "pytest_gpumem" not in ended.stderr
 
 
+WITH_BLOCKS = """
+import torch
+import pytest_gpumem
+
+with pytest_gpumem.measure() as outer:
+    large = torch.empty(200 << 20, dtype=torch.uint8, device="cuda")
+    del large
+    with pytest_gpumem.measure() as inner:
+        model = torch.nn.Linear(1024, 1024, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(torch.ones(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+print(outer.peak_allocated >> 20, inner.peak_allocated >> 20)
+"""
+
+
+def test_blocks_that_a_program_measures_are_parts_of_its_measurement(gpumem, tmp_path):
+    """Also one that begins before the first use of CUDA. What its variables hold is no garbage."""
+    (tmp_path / "blocks.py").write_text(WITH_BLOCKS, encoding="utf-8")
+    ended = gpumem("run", "--card=T4", "blocks.py")
+    assert ended.stdout.split()[0] == "200"
+    assert int(ended.stdout.split()[1]) < 40
+    assert "cuda:0 200.00 MiB" in " ".join(ended.stderr.split())
+    assert "garbage" not in ended.stderr
+
+
+BELOW = """
+import pytest, torch
+
+@pytest.mark.gpu_memory
+def test_it():
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+    weight.sum().backward()
+    torch.optim.SGD([weight]).step()
+"""
+
+
+def test_a_program_and_the_tests_that_it_runs_both_have_their_peaks(gpumem, tmp_path):
+    (tmp_path / "test_it.py").write_text(BELOW, encoding="utf-8")
+    ended = gpumem("run", "--card=T4", "-m", "pytest", "-p", "no:cacheprovider", "test_it.py")
+    assert re.search(r"^test_it +300\.00 +302\.00 ", ended.stdout, re.MULTILINE)
+    assert "cuda:0 300.00 MiB 302.00 MiB" in " ".join(ended.stderr.split())
+
+
 CHILD = """
 import os, sys, torch
 rank = int(os.environ.get("RANK", 0))

@@ -10,14 +10,13 @@ import pytest_gpumem
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter import block
-from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.meter import ACTIVE, Meter
 
 
 @pytest.fixture
 def device(monkeypatch):
-    """No test of the plugin's is being measured: measurements begin of their own."""
-    monkeypatch.setattr(block, "_active", [])
+    """A device on which nothing is measured: measurements begin of their own."""
+    assert ACTIVE == []
     with virtual_card("T4", count=2) as device:
         monkeypatch.setattr(device, "card", CARDS["T4"])  # as use_virtual_gpu("T4") does
         yield device
@@ -103,7 +102,7 @@ def test_an_error_in_the_block_passes_and_the_figures_are_there(device):
         tensor(30 * MIB)
         raise KeyError
     assert m.peak_allocated == 30 * MIB
-    assert block._active == []
+    assert ACTIVE == []
 
 
 def test_one_within_another_is_a_part_of_it_and_leaves_it_whole(device):
@@ -137,7 +136,7 @@ def test_after_a_failed_beginning_nothing_is_left_behind(device, monkeypatch):
     monkeypatch.setattr(Meter, "_begin", fail)
     with pytest.raises(OSError), pytest_gpumem.measure():  # noqa: PT011 - any will do
         pytest.fail("it did not begin")
-    assert block._active == []
+    assert ACTIVE == []
     monkeypatch.undo()
     with pytest_gpumem.measure() as m:
         tensor(30 * MIB)
@@ -158,9 +157,8 @@ def test_more_devices_than_can_be_seen_cannot_be_measured(device):
         pytest.fail("it did not begin")
 
 
-def test_without_a_gpu_it_says_how_to_have_one(monkeypatch):
+def test_without_a_gpu_it_says_how_to_have_one():
     virtual_device()
-    monkeypatch.setattr(block, "_active", [])
     with (
         pytest.raises(DeviceError, match=r"there is no GPU here; .*use_virtual_gpu\(\) before"),
         pytest_gpumem.measure(),

@@ -452,6 +452,18 @@ def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count,
     assert [note.split(":")[0] for note in notes] == expected * told
 
 
+def test_what_becomes_garbage_after_the_end_is_told_of_no_more(meter):
+    meter.start()
+    rings = [[tensor(30 * MIB)], [tensor(50 * MIB)]]
+    for ring in rings:
+        ring.append(ring)
+    del rings[0], ring
+    meter.watch_no_garbage()
+    rings.clear()
+    (note,) = (note for note in meter.result().note_texts if "garbage" in note)
+    assert note.startswith("garbage in reference cycles kept 30.00 MiB")
+
+
 def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
     meter.start()
     with meter.part() as exact:
