@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
 _FRAME_ATTRIBUTES = {
     GeneratorType: "gi_frame",
     CoroutineType: "cr_frame",

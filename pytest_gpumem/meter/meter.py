@@ -39,6 +39,7 @@ from pytest_gpumem.meter.peaks import (
     CompilerMemory,
     Tally,
     outside,
+    plus,
     without_few_pinned,
 )
 from pytest_gpumem.meter.step_watch import GarbageWatch, Steps
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
 
 ACTIVE: Final[list[Meter]] = []
-"""meters that count in this process, the innermost last: a block inside is a part of theirs"""
+"""meters in this process: the last one counts, as the tests of a pytest under gpumem run do"""
 
 
 class Meter:
@@ -136,6 +137,9 @@ class Meter:
         require_native_allocator()
         if ACTIVE:
             self.fold()
+            self._stack.callback(ACTIVE[-1]._resume, ACTIVE[-1].counted(), self._whole)
+        ACTIVE.append(self)
+        self._stack.callback(ACTIVE.remove, self)
         LOOPS.watch()
         self.isolation.plugs.release()
         await_autograd()  # or what they free soon would count as foreign memory
@@ -165,8 +169,6 @@ class Meter:
         if self._recorder is not None:
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
-        ACTIVE.append(self)
-        self._stack.callback(ACTIVE.remove, self)
         self._stack.callback(switch_on)  # first: plugs are freed by the caching allocator alone
         self._begin(all_stats)
 
@@ -223,9 +225,10 @@ class Meter:
         return result
 
     def note(self) -> None:
-        """Put the peaks so far into every open tally."""
-        with Uncounted():
-            self._note(self.isolation.stats())
+        """Put the peaks so far into every open tally, if no other meter counts inside."""
+        if self not in ACTIVE[:-1]:
+            with Uncounted():
+                self._note(self.isolation.stats())
 
     def _note(self, all_stats: Sequence[Stats]) -> None:
         if self.isolation.see_lost():
@@ -261,9 +264,15 @@ class Meter:
     def fold(self) -> None:
         """Put the peaks so far into every open tally, and reset them."""
         with Uncounted():
-            for meter in ACTIVE:  # gpumem run has one around those of a session of pytest
-                meter.note()
+            (ACTIVE or [self])[-1].note()
             reset_peaks(self.devices)
+
+    def _resume(self, held: Sequence[Peak], inner: Tally) -> None:
+        """Go on after another meter, which has counted for this one, beside the memory ``held``."""
+        reset_peaks(self.devices)
+        self._use.forget()
+        for tally in self._open:
+            tally.raise_to(list(map(plus, held, inner.peaks)))
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""

@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 NOTHING: Final = Peak(0, 0)
 MIN_PINNED: Final = MIB
 """bytes of pinned memory that count: PyTorch pins a few itself, for ``Tensor.item()`` say"""
-
-
 MIN_SHARE: Final = 1000
 """memory that the compiler leaves, below this part of the peak is within the default tolerance"""
-
-
 MIN_INHERITED: Final = 20 << 20
 """bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""
 

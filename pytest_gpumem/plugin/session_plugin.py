@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 """options of pytest with which no test is run"""
-
-
 ENDS: Final[dict[int, str]] = {
     pytest.ExitCode.INTERRUPTED: "it was interrupted",
     pytest.ExitCode.INTERNAL_ERROR: "pytest ended with an internal error",

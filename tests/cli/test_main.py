@@ -108,11 +108,21 @@ def test_it():
 """
 
 
+HOLDING = """
+import pytest, torch
+
+kept = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")  # and 18 MiB of free room beside
+pytest.main(["-p", "no:cacheprovider", "test_it.py"])
+"""
+
+
 def test_a_program_and_the_tests_that_it_runs_both_have_their_peaks(gpumem, tmp_path):
     (tmp_path / "test_it.py").write_text(BELOW, encoding="utf-8")
-    ended = gpumem("run", "--card=T4", "-m", "pytest", "-p", "no:cacheprovider", "test_it.py")
+    (tmp_path / "holding.py").write_text(HOLDING, encoding="utf-8")
+    ended = gpumem("run", "--card=T4", "holding.py")
     assert re.search(r"^test_it +300\.00 +302\.00 ", ended.stdout, re.MULTILINE)
-    assert "cuda:0 300.00 MiB 302.00 MiB" in " ".join(ended.stderr.split())
+    assert "cuda:0 302.00 MiB 322.00 MiB" in " ".join(ended.stderr.split())
+    assert "outside PyTorch's allocator" not in ended.stderr
 
 
 CHILD = """

@@ -25,8 +25,6 @@ UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
 """prints requirements without NVIDIA's packages"""
-
-
 UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"

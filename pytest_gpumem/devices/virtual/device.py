@@ -68,8 +68,6 @@ _PROPERTIES_SYMBOLS: Final = (
 
 # at::native::_cudnn_set_conv_benchmark_empty_cache(bool), declared in ATen/native/ConvUtils.h
 _EMPTYING_SYMBOL: Final = "_ZN2at6native37_cudnn_set_conv_benchmark_empty_cacheEb"
-
-
 CONTAINER_PAGE: Final = (
     "https://pytest-gpumem.readthedocs.io/en/latest/how-to/light.html#on-a-mac-or-on-windows"
 )

@@ -76,8 +76,6 @@ USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
 )
 """of ``gm_use``, in its order; at an "end" the spanning ones of before are given back"""
 LOST: Final = (1 << 64) - 1
-
-
 _CARD_BYTES = (
     *("total_memory", "context_memory", "l2_cache_size", "shared_memory_per_block"),
     *("shared_memory_per_block_optin", "shared_memory_per_sm", "reserved_shared_memory_per_block"),

@@ -41,16 +41,12 @@ INITIALISATION: Final = Patch(
 )
 OTHERS_CODE: Final = ("site-packages", "dist-packages")
 """folders of installed packages: a line in them is no line of the user's"""
-
-
 HIDDEN: Final = (
     "No CUDA GPUs are available: the virtual GPU is visible only inside tests marked "
     "gpu_memory. Move the call into a marked test or into one of its fixtures, or show the "
     "GPU to all code of the session: --gpumem-visible=session"
 )
 """the error of code that initialises CUDA where no GPU is shown, in the words of PyTorch's own"""
-
-
 COMPILERS_ANSWERS: Final = (
     *("torch.utils._triton", "torch._inductor.utils"),
     "torch._inductor.codegen.cuda.cuda_env",

@@ -120,8 +120,6 @@ READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
 """operators that return no tensor, but values; others are in COPIES"""
-
-
 SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
 """operators that sort their first argument"""
 NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
