@@ -76,9 +76,9 @@ class KeeperSearch:
         of their allocations, counted from the moment backwards"""
         history = scene.device.history
         for number in (last, last + 1):
-            if not 0 < number <= len(recording.moments):
+            if not 0 < number <= recording.moment:
                 continue
-            end = bisect_right(history.times, recording.moments[number - 1] / 1000)
+            end = bisect_right(history.times, recording.time_of(number))
             by_start = {
                 candidate.start: index
                 for index, candidate in enumerate(self._candidates)
@@ -155,7 +155,7 @@ class KeeperSearch:
 
     def at_moment(self, recording: Recording) -> None:
         """Look for keepers, if this is the moment before the peak or the one after it."""
-        candidates = self._at_moment.get(len(recording.moments), {})
+        candidates = self._at_moment.get(recording.moment, {})
         if all(index in self._names for index in candidates.values()):
             return
         events = VIEW.snapshot()["device_traces"][self._device]

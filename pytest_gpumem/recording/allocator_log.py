@@ -112,8 +112,7 @@ class AllocatorLog:
         tensors that the earlier run saw in them.
         """
         events = recording.events[index] if index < len(recording.events) else []
-        tags = recording.tag_log.tags(index)
-        log = cls(events, recording.segments(index), recording.settings, tags)
+        log = cls(events, recording.segments(index), recording.settings, recording.tags())
         for time, tensors in recording.taken:
             log.begin_later(time, {at[1]: tags for at, tags in tensors.items() if at[0] == index})
         return log

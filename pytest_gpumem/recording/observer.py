@@ -12,12 +12,12 @@ import itertools
 import sys
 import weakref
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pytest_gpumem.patches import Patch
 from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.recording.optimizer_watch import steps_around
-from pytest_gpumem.recording.plain_tensors import gradient_of, place_of, plain_tensors
+from pytest_gpumem.recording.plain_tensors import place_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.source_lines import users_line
 
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.recording.recording import Recording
+    from pytest_gpumem.source_lines import Line
 
 OBSERVED: Final = Patch(
     "torch",
     *("nn.Module.__setattr__", "nn.Module.add_module", "nn.Module.register_parameter"),
     *("nn.Module.register_buffer", "nn.Module._apply", "nn.Module.zero_grad"),
-    *("optim.Optimizer.zero_grad", "utils.swap_tensors"),
-    reason="a report names the parameters, buffers and gradients of a peak",
+    *("optim.Optimizer.zero_grad", "utils.swap_tensors", "amp.autocast_mode.autocast.__enter__"),
+    reason="a report names the parameters, buffers and gradients of a peak, and autocast's end",
 )
 PASSES: Final = Patch(
     "torch.autograd",
     *("backward", "grad"),
     reason="a report says whether a block was allocated in a backward pass",
 )
+Kind: TypeAlias = Literal["", "call", "backward", "optimizer", "end"]
 MAX_DEPTH: Final = 4
 """levels of lists and dicts in a module's arguments that are searched for tensors"""
 
@@ -60,8 +62,10 @@ class Observer:
 
         self._recording = recording
         self._at_moment = at_moment
+        self._numbers = itertools.count()
+        """of the calls and the passes"""
         self._active: list[int] = []
-        """calls under way: of each the id of its module, and its number in the recording"""
+        """calls under way: of each the id of its module, and its number"""
         self._backwards = 0
         """passes under way, one in another"""
         self._step: int | None = None
@@ -106,6 +110,7 @@ class Observer:
             "_apply": self.around_apply,
             "zero_grad": self.around_zero_grad,
             "swap_tensors": self.around_swap,
+            "__enter__": self.followed_by(self._see_autocast),
         }
         observed = OBSERVED.values(torch).items()
         WRAPPED.wrap(stack, {each: arounds[name.rpartition(".")[2]] for name, each in observed})
@@ -115,31 +120,39 @@ class Observer:
         WRAPPED.hook(stack, register_optimizer_step_pre_hook(self.begin_step))
         WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
 
-    def _pass_moment(self) -> int:
-        """Note a moment, and return its time in nanoseconds since 1970."""
-        time = time_ns()
-        self._recording.moments.append(time)
+    def _note(self, kind: Kind, number: int, line: Line | None = None) -> None:
+        """Note a moment at which a pass begins or ends, or ("") goes on."""
+        self._recording.moments += (time_ns(), kind, number, line, False)
+        self._look()
+
+    def _look(self) -> None:
         if self._at_moment is not None:
             self._at_moment(self._recording)
-        return time
 
     # -- modules --
 
     def enter_module(self, module: Module, _args: object) -> None:
         """Begin a call."""
-        if self._compiling():
-            return
-        time = self._pass_moment()
-        recording = self._recording
-        if not self._active:
+        # Modules are called more often than all else: no method is called here for those inside.
+        recording, active = self._recording, self._active
+        if not active:
+            if self._compiling():
+                return
             self._end_failed_step()
+            self._see_autocast()
+        time = time_ns()
+        if not active:
             self._see_all(module)
-        if not recording.autocast and self._autocasts("cuda"):
-            recording.autocast = True
         if not recording.batch_norm and isinstance(module, self._norms):
             recording.batch_norm = module.training
-        call = recording.call_log.begin(self._name(module), time, self._graphs())
-        self._active += (id(module), call)
+        entry = self._names.get(id(module))
+        name = entry[1] if entry and entry[0]() is module else type(module).__name__  # see _name
+        number = next(self._numbers)
+        # In one go: modules may run in several threads, whose moments are not to be mixed.
+        recording.moments += (time, "call", number, name, self._graphs())
+        active += (id(module), number)
+        if self._at_moment is not None:
+            self._at_moment(recording)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
         """End a call; ``results`` are its keyword arguments and its output, after an error None."""
@@ -149,14 +162,17 @@ class Observer:
             at -= 2
         if at < 0 and self._compiling():  # where the call began, too
             return
-        end = self._pass_moment()
+        end = time_ns()
+        recording = self._recording
+        recording.moments += (end, "end", active[at + 1] if at >= 0 else -1, None, False)
+        if self._at_moment is not None:
+            self._at_moment(recording)
         if at < 0:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
                 # FSDP unsharded it.
                 self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
-        self._recording.call_log.end(active[at + 1], end)
         del active[at : at + 2]
         if not active:
             batch = [
@@ -171,17 +187,22 @@ class Observer:
     def followed_by(
         self, then: Callable[..., object]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper of a module's method: ``then`` gets its arguments, once it has run."""
+        """Return a wrapper of a method: ``then`` gets its arguments, once it has run."""
 
-        def around(register: Callable[..., Any]) -> Callable[..., Any]:
-            def registering(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def around(method: Callable[..., Any]) -> Callable[..., Any]:
+            def followed_method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
                 __tracebackhide__ = True
-                register(*args, **kwargs)
+                result = method(*args, **kwargs)
                 then(*args, **kwargs)
+                return result
 
-            return registering
+            return followed_method
 
         return around
+
+    def _see_autocast(self, *_: object) -> None:
+        recording = self._recording
+        recording.autocast = recording.autocast or self._autocasts("cuda")
 
     def _see_new_parameter(self, module: Module, name: str, *_: object, **__: object) -> None:
         parameter = _registered(module._parameters, name)
@@ -248,9 +269,9 @@ class Observer:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
         parameters, names = tree.tensors("_parameters")
-        self._initial_parameters = {
-            id(parameter) for parameter in parameters if type(parameter) is not self._lazy
-        }
+        self._initial_parameters = set(map(id, parameters))
+        if self._lazy in map(type, parameters):
+            self._initial_parameters -= {id(it) for it in parameters if type(it) is self._lazy}
         self._see_parameters(parameters, names)
         self._sweep("buffers", *tree.tensors("_buffers"))
 
@@ -289,7 +310,6 @@ class Observer:
                 outermost = None
             else:
                 self._end_failed_step()
-                self._pass_moment()
                 outermost = self._begin("backward")
             try:
                 return run(*args, **kwargs)
@@ -297,9 +317,9 @@ class Observer:
                 end = time_ns()
                 self._backwards -= 1
                 if outermost is not None:
-                    self._recording.pass_log.end(outermost, end)
+                    self._recording.moments += (end, "end", outermost, None, False)
                     self._see_gradients()
-                    self._pass_moment()
+                    self._look()
 
         return backward
 
@@ -322,7 +342,6 @@ class Observer:
             return
         self._wrapper = sys._getframe(1).f_code
         self._end_failed_step()
-        self._pass_moment()
         parameters = [
             parameter
             for group in optimizer.param_groups
@@ -335,6 +354,8 @@ class Observer:
         # steps another one.
         if self._step is None:
             self._step = self._begin("optimizer")
+        else:
+            self._note("", self._step)
         fresh = "" if optimizer.state else type(optimizer).__name__
         self._recording.stepped += (self._step, id(optimizer), fresh)
 
@@ -342,9 +363,9 @@ class Observer:
         """End an optimizer's step, and note its state."""
         if self._compiling():
             return
-        end = self._pass_moment()
-        if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
-            self._recording.pass_log.end(self._step, end)
+        ends = steps_around(sys._getframe(1).f_back, self._wrapper) == 0
+        self._note("end" if ends else "", -1 if self._step is None else self._step)
+        if ends:
             self._step = None
         states = list(optimizer.state.values())
         # Most optimizers write in their tensors; the state of one that makes new ones moves.
@@ -364,20 +385,24 @@ class Observer:
 
     def _begin(self, name: Literal["backward", "optimizer"]) -> int:
         line = users_line(sys._getframe(2))
-        line = line and self._recording.lines.setdefault(line, line)
-        return self._recording.pass_log.begin(name, time_ns(), line)
+        number = next(self._numbers)
+        self._note(name, number, line and self._recording.lines.setdefault(line, line))
+        return number
 
     def _end_failed_step(self) -> None:
         """End a step that an error left, without any hook's call."""
         if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
-            self._recording.pass_log.end(self._step, time_ns())
+            self._note("end", self._step)
             self._step = None
 
     def _see_gradients(self) -> None:
         gradients, names_of = [], []
         for reference, name in self._parameters.values():
             parameter = reference()
-            if parameter is not None and (gradient := gradient_of(parameter)) is not None:
+            if parameter is None or not (parameter.is_leaf or parameter.retains_grad):
+                continue  # see gradient_of, which is not called for each parameter in each step
+            gradient = parameter.grad
+            if gradient is not None:
                 gradients.append(gradient)
                 names_of.append(name)
         self._sweep("gradients", gradients, names_of)
@@ -388,24 +413,20 @@ class Observer:
         """Note the addresses of tensors, each with its name; None: they have none."""
         time = time_ns()
         names: list[str] = []
-        devices: list[int] = []
         addresses: list[int] = []
         if self._plain.issuperset(map(type, tensors)):
             try:  # without a loop of Python's: a model's parameters are swept in each step
                 addresses += map(self._tensor.data_ptr, tensors)
-                devices += map(self._tensor.get_device, tensors)
                 names += names_of or [""] * len(tensors)
                 tensors = ()
             except RuntimeError:  # some tensors have no storage
                 addresses.clear()
         for tensor, name in zip(tensors, names_of or itertools.repeat("")):  # noqa: B905 - no end
             for part in plain_tensors(tensor):
-                device, address = place_of(part)
                 names.append(name)
-                devices.append(device)
-                addresses.append(address)
+                addresses.append(place_of(part)[1])
         if names:
-            self._recording.tag_log.add(time, category, names, devices, addresses)
+            self._recording.seen += [time, category, len(names), *names, *addresses]
 
 
 class _Tree:

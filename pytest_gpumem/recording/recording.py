@@ -7,7 +7,6 @@ free the reference cycles of the user's code earlier than without a recording.
 
 from __future__ import annotations
 
-import itertools
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _INFINITY: Final = float("inf")
+MOMENT: Final = 5
+"""elements of a moment in a recording"""
 
 
 class Tag(NamedTuple):
@@ -28,8 +29,9 @@ class Tag(NamedTuple):
 
     time: float
     """microseconds since 1970, as all times here"""
-    device: int
     address: int
+    """one of any device, or of the host: no two of these have the same addresses (CUDA's unified
+    virtual addressing)"""
     category: Category
     name: str
     """the tensor's path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
@@ -64,69 +66,6 @@ class Pass:
     state before"""
 
 
-class SpanLog:
-    """The calls of modules, or the passes, as a run notes them: with times in nanoseconds."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._begun: list[Any] = []
-        """of each four elements: its number and what is noted at its beginning"""
-        self._ends: dict[int, int] = {}
-        """by its number"""
-
-    def begin(self, name: str, start_ns: int, detail: object) -> int:
-        """Note a beginning, and return its number."""
-        number = next(self._numbers)
-        # In one go: modules may run in several threads, whose rows are not to be mixed.
-        self._begun += (number, name, start_ns, detail)
-        return number
-
-    def end(self, number: int, end_ns: int) -> None:
-        """Note an end."""
-        self._ends[number] = end_ns
-
-    def rows(self) -> Iterator[tuple[int, Any, float, Any, float]]:
-        """Yield number, name, start (as of beginning()), detail and end of each, as they began."""
-        for number, name, start_ns, detail in zip(*[iter(self._begun)] * 4, strict=True):
-            end = self._ends.get(number, _INFINITY) / 1000
-            yield number, name, start_ns // 1000, detail, end
-
-
-class TagLog:
-    """The tensors that were seen, as a run notes them: many of one category at one time."""
-
-    def __init__(self) -> None:
-        self._seen: list[Any] = []
-        """of each sweep the time in nanoseconds, the category, the number of tensors, and then the
-        names, the devices and the addresses of all"""
-
-    def add(
-        self,
-        time_ns: int,
-        category: Category,
-        names: Sequence[str],
-        devices: Sequence[int],
-        addresses: Sequence[int],
-    ) -> None:
-        """Note tensors that were seen."""
-        self._seen += [time_ns, category, len(names), *names, *devices, *addresses]
-
-    def tags(self, device: int) -> Iterator[Tag]:
-        """Yield the tensors that were seen on a device, in the order in which they were."""
-        at = 0
-        while at < len(self._seen):
-            time_ns, category, number = self._seen[at : at + 3]
-            names = at + 3
-            devices = names + number
-            addresses = devices + number
-            for offset in range(number):
-                address = self._seen[addresses + offset]
-                if self._seen[devices + offset] == device and address:
-                    name = self._seen[names + offset]
-                    yield Tag(time_ns / 1000, device, address, category, name)
-            at = addresses + number
-
-
 class Span(NamedTuple):
     """A stretch of time."""
 
@@ -145,13 +84,15 @@ class Recording:
     """the history of each device, as ``_snapshot`` has it"""
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's"""
-    tag_log: TagLog = field(default_factory=TagLog)
+    seen: list[Any] = field(default_factory=list)
+    """tensors, many of one category at one time: nanoseconds, the category, the number of tensors,
+    and then the names and the addresses of all"""
     taken: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run made and this one uses, and from when on"""
-    call_log: SpanLog = field(default_factory=SpanLog)
-    """the path of each module, and whether autograd recorded the call"""
-    pass_log: SpanLog = field(default_factory=SpanLog)
-    """ "backward" or "optimizer", and the user's line that called it"""
+    moments: list[Any] = field(default_factory=list)
+    """of each time that a hook ran ``MOMENT`` elements: nanoseconds, what begins (a call of a
+    module, "backward", "optimizer") or "end", its number, the path of the module or the user's
+    line, and whether autograd records the call"""
     stepped: list[Any] = field(default_factory=list)
     """of each optimizer in a step three elements: the step's number, its id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
@@ -162,8 +103,6 @@ class Recording:
     """those in which it emptied the cache, as the step's code asked"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
-    moments: list[int] = field(default_factory=list)
-    """each time that a hook ran: a module's call, a pass or a step began or ended; nanoseconds"""
     retained_graphs: dict[int, Line] = field(default_factory=dict)
     """the user's lines of backward passes that were to retain their graphs, by the number of the
     graph's last node"""
@@ -187,18 +126,52 @@ class Recording:
         """Return a device's segments when it began."""
         return [segment for segment in self.initial_segments if segment["device"] == device]
 
+    def tags(self) -> Iterator[Tag]:
+        """Yield the tensors that were seen, in the order in which they were."""
+        at = 0
+        while at < len(self.seen):
+            time_ns, category, number = self.seen[at : at + 3]
+            at += 3
+            for name, address in zip(
+                self.seen[at : at + number], self.seen[at + number : at + 2 * number], strict=True
+            ):
+                if address:
+                    yield Tag(time_ns / 1000, address, category, name)
+            at += 2 * number
+
+    @property
+    def moment(self) -> int:
+        """Return how many moments there were."""
+        return len(self.moments) // MOMENT
+
+    def time_of(self, moment: int) -> float:
+        """Return the time of a moment, the first of which is 1."""
+        return int(self.moments[(moment - 1) * MOMENT]) / 1000
+
     def moments_until(self, time: float) -> int:
         """Return how many of the moments were not later than a time."""
-        return bisect_right(self.moments, time, key=lambda moment: moment / 1000)
+        return bisect_right(range(1, self.moment + 1), time, key=self.time_of)
+
+    def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
+        """Yield number, kind, start (as of beginning()), subject, grad and end, as they began."""
+        rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
+        ends = {number: time_ns / 1000 for time_ns, kind, number, *_ in rows if kind == "end"}
+        for time_ns, kind, number, subject, grad in rows:
+            if kind in kinds:
+                end = ends.get(number, _INFINITY)
+                yield number, kind, time_ns // 1000, subject, grad, end
 
     def calls(self) -> list[Call]:
         """Return the calls of modules, in the order in which they began."""
-        rows = self.call_log.rows()
-        return [Call(path, start, grad, end) for _, path, start, grad, end in rows]
+        rows = self._spans("call")
+        return [Call(path, start, grad, end) for _, _, start, path, grad, end in rows]
 
     def passes(self) -> list[Pass]:
         """Return the backward passes and the steps of optimizers, in the order of their starts."""
-        passes = {row[0]: Pass(*row[1:]) for row in self.pass_log.rows()}
+        passes = {
+            number: Pass(name, start, line, end)
+            for number, name, start, line, _, end in self._spans("backward", "optimizer")
+        }
         for number, optimizer, name in zip(*[iter(self.stepped)] * 3, strict=True):
             passes[number].fresh.setdefault(optimizer, name)
         return list(passes.values())

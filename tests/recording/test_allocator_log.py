@@ -118,11 +118,11 @@ def test_a_tag_is_given_to_the_block_that_lies_there_then():
         event("alloc", 30, 900),
     ]
     tags = [
-        Tag(15, 0, 1100, "parameters", "a"),
-        Tag(25, 0, 1000, "gradients", "in between"),
-        Tag(40, 0, 1000, "buffers", "b"),
-        Tag(41, 0, 1000, "buffers", "b"),
-        Tag(42, 0, 999, "gradients", "before it"),
+        Tag(15, 1100, "parameters", "a"),
+        Tag(25, 1000, "gradients", "in between"),
+        Tag(40, 1000, "buffers", "b"),
+        Tag(41, 1000, "buffers", "b"),
+        Tag(42, 999, "gradients", "before it"),
     ]
     history = AllocatorLog(events, [segment], tags=tags)
     assert [block.size for block in history.blocks] == [1024, 1024]
@@ -130,7 +130,7 @@ def test_a_tag_is_given_to_the_block_that_lies_there_then():
 
 
 def test_blocks_begin_when_the_run_uses_them():
-    earlier, later = (Tag(time, 0, 8, "parameters", "") for time in (0, 3))
+    earlier, later = (Tag(time, 8, "parameters", "") for time in (0, 3))
     taken, foreign, new = Block(8, 512, -1, 0), Block(9, 512, -1, 0), Block(8, 512, 2, 5)
     taken.tags = (later,)
     history = AllocatorLog([])

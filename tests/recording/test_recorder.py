@@ -134,6 +134,33 @@ def test_a_forward_has_as_many_frames_around_as_without_a_recording(torch):
     assert len(set(depths)) == 1
 
 
+@pytest.mark.parametrize("where", ["around", "inside", "nowhere"])
+def test_autocast_is_noted_around_a_module_and_inside(torch, where):
+    class Casting(torch.nn.Module):
+        def forward(self, x):
+            with torch.autocast("cuda", enabled=where == "inside") as context:
+                assert isinstance(context, torch.autocast)
+                return x + 1
+
+    casting = Casting()
+    with recorded() as run:
+        with torch.autocast("cuda", enabled=where == "around"):
+            casting(torch.ones(1, device="cuda"))
+        assert run.meter.recording().autocast == (where != "nowhere")
+
+
+def test_a_module_without_its_init_is_refused_by_pytorch(torch):
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            pass
+
+        def forward(self, x):
+            return x
+
+    with recorded(), pytest.raises(AttributeError, match="'Bare' object has no attribute"):
+        Bare()(torch.ones(1))
+
+
 @pytest.mark.parametrize("owner", ["class", "module"])
 def test_a_modules_own_code_for_calls_is_run(torch, owner):
     class Own(torch.nn.Module):
