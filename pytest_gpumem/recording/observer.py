@@ -11,6 +11,7 @@ import inspect
 import itertools
 import sys
 import weakref
+from operator import is_
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -77,6 +78,8 @@ class Observer:
         self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
         """of each module that no other module called"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._last_seen: tuple[list[weakref.ref[Tensor]], Sequence[str]] = [], []
+        """parameters that were seen last, and their names"""
         self._initial_parameters: set[int] = set()
         """ids of the parameters with memory that the call of the outermost module began with"""
         self._states: dict[int, tuple[int, list[tuple[int, int]]]] = {}
@@ -251,6 +254,7 @@ class Observer:
             __tracebackhide__ = True
             known = [tensor for tensor in (t1, t2) if id(tensor) in self._parameters]
             names = [self._parameters.pop(id(tensor))[1] for tensor in known]
+            self._last_seen = [], []
             try:
                 swap(t1, t2)
             finally:
@@ -276,12 +280,16 @@ class Observer:
         self._sweep("buffers", *tree.tensors("_buffers"))
 
     def _see_parameters(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
-        for parameter, name in zip(parameters, names, strict=True):
-            entry = self._parameters.get(id(parameter))
-            if entry is None or entry[1] != name or entry[0]() is not parameter:
+        if not parameters:
+            return
+        tensors, seen_names = self._last_seen
+        # Most often these are the last step's, which takes no loop of Python's to find out.
+        if names != seen_names or not all(map(is_, map(weakref.ref.__call__, tensors), parameters)):
+            for parameter, name in zip(parameters, names, strict=True):
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
                 if parameter.is_cuda:
                     self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
+            self._last_seen = [*map(weakref.ref, parameters)], names
         self._sweep("parameters", parameters, names)
 
     def _parameter_name(self, parameter: Tensor) -> str:
