@@ -275,7 +275,9 @@ class Observer:
         parameters, names = tree.tensors("_parameters")
         self._initial_parameters = set(map(id, parameters))
         if self._lazy in map(type, parameters):
-            self._initial_parameters -= {id(it) for it in parameters if type(it) is self._lazy}
+            self._initial_parameters -= {
+                id(each) for each in parameters if type(each) is self._lazy
+            }
         self._see_parameters(parameters, names)
         self._sweep("buffers", *tree.tensors("_buffers"))
 
