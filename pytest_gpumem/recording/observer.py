@@ -165,9 +165,8 @@ class Observer:
             at -= 2
         if at < 0 and self._compiling():  # where the call began, too
             return
-        end = time_ns()
-        recording = self._recording
-        recording.moments += (end, "end", active[at + 1] if at >= 0 else -1, None, False)
+        recording, number = self._recording, active[at + 1] if at >= 0 else -1
+        recording.moments += (time_ns(), "end", number, None, False)
         if self._at_moment is not None:
             self._at_moment(recording)
         if at < 0:
@@ -273,11 +272,8 @@ class Observer:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
         parameters, names = tree.tensors("_parameters")
-        self._initial_parameters = set(map(id, parameters))
-        if self._lazy in map(type, parameters):
-            self._initial_parameters -= {
-                id(each) for each in parameters if type(each) is self._lazy
-            }
+        lazy = (id(each) for each in parameters if type(each) is self._lazy)
+        self._initial_parameters = set(map(id, parameters)).difference(lazy)
         self._see_parameters(parameters, names)
         self._sweep("buffers", *tree.tensors("_buffers"))
 
