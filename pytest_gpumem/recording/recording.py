@@ -112,7 +112,7 @@ class Recording:
     """device and address of the blocks that this package held when it began"""
     overflowed: bool = False
     autocast: bool = False
-    """whether a module was called under CUDA's autocast"""
+    """whether CUDA's autocast was entered, or on as an outermost module was called"""
     batch_norm: bool = False
     """whether a module that trains on statistics of its batch was called"""
     dtypes: set[str] = field(default_factory=set)
