@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from pytest_gpumem.patches import Patch
 from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.recording.optimizer_watch import steps_around
-from pytest_gpumem.recording.plain_tensors import place_of, plain_tensors
+from pytest_gpumem.recording.plain_tensors import gradients_of, place_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.source_lines import users_line
 
@@ -136,23 +136,18 @@ class Observer:
 
     def enter_module(self, module: Module, _args: object) -> None:
         """Begin a call."""
-        # Modules are called more often than all else: no method is called here for those inside.
         recording, active = self._recording, self._active
         if not active:
             if self._compiling():
                 return
             self._end_failed_step()
             self._see_autocast()
-        time = time_ns()
-        if not active:
             self._see_all(module)
         if not recording.batch_norm and isinstance(module, self._norms):
             recording.batch_norm = module.training
-        entry = self._names.get(id(module))
-        name = entry[1] if entry and entry[0]() is module else type(module).__name__  # see _name
         number = next(self._numbers)
         # In one go: modules may run in several threads, whose moments are not to be mixed.
-        recording.moments += (time, "call", number, name, self._graphs())
+        recording.moments += (time_ns(), "call", number, self._name(module), self._graphs())
         active += (id(module), number)
         if self._at_moment is not None:
             self._at_moment(recording)
@@ -402,16 +397,12 @@ class Observer:
             self._step = None
 
     def _see_gradients(self) -> None:
-        gradients, names_of = [], []
-        for reference, name in self._parameters.values():
-            parameter = reference()
-            if parameter is None or not (parameter.is_leaf or parameter.retains_grad):
-                continue  # see gradient_of, which is not called for each parameter in each step
-            gradient = parameter.grad
-            if gradient is not None:
-                gradients.append(gradient)
-                names_of.append(name)
-        self._sweep("gradients", gradients, names_of)
+        entries = list(self._parameters.values())
+        gradients = gradients_of(reference() for reference, _ in entries)
+        names = [
+            name for (_, name), each in zip(entries, gradients, strict=True) if each is not None
+        ]
+        self._sweep("gradients", [each for each in gradients if each is not None], names)
 
     def _sweep(
         self, category: Category, tensors: Sequence[Tensor], names_of: Sequence[str] | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.recording.collector import Uncounted
-from pytest_gpumem.recording.plain_tensors import gradient_of, plain_tensors
+from pytest_gpumem.recording.plain_tensors import gradients_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
 from pytest_gpumem.sizes import format_size
 
@@ -166,7 +166,8 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
         for param in group["params"]
         if param.requires_grad
     ]
-    without_gradient = [param for param in trained if gradient_of(param) is None]
+    gradients = zip(trained, gradients_of(trained), strict=True)
+    without_gradient = [param for param, gradient in gradients if gradient is None]
     if len(without_gradient) == len(trained):
         return 0
     return sum(

@@ -6,7 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -33,8 +33,16 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def gradient_of(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's ``.grad``; PyTorch warns where that of another node's result is read."""
-    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+    """Return a tensor's ``.grad``: see :func:`gradients_of`."""
+    return gradients_of([tensor])[0]
+
+
+def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """Return ``.grad`` of each; PyTorch warns where that of another node's result is read."""
+    return [
+        tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
+        for tensor in tensors
+    ]
 
 
 def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
