@@ -134,6 +134,17 @@ def test_a_forward_has_as_many_frames_around_as_without_a_recording(torch):
     assert len(set(depths)) == 1
 
 
+def test_parameters_that_a_forward_has_used_can_be_swapped(torch, request):
+    """PyTorch refuses to swap tensors to which there are weak references."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    request.addfinalizer(lambda: torch.__future__.set_swap_module_params_on_conversion(False))
+    with recorded():
+        net = linears(torch)
+        net(data(torch))
+        net.half()
+        assert {parameter.dtype for parameter in net.parameters()} == {torch.float16}
+
+
 @pytest.mark.parametrize("where", ["around", "inside", "nowhere"])
 def test_autocast_is_noted_around_a_module_and_inside(torch, where):
     class Casting(torch.nn.Module):
