@@ -38,7 +38,7 @@ from pytest_gpumem.cli.outcome import (
 )
 from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_rank_list
 from pytest_gpumem.devices.cards import card_names, find_card
-from pytest_gpumem.devices.children import ChildWatch, value_notes
+from pytest_gpumem.devices.children import ChildWatch, process_notes
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.sizes import format_size
@@ -266,8 +266,11 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     # Judging replays requests on the device: a measurement after it would count these.
     measurement = (results[0].measurement if results else None) or run.measurement()
     told = any(result.verdict.failed for result in results)  # with notes, in the verdict's text
-    measurement = replace(measurement, notes=() if told else measurement.notes)
-    print(summary(measurement, limit, watch.children()), *lines, sep="\n", file=sys.stderr)
+    children = watch.children()
+    # A test that an error ended has no notes on its processes yet.
+    notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))
+    measurement = replace(measurement, notes=() if told else tuple(notes))
+    print(summary(measurement, limit, children), *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a session of pytest in the program has closed it
     run.meter.stop()
     return status or int(failed)
@@ -301,8 +304,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     lines = [f"gpumem: {virtual}{info.name}", table]
     if info.is_predicted:
         lines.append(PREDICTED)
-    notes = [*measurement.notes, *value_notes(children, Path.cwd())]
-    lines += [f"note: {note}" for note in notes]
+    lines += [f"note: {note}" for note in measurement.notes]
     killed = [child.name for child in children if not child.ended]
     unknown = "used a GPU and was killed before it reported its peaks"
     lines += [f"note: {name} {unknown}" for name in killed]

@@ -1,8 +1,8 @@
 """Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
 
 Each Python process that uses a GPU leaves a file in the folders that the environment names: when it
-initialises CUDA, and once more with its peaks when it ends, and with the values it decided by that
-were not computed. A process that is killed leaves the first file only.
+initialises CUDA, and once more with its peaks when it ends, with the values it decided by that were
+not computed, and with notes on its figures. A process that is killed leaves the first file only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
 from pytest_gpumem.measurement import Attribution, Peak
-from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Child(NamedTuple):
     ended: bool
     """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
     guesses: virtual.GuessRows = ((), ())
-    notes: Sequence[str] = ()
-    """sentences on values that were not computed, where all should have been"""
+    notes: Sequence[Note] = ()
+    """on figures that are less sure"""
     attributions: Mapping[int, Attribution] = MappingProxyType({})
     """of these peaks, where the process was recorded"""
 
@@ -133,13 +134,13 @@ class ChildWatch:
             name = part if ranked else record["script"]
             peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
-            values = record["guesses"], record["notes"]
+            notes = msgspec.convert(record["notes"], list[Note])
             told = {
                 int(index): msgspec.convert(plain, Attribution)
                 for index, plain in record["attributions"].items()
             }
             name = f"{name} (pid {record['pid']})"
-            children.append(Child(name, part, peaks, ended, *values, told))
+            children.append(Child(name, part, peaks, ended, record["guesses"], notes, told))
         # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
             with suppress(OSError):  # another process uses it
@@ -154,18 +155,16 @@ CHILD_PROCESSES: Final = "child processes"
 """the name of the part of a test that its processes without a rank are"""
 
 
-def value_notes(children: Sequence[Child], root: Path) -> list[Note]:
-    """Return notes on values that child processes decided by and that were not computed.
+def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
+    """Return notes on the figures of child processes, and on values that they decided by.
 
     They name no process, and are the same in whatever order the processes ended.
     """
     device = virtual.loaded()  # without one, children have none either
     guesses = device.values.guess_notes((c.guesses for c in children), root) if device else ()
-    uncomputed = sorted({note for child in children for note in child.notes})
-    return [
-        Note(NoteKind.VALUES, f"in child processes: {sentence}")
-        for sentence in (*guesses, *uncomputed)
-    ]
+    notes = [*notes_of(NoteKind.VALUES, guesses)]
+    notes += sorted({note for child in children for note in child.notes}, key=str)
+    return [replace(note, text=f"in child processes: {note}") for note in notes]
 
 
 def _runs(pid: int) -> bool:
@@ -187,7 +186,7 @@ def watch_this_process() -> None:
         if torch.version.cuda:
             watch = _Watch(torch)
             if inherited is not None:
-                watch.guesses = inherited.guesses
+                watch.report = inherited.report
                 watch.number_on_the_machine = inherited.machine_device
             watch.begin()
 
@@ -201,7 +200,7 @@ def watch_this_fork() -> None:
 
     watch, device = _Watch(torch), virtual.loaded()
     if device is not None:
-        watch.guesses = device.values.guesses
+        watch.report = device.report
     watch.begin()
 
 
@@ -213,13 +212,13 @@ class _Watch:
         self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's number of a device of this process"""
-        self.guesses: Callable[[], tuple[virtual.GuessRows, Sequence[str]]] = lambda: (((), ()), ())
-        """returns the values that it decided by, and sentences on those that were not computed"""
+        self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
+        """returns the values that it decided by, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._explainer: Any = None
-        self._told: dict[int, Any] = {}
-        """the attributions of the peaks, once the explainer has told them"""
+        self._attributions: dict[int, Any] = {}
+        """of the peaks, once the explainer has been asked"""
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
@@ -256,11 +255,11 @@ class _Watch:
             explainer, self._explainer = self._explainer, None
             if explainer is not None:  # this function is called twice in most processes
                 with suppress(Exception):
-                    self._told = explainer.attributions(peaks)
+                    self._attributions = explainer.attributions(peaks)
             number = self.number_on_the_machine
             self._write(
                 {number(index): [peak.allocated, peak.reserved] for index, peak in peaks.items()},
-                {number(index): attribution for index, attribution in self._told.items()},
+                {number(index): attribution for index, attribution in self._attributions.items()},
             )
 
     def _fold(self) -> None:
@@ -273,17 +272,17 @@ class _Watch:
             )
 
     def _write(
-        self, peaks: dict[int, list[int]] | None, told: dict[int, Any] | None = None
+        self, peaks: dict[int, list[int]] | None, attributions: dict[int, Any] | None = None
     ) -> None:
-        guesses, notes = self.guesses()
+        guesses, notes = self.report()
         record = {
             "pid": os.getpid(),
             "rank": int(self._rank) if self._rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
             "peaks": peaks,
             "guesses": guesses,
-            "notes": notes,
-            "attributions": told or {},
+            "notes": msgspec.to_builtins(notes),
+            "attributions": attributions or {},
         }
         for folder in self._folders:
             path = folder / f"{os.getpid()}.json"

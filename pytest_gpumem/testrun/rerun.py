@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.children import CHILDREN, value_notes
+from pytest_gpumem.devices.children import CHILDREN, process_notes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.notes import Note, NoteKind, notes_of
@@ -380,7 +380,7 @@ def child_notes(run: Run) -> Iterator[Note]:
         sentence = f"{_counted(number)} reserved {', '.join(shown)}, which only the {only}"
         yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
-    yield from value_notes(run.children, run.root)
+    yield from process_notes(run.children, run.root)
     silent = sum(not child.ended for child in run.children)
     if silent:
         sentence = (

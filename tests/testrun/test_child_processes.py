@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from pytest_gpumem.devices.children import Child
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import GIB, MIB
 from pytest_gpumem.testrun.rerun import child_notes
 
@@ -191,7 +192,9 @@ def test_together_they_may_be_more_than_the_limit_or_the_card_with_their_context
 def test_values_that_they_decided_by_are_told_once_for_all_of_them():
     unknown = [("/root/work.py", 4, "", 2, 10, 500)]
     assumed = [("/root/work.py", 9, "", 1, 0, 0)]
-    assert notes_of(sizes(), sizes(), guesses=(unknown, assumed), notes=["op: none"]) == [
+    assert notes_of(
+        sizes(), sizes(), guesses=(unknown, assumed), notes=[Note(NoteKind.VALUES, "op: none")]
+    ) == [
         (
             "in child processes: 4 values were read back from the virtual GPU (20 of 1,000 taken "
             "at work.py:4): shapes that depend on them are not predicted"

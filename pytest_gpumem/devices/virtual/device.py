@@ -10,7 +10,6 @@ import atexit
 import ctypes
 import functools
 import os
-import re
 import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -27,21 +26,17 @@ from pytest_gpumem.devices.benchmark_mode import watch_benchmark_mode
 from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
-from pytest_gpumem.devices.torch_import import IMPORTS, hide_from_compiler
+from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import native, uncaptured_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
-from pytest_gpumem.devices.virtual.compilation import Compilation
+from pytest_gpumem.devices.virtual.aspects import Aspects
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.inherited import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
-from pytest_gpumem.devices.virtual.linked_functions import is_compared
-from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
-from pytest_gpumem.devices.virtual.quirks import install_hooks
-from pytest_gpumem.devices.virtual.value_engine import VirtualValues
+from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
-from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces, cublas_workspace
+from pytest_gpumem.devices.virtual.workspace_sizes import cublas_workspace
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
 
@@ -50,8 +45,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual import GuessRows
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
+    from pytest_gpumem.devices.virtual.value_engine import VirtualValues
     from pytest_gpumem.measurement import DeviceInfo
+    from pytest_gpumem.notes import Note
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
@@ -147,8 +145,6 @@ class VirtualDevice(Device):
         """with its counters and accounts"""
         self.card = card
         self._torch: ModuleType | None = None
-        self._unanswered = ""
-        """the note on functions that torch links and the library has not"""
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
         self._opened_count = 0
@@ -159,9 +155,9 @@ class VirtualDevice(Device):
         self._kept_total: bool | None = None
         self._extra = [0] * CAPACITIES.devices
         self._unsupported: dict[str, int] = {}
-        self.values: VirtualValues = VirtualValues(library)
-        self.workspaces = VirtualWorkspaces(library)
-        self._compilation = Compilation(self.values.computing_apart, self.workspaces)
+        self._aspects = Aspects(library)
+        self.values: VirtualValues = self._aspects.values
+        self.workspaces = self._aspects.workspaces
         self._stack = ExitStack()
         self._adaptation = ExitStack()
         """of the environment, which each run begins with: a test may have changed it"""
@@ -212,9 +208,7 @@ class VirtualDevice(Device):
         device.stubs = stubs
         atexit.register(device._let_threads_end)
         IMPORTS.call_after("torch", device._imported)
-        device._compilation.install()
-        hide_from_compiler()
-        install_hooks()
+        device._aspects.install()
         return device
 
     @classmethod
@@ -247,30 +241,16 @@ class VirtualDevice(Device):
         self._torch = torch
         self._curtain = Curtain(torch)
         if torch.version.cuda:
-            major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
-            cudnn = 0
-            with suppress(AttributeError):  # a build without cuDNN
-                # As cudnnGetVersion would answer, of the cuDNN that PyTorch was compiled for.
-                parts = map(int, torch._C._cudnn.getCompileVersion())
-                cudnn = sum(
-                    part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
-                )
-            self.library.set_versions(major * 1000 + minor * 10, cudnn)
-            self.workspaces.convolutions.set_version(cudnn)
-            if any(name.startswith(CUDNN) for name in self.stubs):
-                self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
+            self._aspects.take_versions(torch, self.stubs)
         # A plan that was timed is then the same for each test, alone or after another. Where a
         # convolution ran before, PyTorch keeps plans.
         watch_benchmark_mode(torch, keep_no_plans)
-        if torch.version.cuda and not is_compared(torch.__version__):
-            self._unanswered = self.linked_functions().sentence(torch.__version__)
         if self.shown_always:
             self.open(None, self.shown_always)
 
     def linked_functions(self) -> LinkedFunctions:
         """Compare the functions of CUDA that the imported torch links with those answered."""
-        folder = Path(getattr(self._torch, "__file__", None) or "").parent / "lib"
-        return self.library.linked_functions(folder)
+        return self._aspects.linked_functions(self._torch)
 
     def alternatives(self) -> Alternatives:
         """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
@@ -290,7 +270,7 @@ class VirtualDevice(Device):
             self.library.forget_contexts()  # a program that uses one device has one
 
         # Not now: after that question PyTorch lets no forked process use CUDA.
-        prepare = functools.partial(self._tell_architectures, torch)
+        prepare = functools.partial(self.library.set_kernel_architectures, torch)
         self._first_use = FirstUse(begin_without_contexts, prepare)
 
     def _require_torch(self, count: int) -> ModuleType:
@@ -329,7 +309,7 @@ class VirtualDevice(Device):
         is_first = not torch.cuda.is_initialized()
         try:
             if is_first:
-                self._tell_architectures(torch)
+                self.library.set_kernel_architectures(torch)
                 self.library.set_card(card)
                 with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
                     warnings.simplefilter("ignore")
@@ -355,11 +335,6 @@ class VirtualDevice(Device):
         self._begin(count)
         return card.info
 
-    def _tell_architectures(self, torch: ModuleType) -> None:
-        """Tell the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
-        flags = torch._C._cuda_getArchFlags() or ""
-        self.library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
-
     def _watch_runs(self) -> None:
         """Have all ended with the stack that each run begins anew."""
         self._stack.callback(self._adaptation.close)
@@ -370,11 +345,7 @@ class VirtualDevice(Device):
         self._adaptation.close()
         self._adaptation.enter_context(adapted(self.library.describe(count)))
         self._unsupported = self.library.unsupported()
-        self.workspaces.take("usual")
-        self.workspaces.begin()
-        self._compilation.begin()
-        self.library.forget_managed_peak()
-        self.values.restart()
+        self._aspects.begin()
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
         """Make PyTorch forget the last card: its properties, and choices that depend on them."""
@@ -500,21 +471,11 @@ class VirtualDevice(Device):
 
     def notes(self, root: Path) -> list[Note]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        managed = self.library.managed().peak_bytes
-        outside = (
-            f"{format_size(managed)} of managed memory (cudaMallocManaged), outside PyTorch's "
-            "allocator, are not in the peaks: a full GPU moves this memory to the host"
-        )
-        sentences = {
-            NoteKind.VALUES: self.values.notes(root),
-            NoteKind.WORKSPACES: self.workspaces.notes(),
-            NoteKind.STREAMS: self.workspaces.stream_notes(),
-            NoteKind.COMPILATION: self._compilation.notes(),
-            NoteKind.TIMING: self._compilation.timing_notes(),
-            NoteKind.TORCH: [self._unanswered] if self._unanswered else [],
-            NoteKind.OUTSIDE: [outside] if managed else [],
-        }
-        return [note for kind, texts in sentences.items() for note in notes_of(kind, texts)]
+        return self._aspects.notes(root)
+
+    def report(self) -> tuple[GuessRows, list[Note]]:
+        """See :meth:`pytest_gpumem.devices.virtual.aspects.Aspects.report`."""
+        return self._aspects.report()
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

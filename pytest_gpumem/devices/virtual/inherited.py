@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
 from pytest_gpumem.devices.virtual import INHERITED, VALUES, loaded, native
 from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
 from pytest_gpumem.devices.virtual.ranks.object_messages import carry_objects
+from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.patches import Patch
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pytest_gpumem.devices.virtual import GuessRows
-    from pytest_gpumem.devices.virtual.decisions import Decisions
-    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+    from pytest_gpumem.devices.virtual.aspects import Aspects
+    from pytest_gpumem.notes import Note
 
 TRITON: Final = "TRITON_LIBCUDA_PATH"
 COMPILER: Final = "LIBRARY_PATH"
@@ -78,47 +79,46 @@ def skip_shape_check(stack: ExitStack) -> None:
 
 
 class InheritedGpu:
-    """Adapts this process at its import of torch, and computes values once it initialises CUDA."""
+    """Adapts this process at its import of torch, and once more when it initialises CUDA."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()  # never closed: for as long as the process lives
-        self._decisions: Decisions | None = None
-        self._mode: ValueMode | None = None
+        self._aspects: Aspects | None = None
         self._failure = ""
-        """the reason why it has no values"""
-        supply_missing_libraries()
+        """the reason why it has none"""
+        self._stubs = supply_missing_libraries()
         IMPORTS.call_after("torch", self._adapt)
 
     def _adapt(self, torch: ModuleType) -> None:
         skip_shape_check(self._stack)
         carry_objects(sys.modules.get("torch.distributed"))
         if torch.version.cuda:
-            torch.cuda._lazy_call(self._begin_values)
+            torch.cuda._lazy_call(self._begin)
 
-    def _begin_values(self) -> None:
-        from pytest_gpumem.devices.virtual.decisions import Decisions
+    def _begin(self) -> None:
+        from pytest_gpumem.devices.virtual.aspects import Aspects
         from pytest_gpumem.devices.virtual.library import NativeLibrary
-        from pytest_gpumem.devices.virtual.uncertain_numbers import watching
 
         if loaded() is not None:
-            return  # a session of pytest, or use_virtual_gpu(), which have values of their own
-        scope: Any = os.environ.get(VALUES, "off")
+            return  # a session of pytest, or use_virtual_gpu(), which have aspects of their own
         try:
-            library = NativeLibrary()
-            self._decisions = decisions = Decisions(library.set_endless)
-            self._stack.enter_context(watching(decisions, library))
-            if scope != "off":
-                from pytest_gpumem.devices.virtual.values.mode import ValueMode
-
-                self._mode = ValueMode(library, scope, decisions).__enter__()
+            library, torch = NativeLibrary(), sys.modules["torch"]
+            library.set_kernel_architectures(torch)
+            aspects = Aspects(library)
+            aspects.take_versions(torch, self._stubs)
+            aspects.install()
+            aspects.values.initial = os.environ.get(VALUES, "off")  # type: ignore[assignment]
+            self._stack.enter_context(aspects.values.running())
+            aspects.begin()
+            self._aspects = aspects
         except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
             self._failure = f"no values are computed: {type(error).__name__}: {error}"
 
-    def guesses(self) -> tuple[GuessRows, list[str]]:
-        """Return the values that this process decided by, and sentences on those not computed."""
-        rows: GuessRows = self._decisions.rows() if self._decisions else ((), ())
-        notes = self._mode.notes() if self._mode else ()
-        return rows, [*notes, *filter(None, [self._failure])]
+    def report(self) -> tuple[GuessRows, list[Note]]:
+        """Return the values that this process decided by, and notes on its figures."""
+        if self._aspects is None:
+            return ((), ()), list(notes_of(NoteKind.VALUES, filter(None, [self._failure])))
+        return self._aspects.report()
 
     def machine_device(self, index: int) -> int:
         """Return the parent's number of a device of this process."""

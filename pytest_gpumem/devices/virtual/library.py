@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pytest_gpumem.devices.base import AllocatorEvent, Alternative, BlockUse
@@ -17,6 +18,7 @@ from pytest_gpumem.spec import MAX_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
@@ -367,6 +369,14 @@ class NativeLibrary:
         """Set the compute capabilities that kernels were compiled for: 86 is 8.6."""
         array = (ctypes.c_int * len(values))(*values)
         self._lib.gpumem_set_architectures(array, len(values))
+
+    def set_kernel_architectures(self, torch: ModuleType) -> None:
+        """Set those of torch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
+
+        CUB, which sorts, scans and selects in them, launches nothing for another architecture.
+        """
+        flags = torch._C._cuda_getArchFlags() or ""
+        self.set_architectures([int(number) for number in re.findall(r"sm_(\d+)", flags)])
 
     def set_card(self, card: Card) -> None:
         """Make every virtual device one of these."""

@@ -1,0 +1,107 @@
+"""Values, workspaces and compiled code of a process with a virtual GPU, and what a reader is told.
+
+Every such process has them: the one that measures, and each Python that it starts.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.devices.torch_import import hide_from_compiler
+from pytest_gpumem.devices.virtual.compilation import Compilation
+from pytest_gpumem.devices.virtual.linked_functions import is_compared
+from pytest_gpumem.devices.virtual.missing_libraries import CUDNN
+from pytest_gpumem.devices.virtual.quirks import install_hooks
+from pytest_gpumem.devices.virtual.value_engine import VirtualValues
+from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
+from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from pytest_gpumem.devices.virtual import GuessRows
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
+
+
+class Aspects:
+    """What a virtual GPU does besides keeping the accounts."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self.values = VirtualValues(library)
+        self.workspaces = VirtualWorkspaces(library)
+        self._compilation = Compilation(self.values.computing_apart, self.workspaces)
+        self._unanswered = ""
+
+    def install(self) -> None:
+        """Adapt PyTorch's compiler and other libraries: now, or once they are imported."""
+        self._compilation.install()
+        hide_from_compiler()
+        install_hooks()
+
+    def take_versions(self, torch: ModuleType, stubs: Sequence[str]) -> None:
+        """Take CUDA's and cuDNN's versions from torch, which has just been imported.
+
+        Args:
+            torch: a build with CUDA.
+            stubs: the SONAMEs of the CUDA libraries that are not installed.
+        """
+        major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
+        cudnn = 0
+        with suppress(AttributeError):  # a build without cuDNN
+            # As cudnnGetVersion would answer, of the cuDNN that PyTorch was compiled for.
+            parts = map(int, torch._C._cudnn.getCompileVersion())
+            cudnn = sum(part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True))
+        self._library.set_versions(major * 1000 + minor * 10, cudnn)
+        self.workspaces.convolutions.set_version(cudnn)
+        if any(name.startswith(CUDNN) for name in stubs):
+            self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
+        if not is_compared(torch.__version__):
+            self._unanswered = self.linked_functions(torch).sentence(torch.__version__)
+
+    def linked_functions(self, torch: ModuleType | None) -> LinkedFunctions:
+        """Compare the functions of CUDA that torch links with those answered."""
+        folder = Path(getattr(torch, "__file__", None) or "").parent / "lib"
+        return self._library.linked_functions(folder)
+
+    def begin(self) -> None:
+        """Begin a run: forget what the last one did."""
+        self.workspaces.take("usual")
+        self.workspaces.begin()
+        self._compilation.begin()
+        self._library.forget_managed_peak()
+        self.values.restart()
+
+    def notes(self, root: Path) -> list[Note]:
+        """Return notes on the run's figures; files are named as seen from ``root``."""
+        return [*notes_of(NoteKind.VALUES, self.values.notes(root)), *self._notes_beside_values()]
+
+    def report(self) -> tuple[GuessRows, list[Note]]:
+        """Return the values that this process decided by, and notes on its figures.
+
+        The process that started this one adds up the values of all that it started.
+        """
+        rows, sentences = self.values.guesses()
+        return rows, [*notes_of(NoteKind.VALUES, sentences), *self._notes_beside_values()]
+
+    def _notes_beside_values(self) -> list[Note]:
+        """Return notes on the run's figures but those on values that a program decided by."""
+        managed = self._library.managed().peak_bytes
+        outside = (
+            f"{format_size(managed)} of managed memory (cudaMallocManaged), outside PyTorch's "
+            "allocator, are not in the peaks: a full GPU moves this memory to the host"
+        )
+        sentences = {
+            NoteKind.WORKSPACES: self.workspaces.notes(),
+            NoteKind.STREAMS: self.workspaces.stream_notes(),
+            NoteKind.COMPILATION: self._compilation.notes(),
+            NoteKind.TIMING: self._compilation.timing_notes(),
+            NoteKind.TORCH: [self._unanswered] if self._unanswered else [],
+            NoteKind.OUTSIDE: [outside] if managed else [],
+        }
+        return [note for kind, texts in sentences.items() for note in notes_of(kind, texts)]
