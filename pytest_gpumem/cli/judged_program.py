@@ -219,10 +219,10 @@ class JudgedProgram:
             self._phases = Phases(self._session.run)
             self._phases.start()
 
-    def watch_no_garbage(self) -> None:
-        """Collect garbage now; what its variables leave from now on was no garbage in its time."""
+    def end_step(self) -> None:
+        """Note that the program's code has ended, whose variables are deleted from now on."""
         if self._session.run is not None and not self.is_fork:
-            self._session.run.meter.watch_no_garbage()
+            self._session.run.meter.end_step()
 
     @property
     def run(self) -> Run:

@@ -231,7 +231,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
 
     def execute() -> None:
         nonlocal status
-        status = program.run(test.watch_no_garbage)
+        status = program.run(test.end_step)
 
     name, size, rank = program.name(arguments.name), arguments.world_size, arguments.rank
     if size is not None:

@@ -59,6 +59,18 @@ def peak_in(stats: Stats) -> Peak:
     return _bytes(stats, "peak")
 
 
+def unrequested_in(stats: Stats) -> int:
+    """Return the bytes of live blocks beyond the requests, by these statistics.
+
+    Requests are rounded up, and a rest of a free block that is too small is not split off. How much
+    that is depends on the free blocks, and so on all that ran before.
+    """
+    if "segment" not in stats:
+        return 0
+    allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
+    return int(allocated["current"] - requested["current"])
+
+
 def peak_active(stats: Stats) -> int:
     """Return the peak bytes of blocks in use, those included that streams still wait for."""
     return int(stats["active_bytes"]["all"]["peak"]) if "segment" in stats else 0

@@ -30,6 +30,7 @@ from pytest_gpumem.meter.allocator import (
     segments_held,
     settle,
     switch_on,
+    unrequested_in,
 )
 from pytest_gpumem.meter.host_memory import LOOPS, PINNED_EARLY, HostWatch
 from pytest_gpumem.meter.isolation import Isolation
@@ -100,10 +101,10 @@ class Meter:
         # They refer to the meter weakly: in a cycle, a meter would be garbage that the next one's
         # collection finds, and then a second one follows.
         meter = weakref.proxy(self)
-        self._garbage = GarbageWatch(
-            lambda: [current_in(stats).allocated for stats in meter.isolation.stats()]
-        )
-        self.steps = Steps(lambda: [peak.allocated for peak in meter.counted()], self._garbage)
+        self._garbage = GarbageWatch(partial(Meter.requested, meter))
+        self.steps = Steps(partial(Meter.requested, meter), self._garbage)
+        self._unrequested_before = [0] * count
+        """bytes of blocks beyond the requests when the step began, one figure a device"""
         self._steady = steady
         self._optimizers = OptimizerWatch(
             partial(Meter._before_step, meter), partial(Meter._after_step, meter)
@@ -157,7 +158,6 @@ class Meter:
         NODE_NUMBERS.begin()
         HOOKS.install()
         hide_from_compiler()
-        self._garbage.start()
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))
         self._stack.enter_context(VIEW.emptying(self._empty_cache))
@@ -176,8 +176,10 @@ class Meter:
         """Begin to count, with the allocators' present statistics."""
         held = [current_in(stats) for stats in all_stats]
         WATCH.start(self.isolation.own_of)
+        self._unrequested_before = [unrequested_in(stats) for stats in all_stats]
         self.steps.forget()
         self._garbage.forget()
+        self._garbage.start()
         self._use.start([peak.reserved for peak in held])
         self._loops_before = LOOPS.begun - LOOPS.alive
         self.host.start()
@@ -198,6 +200,18 @@ class Meter:
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
         return self.isolation.own_now()
+
+    def requested(self) -> list[int]:
+        """Return the bytes of the step's live tensors as requested, one figure a device.
+
+        The same program has the same bytes whatever the allocator has free.
+        """
+        all_stats = self.isolation.stats()
+        own = self.isolation.own([current_in(stats) for stats in all_stats])
+        return [
+            peak.allocated - unrequested_in(stats) + before
+            for peak, stats, before in zip(own, all_stats, self._unrequested_before, strict=True)
+        ]
 
     def make_room(self, extra: int | None = None) -> None:
         """Let foreign memory take nothing of the memory that the step can have.
@@ -508,9 +522,8 @@ class Meter:
         finally:
             self.cap(outer_limit)
 
-    def watch_no_garbage(self) -> None:
-        """Collect the garbage of a step that has ended, and take note of no more."""
-        collect_garbage()
+    def end_step(self) -> None:
+        """Note that the step's code has ended: what its frames held was in use until now."""
         self._garbage.stop()
 
     # -- the result --

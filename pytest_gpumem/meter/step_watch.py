@@ -1,4 +1,4 @@
-"""Memory allocated after each step of a test, and memory that garbage in reference cycles holds.
+"""Memory in use after each step of a test, and memory that garbage in reference cycles holds.
 
 Python's collector runs by the number of Python objects that were made, and that depends on the
 modules and caches that earlier code loaded. So the moment at which such memory is freed, and with
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from operator import add, sub
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,11 +30,15 @@ MIN_SHARE: Final = 1000
 
 
 class GarbageWatch:
-    """Sees how much device memory each collection frees."""
+    """Measures how much device memory each of Python's collections frees while a step runs.
 
-    def __init__(self, allocated: Callable[[], list[int]]) -> None:
-        """Watch; ``allocated`` returns the bytes that are allocated now, one figure a device."""
-        self._allocated = allocated
+    What the first collection after the step frees is no garbage of the step's: a module in a
+    reference cycle, say, is in use until its function returns.
+    """
+
+    def __init__(self, requested: Callable[[], list[int]]) -> None:
+        """Watch; ``requested`` returns the bytes of live tensors now, one figure a device."""
+        self._requested = requested
         self._at_start: list[int] = []
         self.forget()
 
@@ -46,7 +51,8 @@ class GarbageWatch:
 
     def start(self) -> None:
         """Watch from now on."""
-        gc.callbacks.append(self._see)
+        if self._see not in gc.callbacks:
+            gc.callbacks.append(self._see)
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -56,9 +62,9 @@ class GarbageWatch:
     def _see(self, phase: str, info: dict[str, int]) -> None:
         with Uncounted():
             if phase == "start":
-                self._at_start = self._allocated()
+                self._at_start = self._requested()
             else:
-                freed = [*map(sub, self._at_start, self._allocated())]
+                freed = [*map(sub, self._at_start, self._requested())]
                 self.most = max(self.most, sum(freed))
                 self.freed = [*map(add, self.freed or [0] * len(freed), freed)]
                 if info["generation"] == FULL:
@@ -81,7 +87,8 @@ class StepEnd(NamedTuple):
 
     time: float
     """microseconds since 1970"""
-    allocated: tuple[int, ...]
+    requested: tuple[int, ...]
+    """of live tensors"""
     freed: tuple[int, ...]
     """by Python's garbage collector since the test began"""
 
@@ -89,18 +96,20 @@ class StepEnd(NamedTuple):
 class Steps:
     """The ends of a test's steps.
 
-    A step ends with a step of the optimizer that stepped first; in a test that marks the ends
-    itself, only at its marks. Noting an end frees nothing. The end that a test marks is noted with
-    ``steady`` or not: lists that were freed serve later ones, which Python's garbage collector does
-    not count. So the collector runs at the same places, and the peak is the program's.
+    A step ends where the test marks its end; in a test that marks none, with a step of an
+    optimizer: of the first one that steps twice. If each optimizer steps once, as where each
+    iteration makes a new one, a step ends with each. Noting an end frees nothing. The end that a
+    test marks is noted with ``steady`` or not: lists that were freed serve later ones, which
+    Python's garbage collector does not count. So the collector runs at the same places, and the
+    peak is the program's.
     """
 
-    def __init__(self, allocated: Callable[[], list[int]], garbage: GarbageWatch) -> None:
-        """Watch; ``allocated`` returns the bytes that are allocated now, one figure a device."""
-        self._allocated_now = allocated
+    def __init__(self, requested: Callable[[], list[int]], garbage: GarbageWatch) -> None:
+        """Watch; ``requested`` returns the bytes of live tensors now, one figure a device."""
+        self._requested_now = requested
         self._garbage = garbage
         self.search: Callable[[int], None] | None = None
-        """of a second run: is called with the number of each step as it ends; garbage is collected
+        """of a second run: is called with the number of each possible end; garbage is collected
         before"""
         self._devices = 1
         self.forget()
@@ -108,53 +117,77 @@ class Steps:
     def forget(self) -> None:
         """Begin anew."""
         self._noted: list[float] = []
-        """of each end the time, and the figures of all devices: a list of pairs would be counted by
-        Python's garbage collector, which then would run earlier than without ``steady``"""
+        """of each possible end the time, the optimizer's number, and the figures of all devices: a
+        list of lists would be counted by Python's garbage collector, which then would run earlier
+        than without ``steady``"""
         self._marked_by_test = False
-        self._first: weakref.ref[Optimizer] | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        """by their numbers"""
 
     def mark(self) -> None:
         """End a step where the test marks its end."""
         if not self._marked_by_test:
             self.forget()
             self._marked_by_test = True
-        self._end()
+        self._note(0)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """End a step, if this is the optimizer that stepped first."""
-        if self._marked_by_test:
-            return
-        if self._first is None or self._first() is None:
-            self._first = weakref.ref(optimizer)
-        if self._first() is optimizer:
-            self._end()
+        """Note that an optimizer has stepped."""
+        if not self._marked_by_test:
+            self._note(self._number_of(optimizer))
 
-    def _end(self) -> None:
+    def _number_of(self, optimizer: Optimizer) -> int:
+        """Return an optimizer's number: that of a deleted one, which it replaces, or a new one."""
+        with Uncounted():
+            known = [ref() for ref in self._optimizers]
+            for number, other in enumerate(known):
+                if other is optimizer:
+                    return number
+            number = known.index(None) if None in known else len(known)
+            self._optimizers[number : number + 1] = [weakref.ref(optimizer)]
+            return number
+
+    def _note(self, optimizer: int) -> None:
         if self.search is not None:
             collect_garbage()
         with Uncounted():
-            allocated = self._allocated_now()
-            self._devices = len(allocated)
+            requested = self._requested_now()
+            self._devices = len(requested)
             freed = self._garbage.freed or [0] * self._devices
-            self._noted += (now(), *allocated, *freed)
+            self._noted += (now(), optimizer, *requested, *freed)
         if self.search is not None:
-            self.search(len(self._noted) // self._width)
+            self.search(len(self._rows()))
+
+    def _rows(self) -> list[list[float]]:
+        width = 2 + 2 * self._devices
+        return [self._noted[at : at + width] for at in range(0, len(self._noted), width)]
 
     @property
-    def _width(self) -> int:
-        return 1 + 2 * self._devices
+    def each_optimizer_stepped_once(self) -> bool:
+        """Whether several optimizers ended the steps, each one: a step may have several of them."""
+        return len(self._optimizers) == len(self._rows()) > 1
+
+    def _ends(self) -> list[tuple[int, list[float]]]:
+        """Return the steps' ends, each with its number among the possible ones."""
+        rows = self._rows()
+        counts = Counter(optimizer for _, optimizer, *_ in rows)
+        lead = next((optimizer for optimizer, steps in counts.items() if steps > 1), None)
+        return [(number, row) for number, row in enumerate(rows, 1) if lead in {None, row[1]}]
+
+    @property
+    def last_noted(self) -> int:
+        """The number of the last step's end among the possible ones; 0: there is none."""
+        return max((number for number, _ in self._ends()), default=0)
 
     @property
     def ends(self) -> list[StepEnd]:
         """The ends so far."""
-        starts = range(0, len(self._noted), self._width)
-        rows = [self._noted[at : at + self._width] for at in starts]
-        figures = [(time, [int(number) for number in numbers]) for time, *numbers in rows]
+        figures = [(row[0], [int(number) for number in row[2:]]) for _, row in self._ends()]
         return [
             StepEnd(time, tuple(numbers[: self._devices]), tuple(numbers[self._devices :]))
             for time, numbers in figures
         ]
 
     def by_device(self) -> tuple[tuple[int, ...], ...]:
-        """Return the bytes allocated after each step, for each device."""
-        return tuple(zip(*(end.allocated for end in self.ends), strict=True))
+        """Return the bytes of live tensors after each step, for each device."""
+        return tuple(zip(*(end.requested for end in self.ends), strict=True))

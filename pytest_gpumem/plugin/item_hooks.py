@@ -294,7 +294,10 @@ class ItemHooks:
         try:
             with self._phase():
                 run.warm_up(marked)
-                yield
+                try:
+                    yield
+                finally:
+                    run.meter.end_step()
                 run.await_kernels()
         except BaseException as error:
             self._report_error(item, error)

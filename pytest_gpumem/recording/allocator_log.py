@@ -49,6 +49,8 @@ class Block:
     """index of the event that freed it"""
     end_time: float = float("inf")
     tags: tuple[Tag, ...] = ()
+    requested: int = 0
+    """bytes that the program asked for"""
     unsplit: int = 0
     """bytes of it beyond its rounded request, which the allocator did not split off"""
 
@@ -100,7 +102,9 @@ class AllocatorLog:
                 address = block.get("address", address)
                 if block["state"] != "inactive":
                     frames = block.get("frames") or ()
-                    self._place(Block(address, block["size"], -1, float("-inf"), frames))
+                    older = Block(address, block["size"], -1, float("-inf"), frames)
+                    older.requested = block.get("requested_size", older.size)
+                    self._place(older)
                 address += block["size"]
         self._read(iter(tags))
 
@@ -211,7 +215,8 @@ class AllocatorLog:
             size = size if splits else room
         self._remove(address)  # the allocator gives an address again once its block is freed
         frames = event.get("frames") or ()
-        block = Block(address, size, index, event["time_us"], frames, unsplit=size - least)
+        block = Block(address, size, index, event["time_us"], frames)
+        block.requested, block.unsplit = event["size"], size - least
         self.allocated[index] = block
         self._place(block)
 

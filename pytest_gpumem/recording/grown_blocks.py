@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> dict[Block, int]:
-    """Return the blocks by which memory grew in the last steps, each with the bytes.
+    """Return the blocks by which memory grew in the last steps, each with its requested bytes.
 
     ``ends`` are the times at which the steps ended, ``first`` the index of the step before.
 
@@ -35,10 +36,10 @@ def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> 
             elif block.time > ends[first - 1]:
                 likes.append(block)
     came.sort(key=lambda block: -block.time)
-    grown = {block: block.size for block in came}
-    for kind in (_stack_and_size, _stack, _size):
+    grown = {block: block.requested for block in came}
+    for kind in (_stack_and_size, _stack, attrgetter("requested")):
         pairs = _pairs(came, went, kind)
-        grown |= {block: _size(block) - _size(replaced) for block, replaced in pairs.items()}
+        grown |= {block: block.requested - replaced.requested for block, replaced in pairs.items()}
         came = [block for block in came if block not in pairs]
         went = [*{*went} - {*pairs.values()}]
     last = [block for block in came if block.time > ends[-2]]
@@ -60,10 +61,5 @@ def _stack(block: Block) -> tuple[tuple[Any, Any], ...]:
     return tuple((frame["filename"], frame["line"]) for frame in block.frames)
 
 
-def _size(block: Block) -> int:
-    """Return a block's bytes without a remainder, which the next block may have or not."""
-    return block.size - block.unsplit
-
-
 def _stack_and_size(block: Block) -> tuple[object, ...]:
-    return _stack(block), _size(block)
+    return _stack(block), block.requested

@@ -45,7 +45,10 @@ GARBAGE_TOO: Final = Note(
     "some of the memory that grew may be garbage in reference cycles: no second run of the test, "
     "with a garbage collection after each step, had as many steps",
 )
-
+STEPPED_ONCE: Final = (
+    "each optimizer stepped once, so each of these calls of step() was taken for the end of a "
+    "step: if a step has several, call gpu_memory.step() after each step"
+)
 
 Place = tuple[int, int]
 """device and address of a block"""
@@ -77,50 +80,123 @@ def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 ) -> Measurement:
     """Return a test's measurement with the memory in use after each step, and why it grows."""
     steps, ends = run.meter.steps, run.meter.steps.ends
-    growing = [index for index, levels in enumerate(_levels(ends)) if growth(levels) is not None]
+    levels = _levels(ends)
+    growing = [index for index, row in enumerate(levels) if growth(row) is not None]
     if not run.spec.steady or not growing:
         return measurement
     recording = recording if explainer.enabled else None
+    notes = [Note(NoteKind.RUN, STEPPED_ONCE)] if steps.each_optimizer_stepped_once else []
+    run.meter.release()  # garbage outlives the test, and is held by nothing
     # What has outlived the test; most local variables have not.
     outliving = _holders(run, growing, ends, recording)
-    holders = dict(outliving)
-    second: Recording | None = None
+    outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
+    again = _run_collecting(runner, item, run, growing)
+    # That the steps are the same is enough: an assertion on the peak may fail after them.
+    is_alike = again.recording is not None and len(again.ends) == len(ends)
+    if is_alike:
+        collected = list(zip(*(end.requested for end in again.ends), strict=True))
+        with_garbage = _levels(again.ends)
+        for index in growing:
+            rows = levels[index], collected[index], with_garbage[index], outlived[index]
+            levels[index] = _judged(*rows)
+    measurement = replace(measurement, steps=tuple(levels))
+    grown = [step.final - step.initial if step else 0 for step in map(growth, levels)]
+    largest = max(grown)
+    if not largest:
+        return replace(measurement, notes=(*measurement.notes, GARBAGE_ALONE))
+    index = grown.index(largest)
+    found = ({**outliving, **again.holders} if is_alike else outliving).get(index, ())
+    lines: tuple[Site, ...] = ()
+    if recording is not None:
+        runs = [(again.recording, again.ends)] if is_alike else []
+        for log, times in (*runs, (recording, ends)):
+            grew = partial(_grown, ends=times)
+            lines = lines or explainer.lines(log, run.meter.devices[index], grew)
+    measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
+    if is_alike:
+        notes.append(ran_again("what makes its memory grow"))
+    elif sum(holder.nbytes for holder in found) != largest:  # else all of it is known to be held
+        notes.append(GARBAGE_TOO)
+    return replace(measurement, notes=(*measurement.notes, *notes))
 
-    def look(step: int) -> None:
-        """Search in the second run, if the last step ends."""
-        if step == len(ends):
-            holders.update(_holders(run, growing, steps.ends, run.meter.recorded_so_far()))
+
+class _Collecting(NamedTuple):
+    """A second run of a test, with a collection of garbage after each step."""
+
+    ends: Sequence[StepEnd]
+    recording: Recording | None
+    """None: it did not run"""
+    holders: dict[int, tuple[Holder, ...]]
+    """of the blocks that grew, when the last step ended; by the device's index"""
+
+
+def _run_collecting(
+    runner: Runner, item: MarkedItem, run: Run, devices: Sequence[int]
+) -> _Collecting:
+    """Run a test again, with a collection of garbage after each step."""
+    steps, last = run.meter.steps, run.meter.steps.last_noted
+    holders: dict[int, tuple[Holder, ...]] = {}
+    recording: Recording | None = None
+
+    def look(noted: int) -> None:
+        if noted == last:
+            holders.update(_holders(run, devices, steps.ends, run.meter.recorded_so_far()))
 
     steps.search = look
     try:
         with runner.again(item, record=True) as attempt:
             if attempt.ran:
-                second = run.meter.recording()
+                recording = run.meter.recording()
     finally:
         steps.search = None
-    # That the steps are the same is enough: an assertion on the peak may fail after them.
-    is_alike = attempt.ran and len(steps.ends) == len(ends)
-    levels = _levels(ends, steps.ends if is_alike else ends)
-    measurement = replace(measurement, steps=tuple(levels))
-    grown = [step.final - step.initial if step else 0 for step in map(growth, levels)]
-    largest = max(grown)
-    note = GARBAGE_ALONE
-    if largest:
-        index = grown.index(largest)
-        found = (holders if is_alike else outliving).get(index, ())
-        lines: tuple[Site, ...] = ()
-        if recording is not None:
-            device = run.meter.devices[index]
-            runs = [(second, steps.ends)] if is_alike else []
-            for log, times in (*runs, (recording, ends)):
-                grew = partial(_grown, ends=times)
-                lines = lines or explainer.lines(log, device, grew)
-        measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
-        note = ran_again("what makes its memory grow") if is_alike else GARBAGE_TOO
-    # No garbage is told where it is known that there is none: that was collected since.
-    if not is_alike and (not largest or sum(holder.nbytes for holder in found) == largest):
-        return measurement
-    return replace(measurement, notes=(*measurement.notes, note))
+    return _Collecting(steps.ends, recording, holders)
+
+
+def _judged(
+    first: tuple[int, ...],
+    collected: tuple[int, ...],
+    with_garbage: tuple[int, ...],
+    outlived: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the levels, one after each step, by which growth of memory in use is judged.
+
+    Levels of two runs are never subtracted from each other.
+
+    Args:
+        first: of the first run, with garbage.
+        collected: of the second run, after a collection of each step's garbage.
+        with_garbage: the same with the garbage collected so far.
+        outlived: of the first run, those blocks alone that have outlived the test.
+    """
+    if growth(collected) is not None:
+        shift = first[0] - with_garbage[0]  # of all levels alike: what the first run left behind
+        return tuple(level + shift for level in collected)
+    if growth(with_garbage) is None:  # what grew was no garbage: a cache is full since
+        return first
+    return outlived if growth(outlived) is not None else collected
+
+
+def _levels(ends: Sequence[StepEnd]) -> list[tuple[int, ...]]:
+    """Return the bytes after each step that the program has not freed itself, for each device."""
+    rows = (
+        [held + freed for held, freed in zip(end.requested, end.freed, strict=True)] for end in ends
+    )
+    return list(zip(*rows, strict=True))
+
+
+def _levels_outlived(
+    run: Run, index: int, ends: Sequence[StepEnd], recording: Recording | None
+) -> tuple[int, ...]:
+    """Return the bytes after each step in blocks of a device that are alive now."""
+    if recording is None or recording.overflowed:
+        return ()
+    device, live = run.meter.devices[index], run.meter.isolation.blocks()
+    alive = [
+        block
+        for block in AllocatorLog.of(recording, device).blocks
+        if block.end is None and (device, block.address) in live
+    ]
+    return tuple(sum(block.requested for block in alive if block.time <= end.time) for end in ends)
 
 
 def _grown(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block, int]:
@@ -149,24 +225,6 @@ def _holders(
         if blocks:
             found[index] = holders_of(blocks)
     return found
-
-
-def _levels(
-    ends: Sequence[StepEnd], collected: Sequence[StepEnd] | None = None
-) -> list[tuple[int, ...]]:
-    """Return the bytes after each step that the program has not freed itself, for each device.
-
-    Memory that a collection after each step freed (``collected``) was garbage, which is left out.
-    """
-    levels = [
-        [held + freed for held, freed in zip(end.allocated, end.freed, strict=True)] for end in ends
-    ]
-    if collected is not None:
-        levels = [
-            [level - garbage for level, garbage in zip(row, end.freed, strict=True)]
-            for row, end in zip(levels, collected, strict=True)
-        ]
-    return list(zip(*levels, strict=True))
 
 
 class _Leftover(NamedTuple):

@@ -19,7 +19,7 @@ def block(step, line, size=1, freed=9):
     """A block that a line allocates in a step, and that is freed in another."""
     frames = [{"filename": "f.py", "line": line}]
     time, end = step * 10.0 - 5, freed * 10.0 - 4
-    return Block(0, size, next(NUMBERS), time, frames, end=None, end_time=end)
+    return Block(0, 0, next(NUMBERS), time, frames, None, end, requested=size)
 
 
 def grown(*blocks):
@@ -50,7 +50,7 @@ def test_of_a_block_that_is_larger_than_the_one_before_the_difference_is_growth(
 def test_the_youngest_blocks_are_those_that_replace_others():
     kept = [block(step, 1) for step in range(1, 9)]
     last = [
-        Block(0, 1, -1, step * 10.0 - 2, kept[0].frames, None, step * 10.0 + 8)
+        Block(0, 0, -1, step * 10.0 - 2, kept[0].frames, None, step * 10.0 + 8, requested=1)
         for step in range(1, 9)
     ]
     for index, one in enumerate(last):
@@ -64,7 +64,7 @@ def test_where_the_block_of_the_step_before_stays_it_counts_for_that_of_the_last
 
 
 def test_blocks_of_an_earlier_run_that_are_freed_replace_nothing():
-    earlier = [Block(0, 1, -1, float("-inf"), (), None, 65.0)]
+    earlier = [Block(0, 0, -1, float("-inf"), (), None, 65.0, requested=1)]
     assert grown(*earlier, *[block(step, 1, step) for step in (5, 6, 7, 8)]) == [
         (step, 1, step) for step in (5, 6, 7, 8)
     ]

@@ -91,6 +91,73 @@ def test_garbage_is_no_growth_and_counts_for_the_peak(suite):
     assert "what grew from step to step was garbage in reference cycles" in session.flat
 
 
+def test_garbage_whose_blocks_have_rests_is_no_growth(suite):
+    """Every third block is 7.2 MiB: a rest below 1 MiB of a segment of 20 MiB is not split off."""
+    body = ["for _ in range(12):", "    Trainer(6.4)", "    gpu_memory.step()"]
+    head = CYCLES.replace("self):", "self, size):").replace("64", "size")
+    session = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="steady=True")
+    assert session.verdicts() == {"test_it": "no baseline"}
+    assert "what grew from step to step was garbage in reference cycles" in session.flat
+
+
+def test_rests_of_free_blocks_are_no_growth(suite):
+    """Two tensors of 3.3 MiB are alive after each step: in blocks of 6.6 to 7.7 MiB."""
+    body = [
+        "random.seed(221)",
+        "others = [random.uniform(0.5, 12) for _ in range(3)]",
+        "alive, levels = [], []",
+        "for step in range(8):",
+        "    temporary = [mib(size) for size in others]",
+        "    alive.append(mib(3.3))",
+        "    random.shuffle(temporary)",
+        "    del alive[:-2], temporary",
+        "    gpu_memory.step()",
+        "    levels.append(gpu_memory.allocated)",
+        "assert levels[3] < levels[4] == levels[5] < levels[6] < levels[7]",
+    ]
+    session = one_test(
+        suite, *body, head="import random", fixtures="gpu_memory", mark="steady=True"
+    )
+    assert session.verdicts() == {"test_it": "no baseline"}
+
+
+def test_a_cache_that_the_second_run_finds_full_is_growth_beside_garbage(suite):
+    body = [
+        "for step in range(8):",
+        "    CACHE.get(step) is None and CACHE.update({step: mib(2)})",
+        "    Trainer()",
+        "    gpu_memory.step()",
+    ]
+    head = f"CACHE = {{}}\n{CYCLES}"
+    session = one_test(suite, *body, head=head, fixtures="gpu_memory", mark="steady=True")
+    grew = "grew by 2.00 MiB in each of the last 4 of 8 steps (8.00 MiB -> 16.00 MiB), of which"
+    assert grew in session.flat
+    assert "held by global variable CACHE of test_it.py" in session.flat
+
+
+IN_USE = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+        self.call = self.forward
+
+    def forward(self, x):
+        return x * self.weight
+
+def train():
+    net = Net()
+    for _ in range(4):
+        net(torch.zeros(1 << 20, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("body", ["train()", "net = Net(); net(mib(4).float()[: 1 << 20]).sum()"])
+def test_a_module_in_a_cycle_that_is_used_until_its_function_ends_is_no_garbage(suite, body):
+    one_test(suite, body, head=IN_USE, mark="")
+    assert "reference cycles" not in suite.run("-v").flat
+
+
 COLLECTOR = """
 import gc, pytest, torch
 
@@ -295,6 +362,37 @@ def test_of_several_optimizers_the_first_ends_a_step(suite):
         "    HISTORY.append(mib(1))",
     )
     assert "grew by 1.00 MiB in each of the last 2 of 4 steps" in session.flat
+
+
+OPTIMIZERS = """
+def train(kept, number=1):
+    layers = [torch.nn.Linear(1024, 1024, device="cuda") for _ in range(number)]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    sum(layer(torch.randn(8, 1024, device="cuda")).sum() for layer in layers).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    kept += optimizers
+"""
+
+
+def test_optimizers_that_are_made_anew_and_kept_end_a_step_each(suite):
+    body = ["kept = []", "for _ in range(8):", "    train(kept)"]
+    session = one_test(suite, *body, head=OPTIMIZERS, mark="steady=True")
+    grew = "grew by 4.00 MiB in each of the last 4 of 8 steps (20.02 MiB -> 36.04 MiB), of which"
+    assert grew in session.flat
+    assert "held by local variable kept of test_it" in session.flat
+    # How many of them a step has is not known.
+    assert "each optimizer stepped once, so each of these calls of step() was taken" in session.flat
+    body[-1] = "    train([])"
+    session = one_test(suite, *body, head=OPTIMIZERS, mark="steady=True")
+    assert session.verdicts() == {"test_it": "no baseline"}
+
+
+def test_two_optimizers_that_are_made_anew_are_one_step(suite):
+    body = ["for _ in range(3):", "    train([], 2)"]
+    session = one_test(suite, *body, head=OPTIMIZERS, mark="steady=True")
+    assert "the test had 3 steps" in session.flat
 
 
 def test_a_warm_up_counts_no_steps(suite):
