@@ -1,14 +1,12 @@
 """Commands that the package prints: each is run in a shell, as it stands, where it was printed.
 
-The first tests collect the places that print any; those whose words stand in the source are run in
-test_fixed_commands.py. The others print each command in a project that makes quoting and repeated
-options necessary: pytest is not run in its root folder, names have spaces, brackets, dollars and
-quotes, and options decide what is measured.
+The project makes quoting and repeated options necessary: pytest is not run in its root folder,
+names have spaces, brackets, dollars and quotes, and options decide what is measured. Commands whose
+words stand in the source are run in test_fixed_commands.py.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
@@ -16,111 +14,7 @@ import shlex
 import pytest
 from helpers.html_pages import Page
 from helpers.pages import Place
-from helpers.printed_commands import source_trees, texts_with_commands
 from helpers.sources import HELPER
-
-WRITTEN = {
-    "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
-    "cli/recorded/commits.py": ["git fetch --unshallow gets the earlier commits"],
-    "cli/accept/accept.py": [
-        "pytest --gpumem-update-baselines would have written in that run. Exit",
-        "pytest --gpumem-json",
-        "gpumem accept in the repository that was tested",
-        "git fetch if this is the repository that was tested, or ",
-    ],
-    "cli/card_table.py": [
-        'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
-        "gpumem cards --here",
-    ],
-    "cli/recorded/base_commit.py": ["git fetch brings it)"],
-    "cli/bisect/blame.py": ["git fetch brings it)"],
-    "cli/recorded/compare.py": ["gpumem compare"],
-    "cli/light.py": [
-        "pip install --no-deps --no-compile -r light.txt",
-        "pip install --no-deps --no-compile -r FILE",
-        "pip install --excludes",
-        "pip install --excludes excludes.txt ...",
-        "pip install --no-deps ",
-    ],
-    "cli/recorded/report.py": [
-        "pytest --gpumem-json",
-        "pytest --collect-only lists them",
-    ],
-    "cli/run_program.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
-    "devices/cards.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
-    "devices/memory_use.py": [
-        "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
-    ],
-    "devices/virtual/device.py": [
-        "pip install torch",
-        "pip install torch)",
-        (
-            "pytest -p gpumem ...; in a program, call pytest_gpumem.use_virtual_gpu() before "
-            "importing torch"
-        ),
-        "python setup.py build_ext --inplace",
-        "pytest -p gpumem ...), and leave libcuda.so.1 out of LD_PRELOAD",
-    ],
-    "devices/lone_rank.py": ["gpumem run torchrun ..."],
-    "devices/virtual/cudnn_notes.py": ["pip install --no-deps "],
-    "devices/virtual/compilation/max_autotune.py": [
-        (
-            "pip install --no-deps triton, in the version that torch requires (gpumem light "
-            "--triton prints it)"
-        ),
-    ],
-    "devices/virtual/native/__init__.py": [
-        (
-            "python setup.py build_ext --inplace; else: pip install --force-reinstall --no-deps "
-            "--no-cache-dir pytest-gpumem"
-        ),
-    ],
-    "session/settings.py": ["pip install 'pytest-gpumem[html]'"],
-    "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
-    "report/merge.py": ["pytest --collect-only --gpumem-stale=delete"],
-    "setup.py": [
-        (
-            "pip install --force-reinstall --no-deps --no-cache-dir pytest-gpumem, or, in a source "
-            "tree: python setup.py build_ext --inplace"
-        ),
-        "pip install --force-reinstall --no-deps --no-binary pytest-gpumem pytest-gpumem",
-    ],
-}
-"""texts with commands, by module, beside those that are made of words: test_fixed_commands.py runs
-them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``, cli/ has the tests
-of synopses"""
-JOINED = {
-    "plugin/stale_hooks.py": 1,
-    "cli/bisect/bisect.py": 1,
-    "cli/recorded/report.py": 1,  # cli/recorded/test_shards.py and cli/test_accept.py run any
-    "cli/run_program.py": 1,  # a program's arguments, which name its baseline
-    "explain/answers.py": 1,
-    "cli/recorded/history.py": 1,
-    "judge/verdict.py": 1,
-    "session/origin.py": 3,
-    "report/json_report.py": 1,
-    "setup.py": 2,  # the compiler's, which it runs itself
-}
-"""modules that make commands of words, and how many"""
-
-
-def test_every_text_with_a_command_is_known():
-    assert texts_with_commands() == WRITTEN
-
-
-def test_every_place_that_joins_words_to_a_command_is_known():
-    joined = {}
-    for name, tree in source_trees():
-        number = sum(
-            isinstance(node, ast.Attribute)
-            and node.attr == "join"
-            and ast.unparse(node.value) == "shlex"
-            for node in ast.walk(tree)
-        )
-        if number:
-            joined[name] = number
-    assert joined == JOINED
-
 
 IDS = ("a b", "[x]", "$HOME", """it's "q" \\ `ls` *""")
 TESTS = f"""
