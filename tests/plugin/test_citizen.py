@@ -119,26 +119,6 @@ def test_the_traceback_of_a_failed_step_has_no_frame_of_this_package(suite, step
     assert "pytest_gpumem/" not in session.out
 
 
-def test_pytest_does_not_rewrite_the_plugins_modules(suite):
-    """It takes as long as the rest of a short session, where nothing may cache the result."""
-    # As pytest does with the files of an installed package that has a plugin.
-    suite.write("early.py", "import pytest; pytest.register_assert_rewrite('pytest_gpumem')")
-    session = suite.run_apart(
-        *("-p", "early"),
-        source="""
-        import sys
-
-        @pytest.mark.gpu_memory
-        def test_it():
-            names = [name for name in sys.modules if name.startswith("pytest_gpumem.testrun")]
-            assert {type(sys.modules[name].__loader__).__name__ for name in names} == {
-                "SourceFileLoader"
-            }
-        """,
-    )
-    assert session.outcomes == {"passed": 1}
-
-
 @pytest.mark.parametrize("style", ["short", "line", "no", "native"])
 def test_every_style_of_traceback(suite, style):
     session = suite.run(f"--tb={style}", source=STEP)
