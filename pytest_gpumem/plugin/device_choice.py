@@ -113,36 +113,12 @@ def read_ini(config: pytest.Config, name: str) -> object:
     """Return a setting of the configuration file or of "-o"; its default where neither has one.
 
     Raises:
-        UsageError: a value that pytest cannot read.
+        UsageError: a value of another type than the setting's, or that pytest cannot read.
     """
     try:
         return config.getini(name)
-    except (pytest.UsageError, TypeError, ValueError, Warning) as error:
-        overridden = any(
-            setting.partition("=")[0] == name
-            for setting in getattr(config.known_args_namespace, "override_ini", None) or ()
-        )
-        value = None if overridden or config.inipath is None else _of_toml(config.inipath, name)
-        if value is None:
-            raise pytest.UsageError(str(error)) from error
-        return value
-
-
-def _of_toml(path: Path, name: str) -> object:
-    """Return a setting as a TOML file has it; None: the file has none."""
-    if path.suffix != ".toml":
-        return None
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # which pytest needs
-
-    document = tomllib.loads(path.read_text("utf-8"))
-    table = document.get("tool", {}).get("pytest", {})
-    for settings in (table, table.get("ini_options", {}), document.get("pytest", {})):
-        if name in settings:
-            return settings[name]
-    return None
+    except (TypeError, ValueError, Warning) as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def as_text(value: object) -> str:
