@@ -15,7 +15,7 @@ from pytest_gpumem.devices.benchmark_mode import TIMED_PLANS
 from pytest_gpumem.devices.cuda_start import FirstUse, start_cuda
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.memory_cap import set_memory
-from pytest_gpumem.devices.sharing.xdist_order import own_instance
+from pytest_gpumem.devices.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo
 from pytest_gpumem.recording.allocator_view import VIEW

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.driver import import_nvml
-from pytest_gpumem.devices.sharing.xdist_order import own_instance
+from pytest_gpumem.devices.xdist_order import own_instance
 from pytest_gpumem.measurement import DeviceUse
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size

@@ -11,8 +11,8 @@ from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.driver import visible_gpus
-from pytest_gpumem.devices.sharing.xdist_order import take_turns
 from pytest_gpumem.devices.torch_build import installed_torch
+from pytest_gpumem.devices.xdist_order import take_turns
 from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd,
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.torch_import import hide_from_compiler
-from pytest_gpumem.libraries.compile_watch import COMPILER
-from pytest_gpumem.libraries.dropout_state import DROPOUT
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     SWITCHED_OFF,
@@ -32,6 +30,8 @@ from pytest_gpumem.meter.allocator import (
     switch_on,
     unrequested_in,
 )
+from pytest_gpumem.meter.compile_watch import COMPILER
+from pytest_gpumem.meter.dropout_state import DROPOUT
 from pytest_gpumem.meter.host_memory import LOOPS, PINNED_EARLY, HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH

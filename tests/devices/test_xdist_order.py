@@ -12,14 +12,13 @@ from helpers.virtual_gpu import virtual_card
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.devices import cuda, memory_use
+from pytest_gpumem.devices import cuda, memory_use, xdist_order
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.driver import VisibleGpus
 from pytest_gpumem.devices.memory_use import watch_gpus
 from pytest_gpumem.devices.select import choose
-from pytest_gpumem.devices.sharing import xdist_order
-from pytest_gpumem.devices.sharing.xdist_order import mig_instances, take_turns, turn
+from pytest_gpumem.devices.xdist_order import mig_instances, take_turns, turn
 
 FOUR = ["A100"] * 4
 UUIDS = "GPU-8932f937, GPU-c2f7,GPU-1b"

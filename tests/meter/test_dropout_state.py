@@ -1,6 +1,6 @@
 """cuDNN's state of dropout, which PyTorch keeps for a process: each test makes its own."""
 
-from pytest_gpumem.libraries.dropout_state import KEPT
+from pytest_gpumem.meter.dropout_state import KEPT
 from pytest_gpumem.report.json_report import read_report
 
 SUITE = """

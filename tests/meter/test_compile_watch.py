@@ -5,7 +5,7 @@ import types
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card
 
-from pytest_gpumem.libraries.compile_watch import COMPILER, WATCHED
+from pytest_gpumem.meter.compile_watch import COMPILER, WATCHED
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.notes import NoteKind
 

@@ -1,1 +1,0 @@
-"""GPUs that several processes share: which worker begins with which, and whose turn it is."""
