@@ -302,6 +302,9 @@ class Attribution(Hinted):
     """the keepers of the blocks that the baseline's peak did not have, from a second run"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the memory reserved, in their order"""
+    earlier: tuple[Site, ...] = ()
+    """lines of the part of the peak that was allocated before the part of the test began, the
+    largest first; none for the whole test"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +363,10 @@ class DeviceUse:
     """the interface that was read: "NVML" """
     every_ms: int = 0
     """milliseconds between two readings; 0: continuous, or only at both ends"""
+
+
+MIN_INHERITED = 20 << 20
+"""bytes reserved and not allocated, from which on a report says that earlier code reserved them"""
 
 
 class Fullest:
@@ -431,6 +438,16 @@ class Measurement(Fullest, Hinted):
     """whether the peak pinned can be compared"""
     pinned_lines: tuple[LinePeak, ...] = ()
     """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
+    began: tuple[Peak, ...] = ()
+    """the test's memory when a part of it began, one a device; empty for the whole test"""
+
+    def reserved_before(self, device: int) -> int:
+        """Return the bytes reserved before a part began, if the part took no more, else 0."""
+        if len(self.began) <= device or self.out_of_memory is not None:
+            return 0
+        before, peak = self.began[device].reserved, self.peaks[device]
+        free = peak.reserved - peak.allocated
+        return before if peak.reserved <= before and free >= MIN_INHERITED else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ class NoteKind(str, Enum):
     PINNED = "pinned", Severity.CAUSE
     """which lines pinned host memory that is too much"""
     LIMIT = "limit", Severity.CAUSE
-    """another limit that was exceeded, or the reason why less than a limit was left"""
+    """another limit that was exceeded, the reason why less than a limit was left, or the memory
+    from before a part"""
 
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, and that sizes or branches may depend on"""

@@ -252,14 +252,16 @@ def _blamable(result: Result, edits: Edits | None) -> Result:
 def _needed_peak(result: Result) -> Peak | None:
     """Return the peak of the device that reserved most; after out of memory the peak it needs.
 
-    None where it is not known, or where code before a part had reserved it: a hint says so.
+    None where it is not known, or where code before a part had reserved it.
     """
-    hints = result.measurement.hints if result.measurement else ()
-    if result.measurement is None or any(hint.kind is NoteKind.STILL_HELD for hint in hints):
+    measurement = result.measurement
+    if measurement is None:
         return None
-    if result.measurement.out_of_memory is not None:
-        return result.measurement.out_of_memory.needed
-    return _fullest(result.measurement.peaks)
+    if measurement.out_of_memory is not None:
+        return measurement.out_of_memory.needed
+    peak = _fullest(measurement.peaks)
+    inherited = peak is not None and measurement.reserved_before(measurement.peaks.index(peak))
+    return None if inherited else peak
 
 
 def _fullest(peaks: Sequence[Peak]) -> Peak | None:

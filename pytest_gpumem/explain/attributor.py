@@ -25,7 +25,7 @@ from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_pa
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from pytest_gpumem.measurement import Category
+    from pytest_gpumem.measurement import Category, Site
     from pytest_gpumem.recording.allocator_log import Block
     from pytest_gpumem.recording.recording import Recorded, Recording
 
@@ -170,6 +170,21 @@ def line_peaks(
         )
         for peak_bytes, filename, number, function, calls_pass in peaks[:MAX_LINES]
     )
+
+
+def lines_before(scene: hints.Scene, spans: Sequence[Span], root: Path) -> tuple[Site, ...]:
+    """Return the lines of a peak's memory that was allocated before the part of the test began.
+
+    ``spans`` are those of the part: the memory is that from before the span with the peak.
+    """
+    began = max((span.start for span in spans if span.start <= scene.time), default=scene.time)
+    blocks = [block for block in scene.alive if block.start < 0 or block.time < began]
+    origins = [origin_of(scene.device, block) for block in blocks]
+    seen = sum(block.size for block in scene.blocks if block.start < 0)
+    unseen = scene.totals[0] - seen  # known by their number, and not block by block
+    if unseen > 0:
+        origins.append(BlockOrigin("", 0, "", "", "other", unseen))
+    return sites(origins, root)
 
 
 def origin_of(device: Blocks, block: Block) -> BlockOrigin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gpumem.explain.attributor import Attributor
+from pytest_gpumem.explain.attributor import Attributor, lines_before
 from pytest_gpumem.judge.result import too_much
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_view import MAX_EVENTS
@@ -147,6 +147,11 @@ def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanat
         rows = zip(recorded.devices, recorded.peaks[part], recorded.foreign, strict=True)
         explained = [attributor.explained(*row, spans, timeline=timelines) for row in rows]
         complete = [peak for peak in explained if peak is not None]
+        if part:
+            complete = [
+                (replace(attribution, earlier=lines_before(scene, spans, root)), scene)
+                for attribution, scene in complete
+            ]
         if complete and len(complete) == len(explained):
             attributions[part] = tuple(attribution for attribution, _ in complete)
             scenes[part] = tuple(scene for _, scene in complete)

@@ -15,6 +15,7 @@ from pytest_gpumem.judge.verdict import (
     KEEP_LESS,
     LESS_OF,
     NEED_UNKNOWN,
+    PEAKS,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
+
+
+MAX_EARLIER = 3
+"""lines of memory from before a part that a note names"""
 
 
 def judge(  # noqa: PLR0913 - the last two are words for the verdict
@@ -236,12 +241,14 @@ def _over_budget(case: Case) -> Verdict | None:
         for over, row, limit in excesses
     ]
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
+    over, worst, limit = excesses[0]
     notes = (*_pinned_by(case.measurement), *notes)
-    if excesses[0][1].peak == "host" and case.measurement.device.has_values_on_host:
+    if limit.relation is None or limit.relation.part != BEFORE:
+        notes = (*notes, *_from_before(case.measurement, worst, over))
+    if worst.peak == "host" and case.measurement.device.has_values_on_host:
         sentence = 'values of the virtual GPU are in host memory too: values="off" computes none'
         notes = (*notes, Note(NoteKind.LIMIT, sentence))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
-    _, worst, limit = excesses[0]
     if limit.relation is not None and limit.relation.part in {"", BEFORE}:
         return replace(verdict, advice=f"try {_use_less(case, worst.device)}")
     if limit.relation is not None:
@@ -366,6 +373,29 @@ def _pinned_by(measurement: Measurement) -> Iterator[Note]:
         yield Note(NoteKind.PINNED, f"{format_size(line.nbytes)} pinned by {place}: {line.code}")
 
 
+def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iterator[Note]:
+    """Yield a note on memory from before a part, without which the part's peak would be allowed."""
+    attributions = measurement.attributions[row.device : row.device + 1]
+    earlier = [site for attribution in attributions for site in attribution.earlier]
+    nbytes = sum(site.nbytes for site in earlier)
+    reserved = measurement.reserved_before(row.device) if row.peak == "reserved" else 0
+    if reserved:
+        sentence = (
+            f"the allocator had reserved {format_size(reserved)} before the part began, and "
+            "the part took no more: look at the code before the part, or call "
+            "torch.cuda.empty_cache() before it"
+        )
+        yield Note(NoteKind.LIMIT, sentence)
+    elif row.peak in PEAKS and earlier and nbytes >= excess:
+        places = "; ".join(
+            f"{format_size(site.nbytes)} at {site_name(site)}" for site in earlier[:MAX_EARLIER]
+        )
+        more = "; ..." if len(earlier) > MAX_EARLIER else ""
+        size = format_size(nbytes)
+        sentence = f"{size} of the peak were allocated when the part began: {places}{more}"
+        yield Note(NoteKind.LIMIT, sentence)
+
+
 def _without_baseline(case: Case) -> Verdict | None:
     """Judge a test that no baseline can be compared with, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
@@ -465,6 +495,8 @@ def _compared(case: Case, why: Why) -> Verdict:
     old = case.entry.breakdowns if case.entry else ()
     causes, lead = why(Growth(beyond[0], old, case.measurement.attributions, case.toolchain_lead))
     notes = [*_pinned_by(case.measurement), *notes]
+    if beyond[0].peak == "reserved":
+        notes += _from_before(case.measurement, beyond[0], beyond[0].excess)
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 

@@ -577,7 +577,7 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
-            hints=tally.inherited() if tally and out_of_memory is None else (),
+            began=tuple(tally.start) if tally else (),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,

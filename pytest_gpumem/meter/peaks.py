@@ -14,7 +14,6 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_log import SEGMENT
 from pytest_gpumem.recording.recording import Span
 from pytest_gpumem.sizes import MIB, format_size
@@ -22,6 +21,7 @@ from pytest_gpumem.sizes import MIB, format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording
 
 NOTHING: Final = Peak(0, 0)
@@ -29,8 +29,6 @@ MIN_PINNED: Final = MIB
 """bytes of pinned memory that count: PyTorch pins a few itself, for ``Tensor.item()`` say"""
 MIN_SHARE: Final = 1000
 """memory that the compiler leaves, below this part of the peak is within the default tolerance"""
-MIN_INHERITED: Final = 20 << 20
-"""bytes reserved and not allocated: a part with so many is told if earlier code reserved them"""
 
 
 def plus(left: Peak, right: Peak) -> Peak:
@@ -98,20 +96,6 @@ class Tally:
         self.active = list(map(max, self.active, active or (peak.allocated for peak in peaks)))
         if not stepping:
             self.passes = list(map(maximum, self.passes, peaks))
-
-    def inherited(self) -> tuple[Note, ...]:
-        """Return a hint if the fullest device had reserved a part's peak before the part began."""
-        start, peak = max(
-            zip(self.start, self.peaks, strict=True), key=lambda device: device[1].reserved
-        )
-        if peak.reserved > start.reserved or peak.reserved - peak.allocated < MIN_INHERITED:
-            return ()
-        sentence = (
-            f"the allocator had reserved {format_size(start.reserved)} before the part began, and "
-            "the part took no more: look at the code before the part, or call "
-            "torch.cuda.empty_cache() before it"
-        )
-        return (Note(NoteKind.STILL_HELD, sentence),)
 
 
 def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""What a part has reserved: the allocator keeps what the code before the part took."""
+"""A part's peak that stands on what the code before the part allocated or reserved."""
 
 import pytest
 from helpers.marked_sessions import one_test
@@ -47,3 +47,52 @@ def test_a_part_that_takes_memory_is_told_nothing_of_that(suite, second, limit):
     session = parts(suite, *second, limit=limit)
     assert session.outcomes == {"failed": 1}
     assert "before the part began" not in session.flat
+
+
+BEFORE = """
+@pytest.fixture(scope="module")
+def loaded():
+    yield mib(80)
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_it(gpu_memory{fixture}):
+    kept = mib(256)
+    with gpu_memory.measure("a") as a:
+        mib(256)
+    with gpu_memory.measure("b", {limit}):
+        {body}
+"""
+
+
+def before(suite, limit, body="mib(64)", fixture=""):
+    return suite.run(source=BEFORE.format(limit=limit, body=body, fixture=fixture))
+
+
+@pytest.mark.parametrize("limit", ["less_than='0.6 * a'", "at_most='300MiB'"])
+def test_memory_allocated_before_a_part_is_named_with_its_line(suite, limit):
+    """An emptied cache would not lower it."""
+    session = before(suite, limit)
+    assert session.outcomes == {"failed": 1}
+    sentence = "256.00 MiB of the peak were allocated when the part began: 256.00 MiB at"
+    assert f"{sentence} test_it.py:" in session.flat
+    assert "empty_cache" not in session.flat
+
+
+def test_memory_of_a_fixture_counts_as_allocated_before_a_part(suite):
+    session = before(suite, "at_most='300MiB'", fixture=", loaded")
+    assert "336.00 MiB of the peak were allocated when the part began" in session.flat
+
+
+@pytest.mark.parametrize(
+    ("limit", "body"),
+    [
+        ("at_most='300MiB'", "del kept; mib(320)"),  # it was freed before the peak
+        ("at_most='200MiB'", "del kept; mib(512)"),
+        ("at_most='100MiB'", "mib(512)"),  # the part is over the limit without it
+        ("at_most='before + 32MiB'", "mib(64)"),
+    ],
+)
+def test_memory_from_before_a_part_that_is_no_reason_is_not_named(suite, limit, body):
+    session = before(suite, limit, body)
+    assert session.outcomes == {"failed": 1}
+    assert "when the part began" not in session.flat
