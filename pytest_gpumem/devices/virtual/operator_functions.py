@@ -50,6 +50,8 @@ class Ways(enum.IntFlag):
     """it is computed natively where what it writes is known, and has no other short way"""
     RETURNS = 4096
     """it returns new tensors beside what it writes"""
+    SCATTERS = 8192
+    """it may write few elements of a large tensor"""
 
 
 class CalledFunctions(NamedTuple):

@@ -99,6 +99,17 @@ class Budget:
         self._taken = flops
         return True
 
+    def affords_sorting(self, elements: int) -> bool:
+        """Return whether so many elements may be sorted, and take the cost off."""
+        flops = elements * OF_SORTED
+        if self._full or flops <= LIMITS.small * OF_ELEMENT:
+            return True
+        if flops > self.flops:
+            self.end()
+            return False
+        self.flops -= flops
+        return True
+
     def has_room(self, nbytes: int, inputs: Sequence[Tensor]) -> bool:
         """Return whether the host has memory for results, their copies and copies of the inputs.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import CAPACITIES, LIMITS
+from pytest_gpumem.devices.virtual.values.few_nonzeros import CHANGES, FewNonzeros, touched_places
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     is_plain,
@@ -20,11 +21,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     mapped,
     over_device_memory,
     span,
+    tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.operators import OF_CONSTANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.known import KnownValues
@@ -40,14 +42,17 @@ MAX_KEPT: Final = 128 << 20
 """bytes of the host's memory for the arguments of these operators"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """types of masks, token ids, edges and labels; batches of images and weights are not of these"""
+ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
+COPYING: Final = {"clone", "_to_copy"}
+"""operators that copy a tensor as pointwise ones do"""
 
 
 @dataclass(eq=False)
 class Recipe:
     """An operator and its arguments, which give the values of a range of device memory."""
 
-    call: OperatorCall
-    """without its arguments"""
+    call: OperatorCall | None
+    """without its arguments; None: ``few`` has the values"""
     args: Any
     """the arguments on the host; a DeferredPart stands for each large tensor"""
     kwargs: Any
@@ -61,6 +66,8 @@ class Recipe:
     steps: int
     kept: int
     """bytes of the host's memory that the arguments take"""
+    few: FewNonzeros | None = None
+    """all elements of the range that are not zero"""
     number: int = 0
     """of the range; as long as the library knows it by that number, it was not written to"""
 
@@ -87,10 +94,25 @@ class DeferredPart:
 class DeferredValues:
     """The large tensors of known values that are not computed yet."""
 
-    def __init__(self, library: NativeLibrary, values: KnownValues, compute: Compute) -> None:
+    def __init__(
+        self,
+        library: NativeLibrary,
+        values: KnownValues,
+        compute: Compute,
+        affords_sorting: Callable[[int], bool],
+    ) -> None:
+        """Begin with no tensor.
+
+        Args:
+            library: the virtual GPU's.
+            values: the known ones.
+            compute: computes an operator on the host.
+            affords_sorting: takes the cost of sorting so many elements off the budget, if it can.
+        """
         self._library = library
         self._known = values
         self._compute = compute
+        self._affords_sorting = affords_sorting
         self.recipes: dict[int, Recipe] = {}
         """by their ranges' numbers"""
 
@@ -104,7 +126,7 @@ class DeferredValues:
     def computed(self, tensor: Tensor) -> bool:
         """Write the values of a tensor's range; False: it is in none, or the host has no room."""
         recipe = self._recipe_at(tensor)
-        if recipe is None:
+        if recipe is None or recipe.nbytes > LIMITS.backed_small:
             return False
         values = self._values_of(recipe)
         if values is None or not self._library.open_deferred(recipe.address, recipe.nbytes):
@@ -124,21 +146,94 @@ class DeferredValues:
         traits = call.traits
         if traits.random or traits.allocates or not is_plain(result) or not result.numel():
             return False
+        if result.is_conj() or result.is_neg() or torch.cuda.is_current_stream_capturing():
+            return False
+        few = self._few_of(call, result)
+        if few is not None and self.note_few(result, few):
+            return True
         if result.is_floating_point() and not (
             call.name in OF_CONSTANTS
             or (traits.copies and not traits.written)  # from a mask: see moves_to_device
         ):
             return False
-        if result.is_conj() or result.is_neg() or torch.cuda.is_current_stream_capturing():
-            return False
         recipe = self._recipe_of(call, result)
-        if recipe is None:
+        return recipe is not None and self._note(recipe)
+
+    def note_few(self, tensor: Tensor, few: FewNonzeros) -> bool:
+        """Note the elements of a contiguous tensor that are not zero; False: there is no room."""
+        if not self._has_room(few.nbytes):
             return False
+        layout = DeferredPart(None, 0, tensor.shape, tensor.stride(), tensor.dtype)
+        place = tensor.data_ptr(), tensor.nbytes
+        return self._note(
+            Recipe(
+                *(None, (), {}, layout, None, *place),
+                work=tensor.numel(),
+                steps=1,
+                kept=few.nbytes,
+                few=few,
+            )
+        )
+
+    def few_of(self, tensor: Tensor) -> FewNonzeros | None:
+        """Return the elements of a tensor that are not zero; None: that is not known of a few."""
+        recipe = self._recipe_at(tensor, assumed=True)
+        if recipe is None or recipe.few is None or not tensor.is_contiguous():
+            return None
+        is_whole = (tensor.data_ptr(), tensor.nbytes) == (recipe.address, recipe.nbytes)
+        return recipe.few if is_whole and tensor.dtype == recipe.layout.dtype else None
+
+    def _note(self, recipe: Recipe) -> bool:
         recipe.number = self._library.defer(recipe.address, recipe.nbytes)
         if not recipe.number:
             return False
         self.recipes[recipe.number] = recipe
         return True
+
+    def _few_of(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
+        """Return the elements of an operator's result that are not zero, if a few are known."""
+        if not result.is_cuda or not result.is_contiguous():
+            return None
+        name, inputs = call.name, call.inputs()
+        if name in ZEROS:
+            return FewNonzeros.none(result.dtype)
+        if name in CHANGES:
+            return self._few_changed(call, result)
+        is_pointwise = name in COPYING or torch.Tag.pointwise in call.op.tags
+        if not is_pointwise or call.written() or len(inputs) != 1:
+            return None
+        few = self.few_of(inputs[0]) if inputs[0].shape == result.shape else None
+
+        def computed(values: Tensor) -> Tensor | None:
+            args, kwargs = (
+                map_arguments(arguments, lambda _: values, lambda generator: generator)
+                for arguments in (call.args, call.kwargs)
+            )
+            host = self._compute(call, args, kwargs)
+            return host[0] if host and isinstance(host[0], Tensor) else None
+
+        return few and few.mapped(computed)
+
+    def _few_changed(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
+        """Return the elements that are not zero once an operator has changed a few."""
+        target, *rest = call.in_order()
+        few = self.few_of(target)
+        if few is None:
+            return None
+        if not all(map(self._is_sure, tensors_in(rest))):
+            return None
+        args = map_arguments(rest, over_device_memory, lambda generator: generator)
+        touched = touched_places(call.name, args, result.shape)
+        if touched is None or not self._affords_sorting(touched.numel() + len(few.places)):
+            return None
+        change = CHANGES[call.name]
+        return few.changed(touched, lambda values, at: change(values, at, *args))
+
+    def _is_sure(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's values are known, and neither assumed nor deferred."""
+        if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+            return False
+        return self._known.is_known(tensor) and not self._known.are_assumed([tensor])
 
     def _recipe_of(self, call: OperatorCall, result: Tensor) -> Recipe | None:
         inputs, written = call.inputs(), call.written()
@@ -161,7 +256,9 @@ class DeferredValues:
         if changed is not None:
             steps = max(steps, changed.steps)  # changes of one range are made in a loop
         kept = sum(tensor.nbytes for tensor in copied)
-        too_much = work > MAX_WORK or nbytes > LIMITS.backed_small or steps > MAX_STEPS
+        largest = max((recipe.nbytes for recipe in recipes), default=nbytes)
+        too_much = work > MAX_WORK or max(nbytes, largest) > LIMITS.backed_small
+        too_much = too_much or steps > MAX_STEPS
         if too_much or not self._has_room(kept):
             return None
 
@@ -177,11 +274,14 @@ class DeferredValues:
         call = call.without_arguments()
         return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
 
-    def _recipe_at(self, tensor: Tensor) -> Recipe | None:
+    def _recipe_at(self, tensor: Tensor, *, assumed: bool = False) -> Recipe | None:
+        """Return the recipe of the range that a tensor lies in; ``assumed``: of assumed values."""
         nbytes = span(tensor)
         if not nbytes or not is_plain(tensor):
             return None
-        return self.recipes.get(self._library.deferred_at(tensor.data_ptr(), nbytes))
+        recipe = self.recipes.get(self._library.deferred_at(tensor.data_ptr(), nbytes))
+        is_assumed = recipe is not None and recipe.few is not None and recipe.few.assumed
+        return None if is_assumed and not assumed else recipe
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
         """Return where an argument lies in a deferred range; None: in none."""
@@ -235,6 +335,9 @@ class DeferredValues:
             storage = _device_storage(recipe)
             if changes:
                 storage = storage.clone()
+        elif recipe.few is not None:
+            storage = torch.UntypedStorage(recipe.nbytes)
+            recipe.few.write_to(recipe.layout.over(storage))
         else:
             result = self._result_of(recipe, None)
             if result is None or result.shape != torch.Size(recipe.layout.size):
@@ -264,7 +367,7 @@ class DeferredValues:
         args, kwargs = (mapped(part, filled) for part in (recipe.args, recipe.kwargs))
         if any(storage is None for key, storage in storages.items() if key != id(None)):
             return None
-        computed = self._compute(recipe.call, args, kwargs)
+        computed = self._compute(recipe.call, args, kwargs) if recipe.call else None
         return computed[0] if computed and isinstance(computed[0], Tensor) else None
 
     def _is_computed(self, recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ import functools
 import sys
 import zlib
 from contextlib import contextmanager, nullcontext
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, ParamSpec, TypeVar
 
 import torch
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
+    from pytest_gpumem.devices.virtual.values.few_nonzeros import FewNonzeros
     from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
@@ -158,8 +160,10 @@ class ValueMode:
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()
         self.values = KnownValues(library, functions.put)
-        self.deferred = DeferredValues(library, self.values, self._computed)
-        self.sparse = SparseOperators(self.values, self.are_readable, self._computed)
+        self.deferred = DeferredValues(library, self.values, self._computed, self._affords_sorting)
+        self.sparse = SparseOperators(
+            self.values, self.are_readable, self._computed, self._note_few
+        )
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -291,6 +295,9 @@ class ValueMode:
     def reads(self, tensor: Tensor) -> bool:
         """Compute a tensor that may be looked at; False: it may not, or it is unknown."""
         return self.are_readable([tensor]) and self.make_known(tensor)
+
+    def _affords_sorting(self, elements: int) -> bool:
+        return self.budget.affords_sorting(elements)  # of the test that runs
 
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         affords, inputs = self.budget.affords, call.inputs()
@@ -430,6 +437,8 @@ class ValueMode:
         plan = self.plan(call, inputs, decides=reads)
         if not reads:
             return plan
+        if plan is None and copies is not None and call.name == "nonzero":
+            plan = self._nonzero_of_few(call)
         self._tell_sizes(call, plan, copies, masks)
         if self.values.are_assumed(masks or filter(is_plain, call.parts())):
             self.decisions.seen_assumed()
@@ -467,6 +476,26 @@ class ValueMode:
         self.decisions.answered = is_answered
         return HostCall(call.args, call.kwargs) if is_answered else None
 
+    def _nonzero_of_few(self, call: OperatorCall) -> HostCall | None:
+        """Return the call of ``nonzero`` with its result, of a large tensor with few nonzeros."""
+        tensor: Tensor = call.args[0]
+        few = self.deferred.few_of(tensor)
+        if few is None or torch.cuda.is_current_stream_capturing():
+            return None
+        result = few.nonzero(tensor.shape)
+        if few.assumed:
+            self.decisions.seen_assumed()
+        self._queue(COPIES[call.op._schema.name](result, call.by_name()))
+        return HostCall(call.args, call.kwargs, assumed=few.assumed, result=(result,))
+
+    def _note_few(self, tensor: Tensor, few_of: Callable[[], FewNonzeros]) -> bool:
+        """Note the elements of a large result that are not zero; False: it is not large."""
+        if self.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        return self.deferred.note_few(tensor, few_of())
+
     def _writes_computed(self, written: Sequence[Tensor]) -> bool:
         """Return whether tensors are written that are computed: parts of a deferred one are not.
 
@@ -499,13 +528,17 @@ class ValueMode:
             if self.sizes_told:
                 self._queue(copies(None, call.by_name()))
                 return
-        if masks and masks[0].dtype in BYTE_MASKS:
+        mask = masks[0] if masks and masks[0].dtype in BYTE_MASKS else None
+        few = self.deferred.few_of(mask) if masks and mask is not None and len(masks) == 1 else None
+        share: float | Fraction = 1
+        if mask is not None and few is not None:
+            share = Fraction(int(few.values.count_nonzero()), mask.numel())
+        elif mask is not None:
             share = self.assumptions.most_of_masks
-        elif call.op._schema.name in BOUNDED:
-            share = 1.0
-        else:
+        elif call.op._schema.name not in BOUNDED:
             return
-        self.decisions.seen_assumed()
+        if few is None or few.assumed:
+            self.decisions.seen_assumed()
         self._queue(copies(None, call.by_name(share)))
         self.sizes_told = True
 

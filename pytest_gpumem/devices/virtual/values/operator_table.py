@@ -9,6 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from fractions import Fraction
 
     Answer = bytes | tuple[bytes, ...]
     """what a copy brings; a tuple: its forms, of which the copy takes the one of its size"""
@@ -32,7 +33,7 @@ Operators with masks need not: they take the share of a mask that is true"""
 class Arguments:
     """An operator's arguments, and their defaults, by the names that its schema gives them."""
 
-    share: float | None = None
+    share: float | Fraction | None = None
     """of the elements of unknown masks, that is true; None: their values tell"""
 
     def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

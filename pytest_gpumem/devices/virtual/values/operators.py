@@ -19,11 +19,13 @@ from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register
     recurrent,
 )
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
+from pytest_gpumem.devices.virtual.values.few_nonzeros import CHANGES
 from pytest_gpumem.devices.virtual.values.host_tensors import map_arguments, parts_of, tensors_in
 from pytest_gpumem.devices.virtual.values.operator_table import COPIES, EQUIVALENTS, Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from fractions import Fraction
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -232,11 +234,16 @@ class OperatorCall:
             [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
         )
 
-    def by_name(self, share: float | None = None) -> Arguments:
+    def by_name(self, share: float | Fraction | None = None) -> Arguments:
         """Return the arguments by their names; with them the share of a mask that is true."""
         arguments = Arguments(self.op._name, self.args, self.kwargs)
         arguments.share = share
         return arguments
+
+    def in_order(self) -> list[Any]:
+        """Return all arguments in the order of the schema, defaults too."""
+        named = self.by_name()
+        return [getattr(named, argument.name) for argument in self.op._schema.arguments]
 
     def copies_to_host(self) -> bool:
         """Return whether it copies a CUDA tensor into a tensor of the host."""
@@ -395,6 +402,7 @@ def _ways_of(traits: Traits) -> Ways:
         (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
         (indexes, Ways.INDEXES),
         (name in UNDECLARED, Ways.RETURNS),
+        (name in CHANGES, Ways.SCATTERS),
     ):
         if is_so:
             ways |= way

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.values.few_nonzeros import MAX_FEW, FewNonzeros
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     PLAIN,
     extents_of,
@@ -59,10 +60,12 @@ class SparseOperators:
         values: KnownValues,
         are_readable: Callable[[Sequence[Tensor]], bool],
         compute: Compute,
+        note_few: Callable[[Tensor, Callable[[], FewNonzeros]], bool],
     ) -> None:
         self._values = values
         self._are_readable = are_readable
         self._compute = compute
+        self._note_few = note_few
 
     def prepared(self, call: OperatorCall) -> HostCall | None:
         """Return the call for the host, where all is known; else None."""
@@ -112,6 +115,8 @@ class SparseOperators:
         made = [part for tensor in (*outputs, *written) for part in parts_of(tensor)]
         if all(map(self._is_computed, made)):
             return
+        if call.name == "_to_dense" and self._is_few(call, result):
+            return
         if host_call is not None:
             computed = self._compute(call, host_call.args, host_call.kwargs)
             pairs = [*paired(result, computed[0]), *host_call.copies] if computed else []
@@ -122,6 +127,31 @@ class SparseOperators:
             if isinstance(host, Tensor) and is_sparse(host):
                 assumed = self._values.are_assumed(call.parts())
                 self._fill(result, host, only_indices=True, assumed=assumed)
+
+    def _is_few(self, call: OperatorCall, result: object) -> bool:
+        """Note the elements of a large tensor that a sparse one became; False: none are known."""
+        sparse = call.args[0]
+        if not isinstance(result, Tensor) or not is_sparse(sparse):
+            return False
+        *indices, values = parts_of(sparse)
+        if values.numel() > MAX_FEW or not self._are_known(indices):
+            return False
+        if self._values.are_assumed(indices):
+            return False
+        is_sure = self._are_known([values]) and not self._values.are_assumed([values])
+
+        def few() -> FewNonzeros:
+            host = values if is_sure else None
+            ones = (
+                torch.ones(values.shape, dtype=values.dtype)
+                if host is None
+                else over_device_memory(host)
+            )
+            return FewNonzeros.of_sparse(
+                of_parts(sparse, [*map(over_device_memory, indices), ones]), assumed=not is_sure
+            )
+
+        return self._note_few(result, few)
 
     def spread(self, sparse: Tensor) -> None:
         """Assume that the indices of a sparse tensor are distinct ones, evenly spread."""

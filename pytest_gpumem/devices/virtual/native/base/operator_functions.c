@@ -36,7 +36,7 @@ static uint16_t key;
 
 /* What Python tells of an operator: operator_functions.py says what each means. */
 enum { SHORT = 1, LIKE = 2, CONSTANT = 4, COPIES = 8, ASSUMED = 16, READS = 32, ALLOCATES = 64, COMPUTES = 128, CHEAP = 256,
-       THREADS = 512, INDEXES = 1024, CHANGES = 2048, RETURNS = 4096 };
+       THREADS = 512, INDEXES = 1024, CHANGES = 2048, RETURNS = 4096, SCATTERS = 8192 };
 
 typedef struct {
     object slow, op, host;
@@ -268,6 +268,7 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
         if (seen->host_written || !seen->written_count) return false;
         if (note->flags & COPIES && (seen->largest_written <= gm_small_piece() || !seen->all_real)) return false;
         bool too_large = seen->largest_written > gm_largest_piece();
+        if (note->flags & SCATTERS && seen->written_count == 1) return seen->unknown;
         return seen->unknown || (too_large && (seen->written_count > 1 || seen->all_real));
     }
     return !(note->flags & COPIES) || !goes_to_host(kwargs);

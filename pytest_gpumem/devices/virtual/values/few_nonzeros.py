@@ -1,0 +1,163 @@
+"""Large tensors with few elements that are not zero, as ``to_dense()`` of a sparse tensor makes.
+
+Only these elements are kept, and so the size of ``to_sparse()`` or of ``nonzero()`` is known of a
+matrix that would take gigabytes of the host's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MAX_FEW: Final = 1 << 20
+"""elements that are kept of one tensor"""
+MAX_SHARE: Final = 0.25
+"""of a tensor, that is few"""
+
+
+@dataclass(frozen=True)
+class FewNonzeros:
+    """The elements of a contiguous tensor that may differ from zero, on the host."""
+
+    places: Tensor
+    """in the flattened tensor, ascending"""
+    values: Tensor
+    assumed: bool = False
+    """whether ones stand for values that are unknown"""
+
+    @classmethod
+    def none(cls, dtype: torch.dtype) -> FewNonzeros:
+        """Return those of a tensor of zeros."""
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
+
+    @classmethod
+    def of_sparse(cls, sparse: Tensor, *, assumed: bool) -> FewNonzeros:
+        """Return those of a sparse tensor of the host."""
+        coo = sparse.to_sparse_coo().coalesce()
+        shape = torch.Size(coo.shape)
+        places = [indices[:, None] for indices in coo.indices()]
+        dense = torch.arange(shape[coo.sparse_dim() :].numel())
+        first = _flattened(places, shape[: coo.sparse_dim()])
+        flat = first * len(dense) + dense
+        return cls(flat.flatten(), coo.values().flatten(), assumed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the host's memory."""
+        return self.places.nbytes + self.values.nbytes
+
+    def nonzero(self, shape: Sequence[int]) -> Tensor:
+        """Return what ``nonzero()`` of the tensor with this shape returns."""
+        places = self.places[self.values != 0]
+        return torch.stack(torch.unravel_index(places, tuple(shape)), 1)
+
+    def write_to(self, host: Tensor) -> None:
+        """Write all elements to a contiguous tensor of the host."""
+        host.zero_()
+        host.view(-1)[self.places] = self.values
+
+    def mapped(self, function: Callable[[Tensor], Tensor | None]) -> FewNonzeros | None:
+        """Return those of a pointwise function's result; None where zero becomes something else."""
+        zero, values = function(self.values.new_zeros(1)), function(self.values)
+        if zero is None or values is None or zero.any():
+            return None
+        return FewNonzeros(self.places, values, self.assumed)
+
+    def changed(self, touched: Tensor, change: Callable[[Tensor, Tensor], object]) -> FewNonzeros:
+        """Return those after an operator in place.
+
+        Args:
+            touched: the places that it writes, in its order.
+            change: runs it on a tensor of one dimension, at the places there of ``touched``.
+        """
+        places, inverse = torch.cat([self.places, touched.flatten()]).unique(return_inverse=True)
+        values = self.values.new_zeros(len(places))
+        values[inverse[: len(self.places)]] = self.values
+        change(values, inverse[len(self.places) :].view(touched.shape))
+        return FewNonzeros(places, values, self.assumed)
+
+
+def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor | None:
+    """Return the places that an operator in place writes of a contiguous tensor; None: too many.
+
+    Args:
+        name: of an operator of CHANGES.
+        args: its arguments on the host, without the tensor that it writes.
+        shape: of that tensor.
+    """
+    if name == "index_put_":
+        indices = [index for index in args[0] if index is not None and index.dtype == torch.int64]
+        if len(indices) != len(shape):
+            return None
+    else:
+        dim, index = args[0] % len(shape), args[1]
+        if name == "index_add_":
+            sizes = [*shape[:dim], index.numel(), *shape[dim + 1 :]]
+            index = index.view([-1 if at == dim else 1 for at in range(len(shape))])
+        else:
+            sizes = [*index.shape]
+        indices = [
+            index
+            if at == dim
+            else torch.arange(size).view([-1 if at == axis else 1 for axis in range(len(shape))])
+            for at, size in enumerate(sizes)
+        ]
+    count = torch.broadcast_shapes(*(index.shape for index in indices)).numel()
+    if count > min(MAX_FEW, shape.numel() * MAX_SHARE):
+        return None
+    return _flattened(indices, shape)
+
+
+def _flattened(indices: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """Return the places in a flattened tensor of the places along each dimension."""
+    places = torch.zeros((), dtype=torch.int64)
+    for index, size in zip(indices, shape, strict=True):
+        places = places * size + index.remainder(size)
+    return places
+
+
+def _index_put(
+    values: Tensor,
+    at: Tensor,
+    _indices: object,
+    source: Tensor,
+    accumulate: bool = False,  # noqa: FBT001, FBT002 - as the operator's
+) -> None:
+    values.index_put_([at], source, accumulate)
+
+
+def _index_add(
+    values: Tensor, at: Tensor, _dim: int, _index: Tensor, source: Tensor, alpha: float = 1
+) -> None:
+    values.index_add_(0, at.flatten(), source.expand(at.shape).flatten(), alpha=alpha)
+
+
+def _scatter(values: Tensor, at: Tensor, _dim: int, _index: Tensor, source: Tensor | float) -> None:
+    if isinstance(source, Tensor):
+        values.scatter_(0, at.flatten(), _within(source, at).flatten())
+    else:
+        values.scatter_(0, at.flatten(), source)
+
+
+def _scatter_add(values: Tensor, at: Tensor, _dim: int, _index: Tensor, source: Tensor) -> None:
+    values.scatter_add_(0, at.flatten(), _within(source, at).flatten())
+
+
+def _within(source: Tensor, at: Tensor) -> Tensor:
+    """Return the part of a tensor that is scattered."""
+    return source[tuple(slice(size) for size in at.shape)]
+
+
+CHANGES: Final[dict[str, Callable[..., None]]] = {
+    "index_put_": _index_put,
+    "index_add_": _index_add,
+    "scatter_": _scatter,
+    "scatter_add_": _scatter_add,
+}
+"""operators in place that write few elements: each on a tensor of one dimension, at places there"""
