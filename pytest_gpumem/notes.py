@@ -45,6 +45,8 @@ class NoteKind(str, Enum):
     """the holders of memory that a test left behind"""
     PINNED = "pinned", Severity.CAUSE
     """which lines pinned host memory that is too much"""
+    EDITED = "edited", Severity.CAUSE
+    """the edits since the baseline, of which one may be the cause"""
     LIMIT = "limit", Severity.CAUSE
     """another limit that was exceeded, the reason why less than a limit was left, or the memory
     from before a part"""
@@ -107,6 +109,8 @@ class NoteKind(str, Enum):
     """how many bytes more the next step takes (see FRESH_OPTIMIZER)"""
     STILL_HELD = "still held", Severity.HINT
     """memory that is no longer needed, and its holder"""
+    UNUSED_GRAPH = "unused graph", Severity.HINT
+    """activations that are kept for a backward pass, and none comes"""
     AUTOCAST = "autocast", Severity.HINT
     FRAGMENTATION = "fragmentation", Severity.HINT
     TRIAL = "trial", Severity.HINT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.explain.advice import advice
 from pytest_gpumem.explain.attributor import MAX_SITES, breakdown_of, origin_of
 from pytest_gpumem.explain.categories import Blocks
-from pytest_gpumem.explain.edits import EditFinder
+from pytest_gpumem.explain.edits import EditFinder, edited_since
 from pytest_gpumem.explain.explanations import Explanations, explanations
 from pytest_gpumem.explain.hints import fragmentation, is_fragmented
 from pytest_gpumem.explain.keeper_search import KeeperFinder, PinWatch
@@ -159,7 +159,7 @@ class PeakExplainer(Explainer):
                 edits[result.part] = since
         if edits:
             results = self._judged(test, found, edits)
-            results = [_blamable(result, edits.get(result.part)) for result in results]
+            results = [_with_edits(result, edits.get(result.part)) for result in results]
         return results, found
 
     def advice(
@@ -239,10 +239,16 @@ class PeakExplainer(Explainer):
         return explained
 
 
-def _blamable(result: Result, edits: Edits | None) -> Result:
-    """Return a result with the command that tells which of several edits was the cause."""
-    command = result.verdict.command
-    if edits is None or edits.number < 2 or command is None or command.launcher != ("pytest",):  # noqa: PLR2004
+def _with_edits(result: Result, edits: Edits | None) -> Result:
+    """Return a result with the edits that may be the cause, and the command that tells which is."""
+    lead, command = result.verdict.lead, result.verdict.command
+    leads = lead is not None and lead.kind == "edit"
+    if edits is None or (leads and edits.number == 1):
+        return result
+    if not leads:
+        notes = (Note(NoteKind.EDITED, edited_since(edits)), *result.verdict.notes)
+        result = replace(result, verdict=replace(result.verdict, notes=notes))
+    if command is None or command.launcher != ("pytest",):
         return result
     words = ["gpumem", "blame", edits.commit[:12], *command.targets]
     words += ["--", *command.options] if command.options else []

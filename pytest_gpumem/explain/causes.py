@@ -9,6 +9,7 @@ Everything here is pure. Sizes are bytes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -42,6 +43,7 @@ ALIKE_FACTOR: Final = 0.03
 """two factors of growth are the same within this share"""
 MIN_EVEN_LINES: Final = 3
 """lines that grow by one factor, from which on none of them is the cause"""
+_COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories as large as the parameters: the parameters come first"""
 
@@ -290,8 +292,9 @@ def _place_of_row(row: BreakdownRow) -> tuple[str, int]:
 
 
 def _is_edited(row: BreakdownRow) -> bool:
-    code = row.site.code if row.site else ""
-    return bool(row.old_code) and alike(row.old_code, code) >= MIN_ALIKE
+    code = without_comment(row.site.code if row.site else "")
+    old_code = without_comment(row.old_code)
+    return bool(old_code) and old_code != code and alike(old_code, code) >= MIN_ALIKE
 
 
 def _further_reasons(
@@ -329,6 +332,11 @@ def _further_reasons(
             place = f"{line.path}:{line.line}"
             yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"
             return
+
+
+def without_comment(code: str) -> str:
+    """Return a line without the comment at its end, if no string is in that."""
+    return _COMMENT.sub("", code)
 
 
 def alike(old: str, new: str) -> float:

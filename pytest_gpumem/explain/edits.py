@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.breakdowns import site_rows
 from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
+from pytest_gpumem.explain.lead import edit_words
 from pytest_gpumem.explain.source_changes import Edits, changed_lines
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.source_lines import is_users, shown_path, statement_lines
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MAX_BLOCKS: Final = 500
 """blocks with stacks to look at, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
+MAX_NAMED: Final = 3
+"""edits that a note names"""
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
 """names that a line has whatever it does"""
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
@@ -129,4 +132,25 @@ class EditFinder:
         ranked = [(growth.rank(edit), edit) for edit in changed.lines]
         close = [(rank, edit) for rank, edit in ranked if rank is not None]
         close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))
-        return changed._replace(lines=[replace(edit, grows=not rank) for (rank, _), edit in close])
+        near = [replace(edit, grows=not rank) for (rank, _), edit in close]
+        return changed._replace(lines=near, all_lines=changed.lines)
+
+
+def edited_since(edits: Edits) -> str:
+    """Return the edits since a baseline in a sentence, the closest to a growth first."""
+    hunks: dict[tuple[str, int], list[Edit]] = {}
+    for edit in (*edits.lines, *edits.all_lines):
+        lines = hunks.setdefault((edit.path, edit.hunk), [])
+        if all((edit.line, edit.old, edit.new) != (it.line, it.old, it.new) for it in lines):
+            lines.append(edit)
+    named = []
+    for first, *more in list(hunks.values())[:MAX_NAMED]:
+        words = f"{first.path}:{first.line} {edit_words(first.old, first.new)}"
+        if len(more) == 1:
+            words += f", {more[0].path}:{more[0].line} {edit_words(more[0].old, more[0].new)}"
+        elif more:
+            words += f", and {len(more)} more lines"
+        named.append(words)
+    unnamed = len(hunks) - MAX_NAMED
+    also = f"; and {unnamed} more edits" if unnamed > 0 else ""
+    return f"edited since the baseline: {'; '.join(named)}{also}"

@@ -86,6 +86,7 @@ def of_peak(scene: Scene) -> tuple[Note, ...]:
         (NoteKind.NEXT_STEP, fresh_optimizer),
         (NoteKind.STILL_HELD, kept_gradients),
         (NoteKind.STILL_HELD, kept_graphs),
+        (NoteKind.UNUSED_GRAPH, unused_graphs),
         (NoteKind.AUTOCAST, float32_activations),
     )
     return tuple(Note(kind, hint) for kind, finder in finders if (hint := finder(scene)))
@@ -220,6 +221,29 @@ def kept_graphs(scene: Scene) -> str:
         f"activations of {format_size(nbytes)} from {forwards} earlier forward passes were "
         "still allocated at the peak: a tensor keeps their autograd graph; loss.item() "
         "and loss.detach() keep no graph, and torch.no_grad() makes none"
+    )
+
+
+def unused_graphs(scene: Scene) -> str:
+    """Tell the bytes of activations that outlive their forward, and that no backward uses."""
+    last = max((running.start for running in scene.passes("backward")), default=-_INFINITY)
+    begun = [call for call in scene.forwards if last < call.start <= scene.time and call.grad]
+    starts = [call.start for call in begun]
+    held: Counter[int] = Counter()
+    for block in scene.alive:
+        at = bisect_right(starts, block.time) - 1
+        if at < 0 or scene.device.categories[block] != "activations":
+            continue
+        is_output = any(tag.category == "activations" for tag in block.tags)
+        if block.time <= begun[at].end < block.end_time and not is_output:
+            held[at] += block.size
+    nbytes = sum(held.values())
+    if not scene.matters(nbytes) or kept_graphs(scene):
+        return ""
+    passes = "a forward pass" if len(held) == 1 else f"{len(held)} forward passes"
+    return (
+        f"activations of {format_size(nbytes)} are of {passes} that no backward pass "
+        "followed: under torch.no_grad() they are freed as it goes"
     )
 
 

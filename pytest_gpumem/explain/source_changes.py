@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.explain.causes import MIN_ALIKE, alike
+from pytest_gpumem.explain.causes import MIN_ALIKE, alike, without_comment
 from pytest_gpumem.files.git import GitError, run_git
 from pytest_gpumem.source_lines import docstring_lines
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 MAX_NEW_FILES: Final = 50
 """files that git does not know yet, which are read; of more none is"""
 _HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
-_COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class Edits(NamedTuple):
     """lines that stand together are one"""
     lines: Sequence[Edit] = ()
     """all lines, or those that bear on a growth, the closest first"""
+    all_lines: Sequence[Edit] = ()
+    """of edits that bear on a growth, and of all others"""
 
 
 def changed_lines(root: Path, baseline: Path) -> Edits:
@@ -133,7 +134,7 @@ def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]
         for gone in _codes(old_codes[waiting:earlier]):
             yield Edit(path, first + offset, gone, "", first)
         waiting = earlier + 1
-        if _COMMENT.sub("", old_codes[earlier]) != _COMMENT.sub("", code):
+        if without_comment(old_codes[earlier]) != without_comment(code):
             yield Edit(path, first + offset, old_codes[earlier], code, first)
     for gone in _codes(old_codes[waiting:]):
         yield Edit(path, first + len(new), gone, "", first)

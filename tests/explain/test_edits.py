@@ -158,6 +158,83 @@ def test_an_edit_that_the_growth_does_not_pass_is_not_named(suite):
     assert "gpumem blame " in session.out
 
 
+RECONSTRUCT = """
+    @pytest.mark.gpu_memory
+    def test_it():
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+        x = torch.rand(8192, 1024, device="cuda")
+        with torch.no_grad():  # {comment}
+            output = model(x)  # {comment}
+        del output
+"""
+BLAME = "or find out which edit it was:\n    gpumem blame "
+
+
+def after_an_edit(suite, before, after):
+    """The session of a test whose source was edited since its baseline."""
+    suite.run(UPDATE, source=before)
+    git("init", "-q")
+    commit("A baseline")
+    return suite.run(source=after)
+
+
+def test_an_edit_that_allocates_nothing_is_offered_and_not_said_to_be_the_cause(suite):
+    """As in diffusers#9648: activations of a forward that no backward follows."""
+    header = "with torch.no_grad():  # {comment}\n            "
+    session = after_an_edit(suite, RECONSTRUCT, RECONSTRUCT.replace(header, ""))
+    assert lead(session).endswith(" at test_it.py:10 (test_it)")
+    edit = "edited since the baseline: test_it.py:10 is gone: with torch.no_grad():"
+    assert f"note: {edit}" in session.flat
+    assert BLAME in session.out
+    hint = "activations of 224.00 MiB are of a forward pass that no backward pass followed"
+    assert f"hint: {hint}" in session.flat
+
+
+def test_a_decorator_that_is_gone_is_offered(suite):
+    after = RECONSTRUCT.replace("with torch.no_grad()", "if True")
+    before = after.replace("    def test_it", "    @torch.no_grad()\n    def test_it")
+    session = after_an_edit(suite, before, after)
+    edit = "edited since the baseline: test_it.py:7 is gone: @torch.no_grad()"
+    assert f"note: {edit}" in session.flat
+    assert BLAME in session.out
+
+
+def test_the_nearest_of_many_edits_are_offered_and_the_others_counted(suite):
+    lines = "".join(f"    A{at} = {at}\n    B = 1\n" for at in range(6))
+    body = """
+    @pytest.mark.gpu_memory
+    def test_it():
+        torch.zeros(ROWS, 1024, device="cuda")
+    """
+    before = f"{lines}    ROWS = 4096\n{body}"
+    after = before.replace("A", "C").replace("ROWS = 4096", "EDITS = 1\n    ROWS = 8192")
+    session = after_an_edit(suite, before, after)
+    assert "note: edited since the baseline: test_it.py:6 changed: A0 -> C0; " in session.flat
+    assert "; and 4 more edits" in session.flat
+    assert BLAME in session.out
+
+
+def test_a_single_edit_that_leads_is_not_offered_as_well(committed):
+    session = committed.run(source=STEP.replace("torch.ones(8192", "torch.ones(16384"))
+    assert lead(session) == "test_it.py:13 changed: 8192 -> 16384"
+    assert "edited since" not in session.flat
+    assert "gpumem blame" not in session.out
+
+
+def test_a_comment_alone_is_no_edit_of_a_line_that_grew(suite):
+    text = """
+    ROWS = {rows}
+
+    @pytest.mark.gpu_memory
+    def test_it():
+        torch.zeros(ROWS, 1024, device="cuda")  # {comment}
+    """
+    before, after = (text.format(rows=rows, comment=f"of {rows}") for rows in (4096, 8192))
+    session = after_an_edit(suite, before, after)
+    assert lead(session).endswith(" at test_it.py:10 (test_it)")
+    assert "note: edited since the baseline: test_it.py:6 changed: 4096 -> 8192" in session.flat
+
+
 PATCH = """\
 diff --git a/a.py b/a.py
 index 1..2 100644

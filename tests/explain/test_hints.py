@@ -294,6 +294,31 @@ def test_what_holds_no_older_graph_is_no_hint(hints, body):
     assert found == []
 
 
+def test_a_graph_that_no_backward_uses_is_told(hints):
+    """Two of three outputs are kept by the graph alone."""
+    found, _ = hints("no backward", "model, x = net(), batch()\nloss = model(x).square().mean()")
+    (hint,) = found
+    assert hint == (
+        "activations of 64.00 MiB are of a forward pass that no backward pass followed: under "
+        "torch.no_grad() they are freed as it goes"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model(x).sum().backward()",
+        "with torch.no_grad(): kept = model(x)",
+        "model.requires_grad_(False); kept = model(x)",
+        "kept = [model[0](x), model[0](x)]",  # outputs, of which each is used
+        "losses = [model(x).mean() for _ in range(3)]; sum(losses).backward()",
+        "losses = [model(x).mean() for _ in range(3)]",  # of earlier forwards: another hint
+    ],
+)
+def test_what_a_backward_uses_or_no_graph_keeps_is_not_told(hints, body):
+    assert hints("no backward", f"model, x = net(), batch()\n{body}")[0] == []
+
+
 def test_forwards_of_one_backward_are_no_hint(hints):
     """What they leave is needed, and freed by it."""
     found, _ = hints(

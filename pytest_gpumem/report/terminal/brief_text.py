@@ -50,7 +50,7 @@ def brief_failures(
         hints = [
             hint
             for hint in hints_of(result)
-            if verdict.kind in HINTED or hint.kind is NoteKind.STILL_HELD
+            if verdict.kind in HINTED or explains_growth(hint, verdict)
         ]
         notes = told_notes(verdict.notes, hints)
         paragraphs = [wrapped("note: ", note.text, width).splitlines() for note in notes]
@@ -77,6 +77,13 @@ def brief_failures(
         lines += [StyledText(line, "headline") for line in head]
         lines += [*map(StyledText, body), *ending]
     return lines
+
+
+def explains_growth(hint: Note, verdict: Verdict) -> bool:
+    """Return whether a hint may say why memory grew."""
+    if hint.kind is NoteKind.UNUSED_GRAPH:
+        return any(cause.category == "activations" for cause in verdict.causes[:1])
+    return hint.kind is NoteKind.STILL_HELD
 
 
 def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]]:
