@@ -27,6 +27,7 @@ from pytest_gpumem.session.settings import OPTIONS, add_options_of_run, read_set
 from pytest_gpumem.session.terminal_summary import failure_text
 from pytest_gpumem.spec import spec_from_marks
 from pytest_gpumem.testrun.marked_item import Attempt
+from pytest_gpumem.testrun.rerun import Runner
 
 if TYPE_CHECKING:
     import argparse
@@ -163,8 +164,9 @@ class JudgedProgram:
         self._settings = read_settings(get, self._root)
         words = (*option_words(arguments), *program_words(arguments))
         launcher = "gpumem", "run", "--update", *words  # the command that writes the baseline
-        self._session = MemorySession(self._settings, choice, self._root, print, launcher)
-        self._children = self._session.runner.children = children
+        runner = Runner(choice, self._root, print, self._settings.values, children)
+        self._session = MemorySession(self._settings, runner, launcher)
+        self._children = children
         self._results = SessionResults()
         self._phases: Phases | None = None
         self._owner = os.getpid()

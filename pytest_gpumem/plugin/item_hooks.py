@@ -91,10 +91,12 @@ class ItemHooks:
         """Return the session of marked tests, opened for the first of them."""
         if self._session is None:
             from pytest_gpumem.session.memory_session import MemorySession
+            from pytest_gpumem.testrun.rerun import Runner
 
             settings, choice = self.config.stash[SETTINGS], choice_of(self.config)
             root = Path(self.config.rootpath)
-            self._session = MemorySession(settings, choice, root, self._show_progress)
+            runner = Runner(choice, root, self._show_progress, settings.values)
+            self._session = MemorySession(settings, runner)
         return self._session
 
     @property

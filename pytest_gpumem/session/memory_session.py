@@ -15,17 +15,16 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explainer import Explainer
 from pytest_gpumem.testrun.judging import Judging
 from pytest_gpumem.testrun.pipeline import Pipeline
-from pytest_gpumem.testrun.rerun import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.session.settings import Settings
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
 NOT_COMPUTED = (
@@ -48,15 +47,9 @@ class MemorySession:
     """The marked tests of one process's session: their device, their baselines, their results."""
 
     def __init__(
-        self,
-        settings: Settings,
-        choice: Choice,
-        root: Path,
-        progress: Callable[[str], None],
-        launcher: tuple[str, ...] = ("pytest",),
+        self, settings: Settings, runner: Runner, launcher: tuple[str, ...] = ("pytest",)
     ) -> None:
-        self.settings = settings
-        self.runner = Runner(choice, root, progress, settings.values)
+        self.settings, self.runner = settings, runner
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.judging import Judging, Measured
     from pytest_gpumem.testrun.marked_item import MarkedItem
-    from pytest_gpumem.testrun.rerun import Runner
+    from pytest_gpumem.testrun.rerun import Ended, Runner
     from pytest_gpumem.testrun.run import Run
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
@@ -81,16 +82,16 @@ class Pipeline:
         """
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
-        shortage = None if error is None else find_out_of_memory(error)
-        if shortage is None and (error is not None or (not item.declared and run.is_unused)):
+        is_short = error is not None and find_out_of_memory(error) is not None
+        if not is_short and (error is not None or (not item.declared and run.is_unused)):
             return []
-        run = self._runner.ended()
+        ended = self._runner.ended()
         trouble = run.device.trouble()
         if trouble is not None:  # memory may have been refused for the same reason
             raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
-        if error is None or shortage is None:
-            return self._passed(item, run)
-        return self._out_of_memory(item, run, error, shortage, debugging=debugging)
+        if error is None:
+            return self._passed(item, run, ended)
+        return self._out_of_memory(item, run, ended, error, debugging=debugging)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
         """Judge the memory that a test left behind, once it has passed and is torn down.
@@ -112,24 +113,24 @@ class Pipeline:
 
     # -- a test that passed --
 
-    def _passed(self, item: MarkedItem, run: Run) -> list[Result]:
+    def _passed(self, item: MarkedItem, run: Run, ended: Ended) -> list[Result]:
         """Return the results of a test that passed.
 
         A test with memory that grows from step to step runs again, and one with several batch sizes
         runs with each.
         """
         spec, runner, explainer = run.spec, self._runner, self._explainer
-        module = module_of(item.nodeid)
+        module, notes = module_of(item.nodeid), list(ended.notes)
         if module.startswith("../") and spec.baseline:
             path = self._judging.store.path(run.info.key, module)
             sentence = f"the test is outside pytest's root folder: its baseline is {path}"
-            run.notes.append(Note(NoteKind.BASELINE, sentence))
+            notes.append(Note(NoteKind.BASELINE, sentence))
         parts, searches = run.part_measurements(), run.search_measurements()
         relations = {part: run.bounds(part) for part in parts}
         unused = run.is_unused
         if unused:
-            check_unused(run, runner.root / module)
-        whole = run.measurement()
+            notes += unused_notes(run, ended.children, runner.root / module)
+        whole = run.measurement(notes)
         require_steps(run)
         recorded = None
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
@@ -141,7 +142,7 @@ class Pipeline:
         if spec.batch_sizes is not None:
             whole = self._with_slope(item, run, whole)
         measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
-        below = run.child_measurements()
+        below = run.child_measurements(ended.children)
         test = EndedTest(item, run, by_hook(item, measured | below), relations)
         results = self._judging.results(test)
         grew = any(result.verdict.kind is Kind.REGRESSED for result in results)
@@ -212,24 +213,19 @@ class Pipeline:
     # -- a test that ran out of memory --
 
     def _out_of_memory(
-        self,
-        item: MarkedItem,
-        run: Run,
-        error: BaseException,
-        shortage: BaseException,
-        *,
-        debugging: bool,
+        self, item: MarkedItem, run: Run, ended: Ended, error: BaseException, *, debugging: bool
     ) -> list[Result]:
         """Return the result of a test that ran out of memory, or of its part that did.
 
         The test runs again without limits, unless a debugger is to see it: for its need, and the
         origin of that. Smaller batch sizes and variants, tried for the advice, run it further.
         """
-        refusal = run.out_of_memory(shortage)
+        shortage = find_out_of_memory(error) or error
+        refusal, notes = run.out_of_memory(shortage), ended.notes
         if error is not shortage:
             sentence = f"the test turned the out-of-memory error into {shown_error(error)}"
-            run.notes.append(Note(NoteKind.RUN, sentence))
-        part, spec, measurement = run.short_measurement(shortage, refusal)
+            notes = (*notes, Note(NoteKind.RUN, sentence))
+        part, spec, measurement = run.short_measurement(shortage, refusal, notes)
         recorded = run.recorded([part]) if run.meter.records else None
         second_run = needed = None
         if not debugging:
@@ -291,14 +287,14 @@ def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Mea
 # -- a test that took no memory of its device --
 
 
-def check_unused(run: Run, path: Path) -> None:
-    """Add a note to a test that took no memory of its device; its processes have their own.
+def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
+    """Return a note on a test that took no memory of its device; its processes have their own.
 
     Raises:
         GpuMemError: it declares a limit, which would hold whatever the step takes.
     """
-    if any(child.peaks for child in run.children):
-        return
+    if any(child.peaks for child in children):
+        return []
     problem, cause = f"the test allocated no memory on {run.info.name}", ""
     if not run.device.values.all_computed:  # the step may have run on the CPU
         cause = virtual.unused_cause(path, run.root)
@@ -306,7 +302,7 @@ def check_unused(run: Run, path: Path) -> None:
         declared = f"@pytest.mark.gpu_memory({describe_budget(run.spec)})"
         raise GpuMemError(declared, problem + cause, UNUSED_REMEDY)
     sentence = f"{problem}, and no baseline is recorded{cause}"
-    run.notes.append(Note(NoteKind.UNRECORDED, sentence))
+    return [Note(NoteKind.UNRECORDED, sentence)]
 
 
 def unrecorded(result: Result) -> Result:

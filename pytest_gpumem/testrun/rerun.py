@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.children import CHILDREN, process_notes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
@@ -16,10 +16,11 @@ from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.children import Child, ChildWatch
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
@@ -51,19 +52,40 @@ def ran_again(purpose: str) -> Note:
     return Note(NoteKind.RUN, sentence)
 
 
+class Ended(NamedTuple):
+    """What a test that has ended leaves besides its figures."""
+
+    children: Sequence[Child]
+    """the processes below it that used a GPU"""
+    notes: tuple[Note, ...]
+    """on memory that is not counted, on values of its fixtures, and on its processes"""
+
+
 class Runner:
     """Runs one marked test after the other on the session's device."""
 
     def __init__(
-        self, choice: Choice, root: Path, progress: Callable[[str], None], values: Values = "off"
+        self,
+        choice: Choice,
+        root: Path,
+        progress: Callable[[str], None],
+        values: Values = "off",
+        children: ChildWatch = CHILDREN,
     ) -> None:
-        """Run tests; ``values`` are those computed while an unmarked test sets up a fixture."""
+        """Run tests.
+
+        Args:
+            choice: the session's device.
+            root: pytest's root folder.
+            progress: shows the waiting user a line.
+            values: those computed while an unmarked test sets up a fixture.
+            children: the watch of the processes that the tests start.
+        """
         self.choice = choice
         self.root = root
         self.run: Run | None = None
         """the marked test that runs"""
-        self.children = CHILDREN
-        """the watch of the processes that the test starts"""
+        self._children = children
         self.fixtures: dict[FixtureKey, WideFixture] = {}
         """the memory that live fixtures of wider scope retain"""
         self._progress = progress
@@ -219,10 +241,10 @@ class Runner:
 
     # -- a test that has ended --
 
-    def ended(self) -> Run:
-        """Return the run of a test that has ended, with notes of memory that is not counted."""
+    def ended(self) -> Ended:
+        """Return what the test that has ended leaves besides its figures."""
         assert self.run is not None  # noqa: S101 - for the type checker
-        run = self.run
+        run, notes = self.run, []
         uncounted = sum(held.allocated for held in run.meter.isolation.initial_foreign)
         if uncounted:
             holders = [
@@ -233,9 +255,9 @@ class Runner:
             holders += [nodeid for nodeid, _ in self._leftovers]
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
             sentence = f"{format_size(uncounted)} that {names} left behind are not counted"
-            run.notes.append(Note(NoteKind.LEFTOVER, sentence))
+            notes.append(Note(NoteKind.LEFTOVER, sentence))
         if run.device.values.has_guessed():
-            run.notes += [
+            notes += [
                 Note(
                     NoteKind.VALUES,
                     f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
@@ -244,9 +266,8 @@ class Runner:
                 for fixture in run.fixtures.used
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
             ]
-        run.children = self.children.children()
-        run.notes += child_notes(run)
-        return run
+        children = self._children.children()
+        return Ended(children, (*notes, *child_notes(run, children)))
 
     @contextmanager
     def again(  # noqa: PLR0913 - all in which a second run differs from the first
@@ -344,15 +365,15 @@ def shown_error(error: BaseException | None) -> str:
     return shown if len(shown) <= MAX_ERROR_LENGTH else f"{shown[:MAX_ERROR_LENGTH]}..."
 
 
-def child_notes(run: Run) -> Iterator[Note]:
+def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
     """Yield notes on the child processes of a test that has ended.
 
     They name no process by its number, so that they are the same in every run.
     """
-    if not run.children:
+    if not children:
         return
     reserved: dict[int, list[int]] = {}
-    for child in run.children:
+    for child in children:
         for device, peak in child.peaks.items():
             reserved.setdefault(device, []).append(peak.reserved)
     shown, excesses, own_peaks = [], [], run.meter.peaks()
@@ -374,14 +395,14 @@ def child_notes(run: Run) -> Iterator[Note]:
                 f"{format_size(limit)}"
             )
     if shown:
-        number = sum(bool(child.peaks) for child in run.children)
-        parts = dict.fromkeys(child.part for child in run.children if child.peaks)
+        number = sum(bool(child.peaks) for child in children)
+        parts = dict.fromkeys(child.part for child in children if child.peaks)
         only = f"part {min(parts)} includes" if len(parts) == 1 else "parts of the ranks include"
         sentence = f"{_counted(number)} reserved {', '.join(shown)}, which only the {only}"
         yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
-    yield from process_notes(run.children, run.root)
-    silent = sum(not child.ended for child in run.children)
+    yield from process_notes(children, run.root)
+    silent = sum(not child.ended for child in children)
     if silent:
         sentence = (
             f"{_counted(silent)} used the GPU and reported no peak: a process reports its "

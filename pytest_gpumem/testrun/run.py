@@ -92,13 +92,10 @@ class Run:
     breakdown: BreakdownOf | None = None
     """explains the first device's peak of a recorded run; None: nothing does"""
     parts: dict[str, Part] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
     """device and address of blocks that are no leak, where leaks are asked for"""
     searches: dict[str, Largest] = field(default_factory=dict)
     """values that searches with a baseline found, by its name"""
-    children: list[Child] = field(default_factory=list)
-    """processes that used a GPU below this one, once the test has ended"""
     _inputs_read: set[str] = field(default_factory=set)
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
@@ -244,9 +241,11 @@ class Run:
             figures.peak_active = max(tally.active)
             figures.held_before, figures.held = (_most(end, "allocated") for end in tally.ends)
 
-    def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
-        """Return the whole test's measurement so far."""
-        notes = [*self.notes, *self.device.notes(self.root)]
+    def measurement(
+        self, notes: Iterable[Note] = (), out_of_memory: OutOfMemory | None = None
+    ) -> Measurement:
+        """Return the whole test's measurement so far, with notes before the device's own."""
+        notes = [*notes, *self.device.notes(self.root)]
         if not self.info.is_predicted and TIMED_PLANS.was_on and not self.spec.warmup:
             notes.append(TIMED)
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
@@ -297,14 +296,16 @@ class Run:
             for name, largest in self.searches.items()
         }
 
-    def child_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
+    def child_measurements(
+        self, children: Sequence[Child]
+    ) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return the declaration and the measurement of the processes that the test started.
 
         Ranks have a part each, and all other processes one. A part has the devices that its
         processes used, and of each the peak of the fullest. The test's limits hold for each part.
         """
         parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
-        for child in self.children:
+        for child in children:
             fullest = parts.setdefault(child.part, {})
             for index, peak in child.peaks.items():
                 known, told = fullest.get(index, (Peak(0, 0), None))
@@ -317,7 +318,7 @@ class Run:
             if not fullest or part in self.parts:
                 continue
             peaks, attributions = zip(*(fullest[index] for index in sorted(fullest)), strict=True)
-            known_all = all(child.ended for child in self.children if child.part == part)
+            known_all = all(child.ended for child in children if child.part == part)
             spec = MemorySpec(
                 **{name: getattr(self.spec, name) for name in _LIMITS_OF_CHILDREN},
                 tolerance=self.spec.tolerance,
@@ -353,7 +354,7 @@ class Run:
         )
 
     def short_measurement(
-        self, error: BaseException, record: OutOfMemory
+        self, error: BaseException, record: OutOfMemory, notes: Sequence[Note]
     ) -> tuple[str, MemorySpec, Measurement]:
         """Return the part that ran out of memory, if it was at a limit of its own, else the test.
 
@@ -365,9 +366,9 @@ class Run:
             part = self.parts[name]
             tightest = part.spec.bytes_of("max_gib")
             if tightest is not None and (self.limit is None or tightest <= self.limit):
-                result = self.meter.result(tally=part.tally, out_of_memory=record, notes=self.notes)
+                result = self.meter.result(tally=part.tally, out_of_memory=record, notes=notes)
                 return name, part.spec, result
-        return "", self.spec, self.measurement(record)
+        return "", self.spec, self.measurement(notes, record)
 
     def peaks_of(self, part: str) -> tuple[Peak, ...]:
         """Return the peaks so far, of the test or of a part; none of a part that did not run."""

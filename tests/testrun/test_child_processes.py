@@ -151,15 +151,15 @@ def test_a_spawned_process_is_the_rank_that_it_joins_as(suite, monkeypatch):
 def notes_of(*children, guesses=((), ()), notes=(), limit=None, part="child processes"):
     run = SimpleNamespace(
         root=Path("/root"),
-        children=[
-            Child(str(number), part, sizes, ended=True, guesses=guesses, notes=notes)
-            for number, sizes in enumerate(children)
-        ],
         limit=limit,
         meter=SimpleNamespace(peaks=lambda: (Peak(0, GIB),)),
         info=SimpleNamespace(total_memory=16 * GIB, context=GIB),
     )
-    return [note.text for note in child_notes(run)]
+    processes = [
+        Child(str(number), part, sizes, ended=True, guesses=guesses, notes=notes)
+        for number, sizes in enumerate(children)
+    ]
+    return [note.text for note in child_notes(run, processes)]
 
 
 def sizes(*nbytes):
