@@ -302,6 +302,8 @@ class Attribution(Hinted):
     """the keepers of the blocks that the baseline's peak did not have, from a second run"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the memory reserved, in their order"""
+    kept: int = 0
+    """bytes of the peak that earlier forward passes made, and that no backward pass frees"""
     earlier: tuple[Site, ...] = ()
     """lines of the part of the peak that was allocated before the part of the test began, the
     largest first; none for the whole test"""
@@ -438,6 +440,8 @@ class Measurement(Fullest, Hinted):
     """whether the peak pinned can be compared"""
     pinned_lines: tuple[LinePeak, ...] = ()
     """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
+    garbage: int = 0
+    """bytes that one run of Python's garbage collector freed during the step, at most"""
     began: tuple[Peak, ...] = ()
     """the test's memory when a part of it began, one a device; empty for the whole test"""
 

@@ -112,8 +112,11 @@ class Attributor:
         if timeline:
             drawn = drawn_timeline(scene, deltas, foreign.reserved, line_of)
         requests = segment_requests(device, indices, foreign.reserved, place_of)
+        earlier = hints.earlier_activations(scene) if top >= 0 else ()
         attribution = Attribution(
-            breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
+            *(breakdown, drawn, tuple(notes), hints.of_peak(scene)),
+            segments=requests,
+            kept=sum(block.size for _, blocks in earlier for block in blocks),
         )
         return attribution, scene
 

@@ -118,8 +118,8 @@ def fresh_optimizer(scene: Scene) -> str:
     state = format_size(sum(block.size for block in late))
     return (
         f"only one step ran with a new {names}, and its state of {state} was allocated "
-        f"last: the next step needs {format_size(increase)} more (run two steps, or make "
-        "the optimizer in a fixture and write warmup=1)"
+        f"last: the next step needs {format_size(increase)} more (run two steps, or, if a "
+        "fixture makes the optimizer, write warmup=1)"
     )
 
 
@@ -187,11 +187,9 @@ def kept_gradients(scene: Scene) -> str:
     )
 
 
-def kept_graphs(scene: Scene) -> str:
-    """Tell the bytes of activations of earlier forwards that no backward was to free."""
+def earlier_activations(scene: Scene) -> list[tuple[Call, list[Block]]]:
+    """Return the earlier forwards with the activations at the peak that no backward was to free."""
     begun = [call for call in scene.forwards if call.start <= scene.time]
-    if not begun:
-        return ""
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = scene.passes("backward")
@@ -202,19 +200,24 @@ def kept_graphs(scene: Scene) -> str:
         at = bisect_right(starts, block.time) - 1
         if at < 0 or scene.device.categories[block] != "activations":
             continue
-        call = begun[at]
-        if not call.grad or call.start == newest[call.path] or block.end_time <= begun[-1].end:
+        if begun[at].start == newest[begun[at].path] or block.end_time <= begun[-1].end:
             continue
         if not any(running.start <= block.end_time <= running.end for running in backwards):
             held.setdefault(at, []).append(block)
+    return [(begun[at], blocks) for at, blocks in held.items()]
+
+
+def kept_graphs(scene: Scene) -> str:
+    """Tell the bytes of activations of earlier forwards that no backward was to free."""
+    held = [(call, blocks) for call, blocks in earlier_activations(scene) if call.grad]
     # An output, which has a tag, can be kept without its graph: inner activations cannot.
     number = Counter(
-        begun[at].path
-        for at, blocks in held.items()
+        call.path
+        for call, blocks in held
         if any(all(tag.category != "activations" for tag in block.tags) for block in blocks)
     )
     forwards = max(number.values(), default=0)
-    nbytes = sum(block.size for blocks in held.values() for block in blocks)
+    nbytes = sum(block.size for _, blocks in held for block in blocks)
     if forwards < MIN_FORWARDS or not scene.matters(nbytes):
         return ""
     return (

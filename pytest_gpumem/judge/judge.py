@@ -531,10 +531,12 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
 
 
 def _use_less(case: Case, device: int) -> str:
-    """Return the remedy for a device's peak, by the category of its largest part."""
-    attributions = case.measurement.attributions[device : device + 1]
-    for categories in (attribution.breakdown.categories for attribution in attributions):
-        if categories.get("other", 0) * 2 > sum(categories.values()):
+    """Return the remedy for a device's peak, by what most of it is."""
+    if case.measurement.garbage * 2 > case.measurement.peak_allocated:
+        return KEEP_LESS
+    for attribution in case.measurement.attributions[device : device + 1]:
+        categories = attribution.breakdown.categories
+        if (categories.get("other", 0) + attribution.kept) * 2 > sum(categories.values()):
             return KEEP_LESS
     return USE_LESS
 

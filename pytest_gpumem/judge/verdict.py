@@ -78,8 +78,8 @@ USE_LESS = (
 )
 
 KEEP_LESS = (
-    "to delete the references to the memory of the largest lines once it is used: most of the peak "
-    "is neither the model's nor its passes'"
+    "to delete the references to the memory of the largest lines once it is used, and to break "
+    "reference cycles: most of the peak is neither the model's nor its last pass's"
 )
 """the remedy for a peak that smaller batches and autocast do not lower"""
 

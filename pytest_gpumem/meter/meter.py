@@ -107,7 +107,9 @@ class Meter:
         """bytes of blocks beyond the requests when the step began, one figure a device"""
         self._steady = steady
         self._optimizers = OptimizerWatch(
-            partial(Meter._before_step, meter), partial(Meter._after_step, meter)
+            partial(Meter._before_step, meter),
+            partial(Meter._after_step, meter),
+            lambda: max(peak.allocated for peak in meter._whole.peaks),
         )
         self._stepping = False
         """an optimizer's step is under way, if no error has ended it"""
@@ -578,6 +580,7 @@ class Meter:
             out_of_memory=out_of_memory,
             notes=tuple(own),
             began=tuple(tally.start) if tally else (),
+            garbage=self._garbage.most if whole else 0,
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,

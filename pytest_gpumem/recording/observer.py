@@ -161,7 +161,10 @@ class Observer:
         if at < 0 and self._compiling():  # where the call began, too
             return
         recording, number = self._recording, active[at + 1] if at >= 0 else -1
-        recording.moments += (time_ns(), "end", number, None, False)
+        is_outermost = len(active) == 2  # noqa: PLR2004 - a module and its number
+        outputs = nested_tensors(results[-1], MAX_DEPTH) if is_outermost else []
+        has_graph = not outputs or any(tensor.grad_fn is not None for tensor in outputs)
+        recording.moments += (time_ns(), "end", number, None, has_graph)
         if self._at_moment is not None:
             self._at_moment(recording)
         if at < 0:
@@ -179,7 +182,7 @@ class Observer:
             ]
             self._sweep("batch data", batch)
             # The tag tells an output from inner activations.
-            self._sweep("activations", nested_tensors(results[-1], MAX_DEPTH))
+            self._sweep("activations", outputs)
 
     def followed_by(
         self, then: Callable[..., object]

@@ -32,6 +32,8 @@ class _Progress:
     name: str
     fresh: bool
     steps: int = 0
+    peak_before: int = 0
+    """bytes, until its first step began"""
     state_bytes: int = 0
     bytes_without_gradient: int = 0
     """of parameters without a gradient, in the step with most of them"""
@@ -43,15 +45,18 @@ class OptimizerWatch:
     Args:
         before_step: is called before every step.
         after_step: is called after every step; not after a step that an error ended.
+        peak: returns the peak so far, in bytes.
     """
 
     def __init__(
         self,
         before_step: Callable[[], object] | None = None,
         after_step: Callable[[Optimizer], object] | None = None,
+        peak: Callable[[], int] = int,
     ) -> None:
         self._tell_before = before_step
         self._tell_after = after_step
+        self._peak = peak
         self._progress: dict[int, _Progress] = {}
         self._under_way: list[int] = []
         """ids of the optimizers with a step under way, one in another"""
@@ -95,7 +100,10 @@ class OptimizerWatch:
         # Python gives a new object the id of a freed one.
         if progress is None or progress.optimizer() is not optimizer:
             self._progress[id(optimizer)] = _Progress(
-                weakref.ref(optimizer), type(optimizer).__name__, fresh=not optimizer.state
+                weakref.ref(optimizer),
+                type(optimizer).__name__,
+                fresh=not optimizer.state,
+                peak_before=self._peak(),
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
@@ -134,14 +142,21 @@ class OptimizerWatch:
         return list(self._under_way)
 
     def notes(self) -> list[str]:
-        """Return a sentence for each optimizer that took its first step and no other."""
+        """Return a sentence for each optimizer that took its first step and no other.
+
+        None where the peak has room for the first step's and the state: a later forward and
+        backward pass reached it, say.
+        """
+        peak = self._peak()
         return [
             f"only one step ran with a new {progress.name}, and its state of "
             f"{format_size(progress.state_bytes)} was allocated last: the next step's peak "
-            "includes this state; run two steps, or make the optimizer in a fixture and "
-            "write warmup=1"
+            "includes this state; run two steps, or, if a fixture makes the optimizer, write "
+            "warmup=1"
             for progress in self._progress.values()
-            if progress.fresh and progress.steps == 1 and progress.state_bytes
+            if progress.fresh
+            and progress.steps == 1
+            and progress.state_bytes > max(0, peak - progress.peak_before)
         ]
 
     def notes_on_gradients(self) -> list[str]:

@@ -48,7 +48,7 @@ class Call:
     path: str
     start: float
     grad: bool = True
-    """whether autograd recorded it"""
+    """whether autograd recorded it, and its output has a graph"""
     end: float = _INFINITY
 
 
@@ -92,7 +92,8 @@ class Recording:
     moments: list[Any] = field(default_factory=list)
     """of each time that a hook ran ``MOMENT`` elements: nanoseconds, what begins (a call of a
     module, "backward", "optimizer") or "end", its number, the path of the module or the user's
-    line, and whether autograd records the call"""
+    line, and whether autograd records the call; at the end of an outermost call, whether its output
+    has a graph"""
     stepped: list[Any] = field(default_factory=list)
     """of each optimizer in a step three elements: the step's number, its id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
@@ -155,11 +156,15 @@ class Recording:
     def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
         """Yield number, kind, start (as of beginning()), subject, grad and end, as they began."""
         rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
-        ends = {number: time_ns / 1000 for time_ns, kind, number, *_ in rows if kind == "end"}
+        ends = {
+            number: (time_ns / 1000, has_graph)
+            for time_ns, kind, number, _, has_graph in rows
+            if kind == "end"
+        }
         for time_ns, kind, number, subject, grad in rows:
             if kind in kinds:
-                end = ends.get(number, _INFINITY)
-                yield number, kind, time_ns // 1000, subject, grad, end
+                end, has_graph = ends.get(number, (_INFINITY, True))
+                yield number, kind, time_ns // 1000, subject, grad and has_graph, end
 
     def calls(self) -> list[Call]:
         """Return the calls of modules, in the order in which they began."""

@@ -30,8 +30,8 @@ def test_the_hint_of_a_fresh_optimizer_has_what_the_next_step_needs_more(hints):
     (hint,), one = hints("ran with a new", STEPS.replace("STEPS", "1"))
     assert hint == (
         "only one step ran with a new Adam, and its state of 24.00 MiB was allocated last: "
-        "the next step needs 24.00 MiB more (run two steps, or make the optimizer in a "
-        "fixture and write warmup=1)"
+        "the next step needs 24.00 MiB more (run two steps, or, if a fixture makes the "
+        "optimizer, write warmup=1)"
     )
     found, two = hints("ran with a new", STEPS.replace("STEPS", "2"))
     assert found == []
@@ -251,6 +251,53 @@ def test_losses_kept_with_their_graph_are_told_with_what_they_hold(hints):
     )
 
 
+def test_what_reference_cycles_keep_without_a_graph_is_not_said_to_have_one(suite):
+    """Nor would smaller batches lower it."""
+    source = f"""{HEAD}
+class Cycle:
+    def __init__(self, x):
+        self.me, self.x = self, x
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        self.made = Cycle(mib(64))
+        return x + 1
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.25, baseline=False)
+def test_it():
+    net = Net()
+    for _ in range(8):
+        net(mib(4))
+"""
+    session = suite.run(source=source)
+    assert session.outcomes == {"failed": 1}
+    assert "detach" not in session.flat
+    assert "next: try to delete the references to the memory of the largest lines" in session.flat
+    assert "and to break reference cycles" in session.flat
+    assert "micro-batch" not in session.flat
+
+
+def test_models_that_are_garbage_are_not_helped_by_smaller_batches(suite):
+    source = f"""{HEAD}
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2**24, device="cuda"))
+        self.call = self.forward
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.25, baseline=False)
+def test_it():
+    import gc
+    for _ in range(8):
+        Net()
+    gc.collect()
+"""
+    session = suite.run(source=source)
+    assert session.outcomes == {"failed": 1}
+    assert "and to break reference cycles" in session.flat
+    assert "micro-batch" not in session.flat
+
+
 def test_a_graph_that_a_backward_retains_is_told(hints):
     """The peak is in the fourth backward."""
     found, _ = hints(
@@ -364,7 +411,7 @@ def test_hints_of_what_passed_are_for_those_who_ask(suite):
     assert "note: only one step ran with a new Adam" in session.flat
     session = suite.run("--gpumem-attribution=on", "-v")
     assert session.out.count("hint: only") == 1
-    assert "and write warmup=1) (2 tests)" in session.flat
+    assert ", write warmup=1) (2 tests)" in session.flat
     assert "hint:" not in suite.run("-v").out
 
 

@@ -32,8 +32,8 @@ def test_one_step_with_a_fresh_optimizer_is_noted_with_its_states_size(watch):
     (note,) = watch.notes()
     assert note == (
         "only one step ran with a new Adam, and its state of 16.00 MiB was allocated last: the "
-        "next step's peak includes this state; run two steps, or make the optimizer in a "
-        "fixture and write warmup=1"
+        "next step's peak includes this state; run two steps, or, if a fixture makes the "
+        "optimizer, write warmup=1"
     )
 
 
@@ -219,3 +219,30 @@ def test_the_state_of_a_tensor_subclass_is_that_of_the_tensors_it_wraps(watch):
     Quantized([param]).step()
     (note,) = watch.notes()
     assert "its state of 2.00 MiB was allocated last" in note
+
+
+FIXTURE = """
+@pytest.fixture
+def training():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model)
+    optimizer.step()
+    return model, optimizer
+
+def step(model):
+    model(torch.zeros(1024, 1024, device="cuda")).sum().backward()
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_it(training):
+    model, optimizer = training
+    {body}
+"""
+
+
+@pytest.mark.parametrize(("body", "noted"), [("step(model)", False), ("mib(4)", True)])
+def test_a_step_in_a_fixture_before_the_tests_own_pass_is_no_note(suite, body, noted):
+    """The state lies beside the test's activations and gradients."""
+    session = suite.run("-v", source=FIXTURE.replace("{body}", body))
+    assert session.outcomes == {"passed": 1}
+    assert ("only one step ran with a new AdamW" in session.flat) is noted

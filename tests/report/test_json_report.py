@@ -205,7 +205,7 @@ def test_names_of_markup_and_of_no_unicode_travel():
 
 NOTED = {"notes", "note_texts", "note_kinds"}
 HINTED = NOTED | {"hints", "hint_texts", "hint_kinds"}
-"""JSON has the sentences and their kinds apart; of a part's beginning a note has all"""
+"""JSON has the sentences and their kinds apart; notes have a part's beginning, and garbage"""
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,13 @@ HINTED = NOTED | {"hints", "hint_texts", "hint_kinds"}
         (Result, json_schema.ResultJson, set()),
         (Verdict, json_schema.VerdictJson, NOTED | {"advice", "remedy", "command_text"}),
         (Comparison, json_schema.ComparisonJson, set()),
-        (Measurement, json_schema.MeasurementJson, HINTED | {"began"}),
+        (Measurement, json_schema.MeasurementJson, HINTED | {"began", "garbage"}),
         (DeviceInfo, json_schema.DeviceJson, {"key"}),
-        (Attribution, json_schema.AttributionJson, HINTED | {"timeline", "segments", "earlier"}),
+        (
+            Attribution,
+            json_schema.AttributionJson,
+            HINTED | {"timeline", "segments", "earlier", "kept"},
+        ),
         (BaselineEntry, json_schema.BaselineJson, set()),
         (EntryUpdate, json_schema.EntryUpdateJson, set()),
         (OwnOutcome, json_schema.OwnOutcomeJson, set()),
