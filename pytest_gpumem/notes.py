@@ -47,6 +47,8 @@ class NoteKind(str, Enum):
     """which lines pinned host memory that is too much"""
     EDITED = "edited", Severity.CAUSE
     """the edits since the baseline, of which one may be the cause"""
+    BOUND = "bound", Severity.CAUSE
+    """the figures are a bound: sizes that depend on unknown values are the largest possible"""
     LIMIT = "limit", Severity.CAUSE
     """another limit that was exceeded, the reason why less than a limit was left, or the memory
     from before a part"""

@@ -115,6 +115,17 @@ class ValueEngine:
         """
         return False
 
+    def bounds(self, root: Path) -> str:  # noqa: ARG002 - a virtual GPU's
+        """Return where sizes that depend on unknown values are the largest possible; "": nowhere.
+
+        Files are named as seen from ``root``.
+        """
+        return ""
+
+    def least_sizes(self) -> AbstractContextManager[None]:
+        """Return a context in which such sizes are the least possible."""
+        return nullcontext()
+
     def assume_masks(self, share: float) -> None:
         """Take this share of each unknown mask to be true, until the device is closed."""
 

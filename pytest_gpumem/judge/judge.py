@@ -127,6 +127,9 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
         notes.append(Note(NoteKind.UNGUARDED, f"peak pinned is not compared: {unguarded}"))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
+    is_bound = failed and kind.too_much and any(note.kind is NoteKind.BOUND for note in notes)
+    if is_bound:
+        finding = f"by a bound; {finding}"
     told = lead is not None and lead.kind == "toolchain"
     if entry and not told and (old := provenance_text(entry.provenance, measurement.provenance)):
         new = provenance_text(measurement.provenance, entry.provenance)

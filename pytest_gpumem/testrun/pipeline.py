@@ -15,7 +15,9 @@ from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit.scaling import Scaling, grows_evenly
 from pytest_gpumem.judge.result import describe_budget, too_much, with_others
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.measurement import PeakRange
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
+from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.snapshots import write_snapshot
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.judging import Judging, Measured
@@ -149,6 +151,11 @@ class Pipeline:
         if grew and TIMED in whole.notes and may_run_again(spec):
             test = self._with_timed_plans(test)
             results = self._judging.results(test)
+        if too_much(results) and run.device.values.bounds(run.root):
+            if recorded is None and run.meter.records:  # it would be that of the second run
+                recorded = run.recorded(["", *parts])
+            test = self._with_bounds(test)
+            results = self._judging.results(test)
         results, recording = explainer.explained(test, results, recorded)
         results = with_others(results, self._judging.why)
         results += self._judging.results(EndedTest(item, run, by_hook(item, searches)))
@@ -254,12 +261,41 @@ class Pipeline:
                 measurement = replace(measurement, hints=(*hints, *measurement.hints))
             second_run = ran_again("what it needs") if attempt.ran else None
         test = EndedTest(item, run, by_hook(item, {part: (spec, measurement)}))
+        test = self._with_bounds(test, error, debugging=debugging)
         results, recording = self._explainer.explained(
             test, self._judging.results(test), recorded, second_run, again=False
         )
         return self._followed_up(test, results, recording, uncapped=True)
 
     # -- every test --
+
+    def _with_bounds(
+        self, test: EndedTest, error: BaseException | None = None, *, debugging: bool = False
+    ) -> EndedTest:
+        """Return a test with the range of its peaks if sizes in them are the largest possible.
+
+        The test runs again with the least sizes, for the lower end.
+        """
+        run = test.run
+        places = run.device.values.bounds(run.root)
+        if not places:
+            return test
+        least: dict[str, tuple[Peak, ...]] = {}
+        if may_run_again(run.spec) and not debugging:
+            values = run.device.values
+            with (
+                values.least_sizes(),
+                self._runner.again(
+                    test.item, error, record=False, uncapped=error is not None
+                ) as attempt,
+            ):
+                if attempt.passed and not attempt.left:
+                    least = {part: run.peaks_of(part) for part in test.measured}
+        measured = {
+            part: (spec, bounded(kept, least.get(part, ()), places))
+            for part, (spec, kept) in test.measured.items()
+        }
+        return test._replace(measured=measured)
 
     def _followed_up(
         self, test: EndedTest, results: list[Result], recording: Recording | None, *, uncapped: bool
@@ -282,6 +318,31 @@ def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Mea
         part: (spec, item.measured(part, measurement))
         for part, (spec, measurement) in measured.items()
     }
+
+
+def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
+    """Return a measurement as a bound: with its range, if the least peaks are known.
+
+    ``places`` are the lines with sizes that are the largest possible.
+    """
+    needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
+    most = measurement.peaks if needed is None else (needed,)
+    sentence = (
+        f"how much {places} takes depends on values that are unknown, and the figures are a bound: "
+        "all is taken"
+    )
+    if least:
+        low, high = fullest(least), fullest(most)
+        sentence += (
+            f" (allocated {format_size(low.allocated)} to {format_size(high.allocated)}, reserved "
+            f"{format_size(low.reserved)} to {format_size(high.reserved)}, from none to all)"
+        )
+        if measurement.range is None and needed is None:
+            reason = f"sizes that depend on unknown values ({places})"
+            spanned = PeakRange(least, measurement.peaks, reason, judged=True)
+            measurement = replace(measurement, range=spanned)
+    note = Note(NoteKind.BOUND, sentence)
+    return replace(measurement, notes=(note, *measurement.notes))
 
 
 # -- a test that took no memory of its device --

@@ -141,6 +141,8 @@ class Decisions:
         """Begin anew."""
         self._unknown = Guesses()
         self._assumed = Guesses()
+        self._bounds: dict[Site, None] = {}
+        """where the size of a result is the largest possible"""
         self.any_read = self._any_overflow = False
 
     def holds(self, guesses: Guesses) -> bool:
@@ -201,6 +203,20 @@ class Decisions:
             DeviceError: the loop that reads it would not end.
         """
         self._read(self._assumed)
+
+    def seen_bound(self) -> None:
+        """Note that the size of an operator's result is the largest possible."""
+        self._bounds[site_of_read(sys._getframe(1))] = None
+
+    def bounds_named(self, root: Path) -> str:
+        """Return the lines with such sizes; "": there are none."""
+        lines = dict.fromkeys(
+            f"{shown_path(site[0], root)}:{site[1]}" for site in self._bounds if site[0]
+        )
+        unnamed = len(lines) - MAX_SITES
+        also = f" and {unnamed} more" if unnamed > 0 else ""
+        named = f"{', '.join([*lines][:MAX_SITES])}{also}"
+        return named or ("lines that are not known" if self._bounds else "")
 
     def _read(self, guesses: Guesses) -> None:
         here = self.here

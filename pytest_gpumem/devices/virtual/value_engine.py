@@ -117,6 +117,21 @@ class VirtualValues(ValueEngine):
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""
         return any(self._decisions.counts) or (failed and self._decisions.any_read)
 
+    def bounds(self, root: Path) -> str:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.bounds`."""
+        return self._decisions.bounds_named(root)
+
+    @contextmanager
+    def least_sizes(self) -> Iterator[None]:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.least_sizes`."""
+        assert self._mode is not None  # noqa: S101 - there are such sizes
+        assumptions = self._mode.assumptions
+        assumptions.least_sizes = True
+        try:
+            yield
+        finally:
+            assumptions.least_sizes = False
+
     def assume_masks(self, share: float) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.assume_masks`."""
         if self._mode is not None:

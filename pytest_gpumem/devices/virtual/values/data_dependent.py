@@ -87,6 +87,11 @@ def _selected(values: Tensor, args: Arguments) -> list[bytes]:
     return _count_of_true(expanded, _number_of_true(args.mask, args) * repeated)
 
 
+def _bound(count: int, args: Arguments) -> int:
+    """Return how many of so many elements are taken where they are unknown, at least one."""
+    return count if args.share is None else max(1, int(count * args.share))
+
+
 def _number_of_true(mask: Tensor, args: Arguments) -> int:
     """Return how many values of a mask are true."""
     if args.share is None:
@@ -105,7 +110,8 @@ def nms_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
     if not boxes.numel():
         return []
     if TORCH >= (2, 7):  # and so torchvision 0.22
-        return _count_of_true(boxes[:, 0], boxes.shape[0] if result is None else result.shape[0])
+        count = _bound(boxes.shape[0], args) if result is None else result.shape[0]
+        return _count_of_true(boxes[:, 0], count)
     if result is None:
         return []
     order = over_device_memory(args.scores).argsort(stable=True, descending=True)
@@ -140,19 +146,19 @@ def index_put_copies(result: object, args: Arguments) -> list[bytes]:
 # -- unique --
 
 
-def _number_of_unique(unique: Tensor | None, values: Tensor) -> list[bytes]:
+def _number_of_unique(unique: Tensor | None, values: Tensor, args: Arguments) -> list[bytes]:
     """Return the number of unique values; of a mask, how many of its values are true."""
     if not values.numel():
         return []
     if values.dtype != torch.bool:
-        return [_int64(values.numel() if unique is None else unique.shape[0])]
+        return [_int64(_bound(values.numel(), args) if unique is None else unique.shape[0])]
     if unique is None or unique.shape[0] == 2:  # noqa: PLR2004 - false and true
         return [_int32(1)]  # some are true: the kernels count how many
     return [_int32(values.numel() if bool(unique[0]) else 0)]
 
 
 copies("aten::_unique", "aten::_unique2", bounded=True)(
-    lambda result, args: _number_of_unique(result[0] if result else None, args.self)
+    lambda result, args: _number_of_unique(result[0] if result else None, args.self, args)
 )
 
 
@@ -162,8 +168,7 @@ def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Seque
 
     It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
     """
-    unique = result[0] if result else args.self
-    count = unique.shape[args.dim]
+    count = result[0].shape[args.dim] if result else _bound(args.self.shape[args.dim], args)
     return [(_int32(count), _int64(count))] if args.self.numel() else []
 
 
@@ -173,7 +178,8 @@ def unique_consecutive_copies(result: Sequence[Tensor] | None, args: Arguments) 
     if args.dim is not None:
         return unique_dim_copies(result, args)
     values: Tensor = args.self
-    return [_int64((result[0] if result else values).numel())] if values.numel() else []
+    count = result[0].numel() if result else _bound(values.numel(), args)
+    return [_int64(count)] if values.numel() else []
 
 
 @copies("aten::isin", bounded=True)
@@ -187,7 +193,7 @@ def isin_copies(result: object, args: Arguments) -> list[bytes]:
         return []
     hosts = both if result is None else map(over_device_memory, both)
     uniques = ((None if result is None else host.unique(), host) for host in hosts)
-    return [copy for unique, host in uniques for copy in _number_of_unique(unique, host)]
+    return [copy for unique, host in uniques for copy in _number_of_unique(unique, host, args)]
 
 
 @copies("aten::_coalesce", bounded=True)
@@ -197,7 +203,7 @@ def coalesce_copies(_result: object, args: Arguments) -> list[bytes]:
     if sparse._nnz() <= 1:
         return []
     if args.share is not None:
-        return [_int32(sparse._nnz())]
+        return [_int32(_bound(sparse._nnz(), args))]
     indices = over_device_memory(sparse._indices())
     return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
 
@@ -235,7 +241,7 @@ def repeat_interleave_copies(result: Tensor | None, args: Arguments) -> Sequence
     if args.output_size is not None or not repeats.shape[0]:
         return []
     if result is None:
-        return [_int64(repeats.shape[0]), (bytes([True]), bytes(repeats.itemsize))]
+        return [_int64(_bound(repeats.shape[0], args)), (bytes([True]), bytes(repeats.itemsize))]
     least = _content(over_device_memory(repeats).min())
     return [_int64(result.shape[0]), (bytes([True]), least)]
 

@@ -150,10 +150,13 @@ class Assumptions:
         self.masks_declared = False
         """whether the test says that share: it holds for masks of assumed numbers too"""
 
+        self.least_sizes = False
+        """whether sizes that depend on unknown values are the least possible, and not the most"""
+
     @property
-    def most_of_masks(self) -> float:
-        """The share of a mask that is true where no element is assumed: all, or as declared."""
-        return self.masks if self.masks_declared else 1.0
+    def bound(self) -> float:
+        """The share that is taken of unknown elements: all, or none."""
+        return 0.0 if self.least_sizes else 1.0
 
     def begin_again(self) -> None:
         """Give the same values as at first."""

@@ -533,9 +533,12 @@ class ValueMode:
         share: float | Fraction = 1
         if mask is not None and few is not None:
             share = Fraction(int(few.values.count_nonzero()), mask.numel())
-        elif mask is not None:
-            share = self.assumptions.most_of_masks
-        elif call.op._schema.name not in BOUNDED:
+        elif mask is not None and self.assumptions.masks_declared:
+            share = self.assumptions.masks
+        elif mask is not None or call.op._schema.name in BOUNDED:
+            share = self.assumptions.bound
+            self.decisions.seen_bound()
+        else:
             return
         if few is None or few.assumed:
             self.decisions.seen_assumed()

@@ -125,3 +125,57 @@ def sparse(unknown):
     session = one_test(suite, *body, head=head, mark="max_gib=0.25, baseline=False")
     assert session.outcomes == {"failed": 1}
     assert session.verdicts() == {"test_it": "out of memory"}
+
+
+UNKNOWN = [
+    "factor = torch.randn(2048, 2048, device='cuda')",
+    "unknown = factor @ factor",
+    "places = unknown.nonzero()",  # 64 MiB, or nothing; cuBLAS has as much before
+]
+
+
+def bound_of(suite, mark, *more, args=()):
+    return one_test(suite, *UNKNOWN, *more, mark=f"{mark}, baseline=False", args=args)
+
+
+def test_a_failure_by_a_bound_says_so_first_and_has_both_ends(suite):
+    session = bound_of(suite, "max_allocated_gib=0.05")
+    assert session.outcomes == {"failed": 1}
+    assert "over budget: by a bound; peak allocated of 96.01 MiB is 44.81 MiB over" in session.flat
+    sentence = (
+        "note: how much test_it.py:10 takes depends on values that are unknown, and the figures "
+        "are a bound: all is taken (allocated 64.00 MiB to 96.01 MiB, reserved"
+    )
+    assert sentence in session.flat
+    assert "64.01 MiB other test_it.py:10 in test_it: places = unknown.nonzero()" in session.flat
+
+
+def test_a_test_that_runs_out_of_memory_by_a_bound_says_so_first(suite):
+    session = bound_of(suite, "max_gib=0.06")
+    assert session.verdicts() == {"test_it": "out of memory"}
+    assert "out of memory: by a bound; the step does not fit in max_gib=0.06" in session.flat
+    assert "all is taken (allocated 64.00 MiB to 96.01 MiB, reserved" in session.flat
+
+
+def test_a_test_that_cannot_run_with_the_least_sizes_fails_by_a_bound_all_the_same(suite):
+    session = bound_of(suite, "max_allocated_gib=0.05", "places[0]")
+    assert session.outcomes == {"failed": 1}
+    assert "over budget: by a bound; peak allocated" in session.flat
+    assert "are a bound: all is taken" in session.flat
+    assert "all is taken (" not in session.flat
+
+
+def test_a_limit_that_a_bound_keeps_is_kept(suite):
+    session = bound_of(suite, "max_allocated_gib=0.1", args=["-v"])
+    assert session.outcomes == {"passed": 1}
+    assert "are a bound" not in session.flat
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: size.operator.partition("::")[2])
+def test_the_least_size_is_nothing_or_one(size):
+    with virtual_card() as device:
+        device.values.compute("auto")
+        with device.values.least_sizes():
+            assert size.count() <= 1
+        assert size.count() == size.most
+        assert device.trouble() is None
