@@ -392,6 +392,7 @@ def test_a_first_step_of_an_optimizer_is_noted_and_a_parts_result_has_no_note(me
     meter.start()
     param = torch.nn.Parameter(torch.zeros(100, device="cuda"))
     param.grad = torch.zeros_like(param)
+    torch.zeros(10_000, device="cuda")  # as activations, which do not lie beside the state yet
     with meter.part() as part:
         torch.optim.Adam([param]).step()
     mine = noted("mine")
