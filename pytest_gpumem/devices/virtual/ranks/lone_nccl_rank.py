@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 NCCL: Final = Patch(
-    "torch.distributed.distributed_c10d",
-    *("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"),
+    "torch.distributed",
+    *("ProcessGroupNCCL", "distributed_c10d.ProcessGroupNCCL"),
+    *("distributed_c10d.ProcessGroupNCCL2", "distributed_c10d.ProcessGroupNCCLLazy"),
     reason="a rank that runs alone finds NCCL's id, which the first rank would store",
 )
 _UNIQUE_ID: Final = "\0" * 128
@@ -40,7 +41,7 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
         # unwaited_collectives keeps. (With such waits torch 2.6 counts each collective as pending,
         # and waits forever before it captures a CUDA graph.)
         variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    return joined(rank, size, "nccl", _alone, variables, by_program=by_program)
+    return joined(rank, size, _alone, variables, nccl=True, by_program=by_program)
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def _alone() -> Iterator[None]:
         return Seeded
 
     with ExitStack() as stack:
-        NCCL.wrap(torch.distributed.distributed_c10d, with_ids, stack)
+        NCCL.wrap(torch.distributed, with_ids, stack)
         if TORCH >= (2, 8):
             stack.enter_context(unwaited_collectives_kept())
         yield
