@@ -568,6 +568,22 @@ def test_a_collective_that_nothing_waits_for_keeps_its_tensors_into_the_next_ste
     assert held == expected
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all"])
+def test_a_collective_of_whole_tensors_keeps_them_too(world, name):
+    import torch
+    from torch import distributed
+
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    small, large = 4 * MIB // WORLD // 4, MIB
+    sizes = (large, small) if name == "all_gather_into_tensor" else (small, large)
+    sizes = (large, large) if name == "all_to_all" else sizes
+    collective = getattr(distributed, name if name != "all_to_all" else "all_to_all_single")
+    before = allocated()
+    collective(*(torch.ones(size, device="cuda") for size in sizes), async_op=True)
+    assert allocated() - before == 4 * sum(sizes)
+
+
 @pytest.mark.parametrize("case", ["the host runs ahead", "the host waits", "many kernels"])
 def test_a_program_without_a_backward_pass_keeps_what_the_host_is_ahead_by(world, case):
     import torch

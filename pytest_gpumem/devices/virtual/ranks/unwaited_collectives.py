@@ -36,6 +36,9 @@ COLLECTIVES: Final = (
     *("allgather", "_allgather_base", "allgather_into_tensor_coalesced", "allgather_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     *("alltoall", "alltoall_base", "send", "recv", "recv_anysource", "_end_coalescing"),
+    # Torch 2.14 and newer:
+    *("all_gather_single", "all_gather_single_coalesced", "gather_single"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "all_to_all_single"),
 )
 """methods of torch.distributed.ProcessGroup that return a Work"""
 WORKS: Final = Patch(
