@@ -327,6 +327,17 @@ class Holder:
     """in words: "global variable CACHE of test_it.py (list of 5)" """
     nbytes: int
     blocks: int
+    others: tuple[str, ...] = ()
+    """what holds some of this memory as well, in words"""
+    shared: int = 0
+    """bytes that are freed only if these let go too"""
+
+    @property
+    def names(self) -> str:
+        """The holder in words, with the others if it frees nothing without them."""
+        return " and ".join(
+            [self.text, *self.others] if self.shared == self.nbytes else [self.text]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from pytest_gpumem.explain.keeper_choice import KeptBlock, choices
 from pytest_gpumem.explain.sites import place_of_origin, users_frame
 from pytest_gpumem.measurement import Keeper
 from pytest_gpumem.recording.allocator_view import VIEW
-from pytest_gpumem.recording.referrers import kept_memory
+from pytest_gpumem.recording.referrers import Kept, kept_memory
+from pytest_gpumem.recording.ways import shared_words, with_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.explain.hints import Scene
     from pytest_gpumem.measurement import Category, ExtraBlocks, LineKey
     from pytest_gpumem.recording.recording import Recording
-    from pytest_gpumem.recording.referrers import Kept
     from pytest_gpumem.source_lines import Line
 
 MAX_BLOCKS: Final = 100
@@ -54,6 +54,19 @@ class _Candidate(NamedTuple):
     """whether an earlier step than the peak's allocated it; without an optimizer, forward pass"""
     last_moment: int
     """the number of moments that it outlived"""
+
+
+class _Naming(NamedTuple):
+    """How a block's keeper is named."""
+
+    before: str
+    kept: Kept
+    after: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Equal for blocks that one object keeps in the same way."""
+        return self.before, self.kept.name, self.kept.holder, self.after
 
 
 class KeeperSearch:
@@ -89,7 +102,7 @@ class KeeperSearch:
                 for place, allocation in self._allocations(history.events[:end])
                 if end - 1 - place in by_start
             }
-        self._names: dict[int, str] = {}
+        self._namings: dict[int, _Naming] = {}
         """by the index of a candidate"""
 
     def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
@@ -156,7 +169,7 @@ class KeeperSearch:
     def at_moment(self, recording: Recording) -> None:
         """Look for keepers, if this is the moment before the peak or the one after it."""
         candidates = self._at_moment.get(recording.moment, {})
-        if all(index in self._names for index in candidates.values()):
+        if all(index in self._namings for index in candidates.values()):
             return
         events = VIEW.snapshot()["device_traces"][self._device]
         last_use = {
@@ -170,26 +183,26 @@ class KeeperSearch:
             for place, allocation in self._allocations(events)
             if allocation in candidates and last_use[events[-1 - place]["addr"]] == place
         }
-        places = {place: index for place, index in places.items() if index not in self._names}
+        places = {place: index for place, index in places.items() if index not in self._namings}
         if not places:
             return
         memory = kept_memory(
             {place: self._candidates[index].nbytes for place, index in places.items()}
         )
         for place, index in places.items():
-            keeper_name = _name_of(memory[place], recording)
-            if keeper_name:
-                self._names[index] = keeper_name
+            naming = _naming_of(memory[place], recording)
+            if naming is not None:
+                self._namings[index] = naming
 
     def keepers(self) -> tuple[Keeper, ...]:
         """Return the keepers of the extra blocks, the largest first."""
         keepers = []
         for key, extra in self._extra.items():
             members = [at for at, candidate in enumerate(self._candidates) if candidate.key == key]
+            names = _texts([self._namings.get(at) for at in members])
             blocks = [
-                KeptBlock(self._names.get(at, ""), each.nbytes, each.unsplit, each.earlier)
-                for at, each in enumerate(self._candidates)
-                if each.key == key
+                KeptBlock(name, each.nbytes, each.unsplit, each.earlier)
+                for name, each in zip(names, (self._candidates[at] for at in members), strict=True)
             ]
             number, found = self._number[key], len(blocks)
             if found != number:  # the growth of those that were looked up
@@ -214,24 +227,37 @@ class KeeperSearch:
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
 
-def _name_of(memory: Kept, recording: Recording) -> str:
-    """Return the name of a block's keeper, in words; "" where none has a name."""
-    if memory.is_gradient and not memory.root:
+def _naming_of(kept: Kept, recording: Recording) -> _Naming | None:
+    """Return how a block's keeper is named; None where it has no name."""
+    if kept.is_gradient and kept.is_parameters and not kept.is_of_graph:
         lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
-        return f".grad of the parameters{since}"
-    keeper = memory.keeper()
-    if not keeper.root:
-        return ""
-    way = f" ({', '.join(keeper.way)})" if keeper.way else ""
-    name = f"{keeper.root}{way}"
-    if keeper is memory:
-        return name
-    description = f"the graph of {name}"
-    line = recording.retained_graphs.get(keeper.sequence)
+        return _Naming("", Kept(name=f".grad of the parameters{since}"), "")
+    if not kept.name:
+        return None
+    after = "".join(f" and {other}" for other in kept.others)
+    if not kept.is_of_graph:
+        return _Naming(".grad of " if kept.is_gradient else "", kept, after)
+    line = recording.retained_graphs.get(kept.sequence)
     if line is not None:
-        description += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
-    return description
+        place = _file_and_line(line)
+        after = f", which backward(retain_graph=True) did not free ({place}){after}"
+    return _Naming("the graph of ", kept, after)
+
+
+def _texts(namings: Sequence[_Naming | None]) -> list[str]:
+    """Return the names of some blocks' keepers, "" without one; one for all that one keeps."""
+    ways: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for naming in filter(None, namings):
+        ways.setdefault(naming.key, []).append(naming.kept.way)
+    return [
+        ""
+        if naming is None
+        else naming.before
+        + with_way(naming.kept.name, shared_words(ways[naming.key]))
+        + naming.after
+        for naming in namings
+    ]
 
 
 def _file_and_line(line: Line) -> str:

@@ -365,7 +365,12 @@ def _of_which(measurement: Measurement) -> str:
 def _held_by(measurement: Measurement) -> Iterator[Note]:
     for holder in measurement.stayed.holders if measurement.stayed else ():
         size = format_size(holder.nbytes)
-        sentence = f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
+        sentence = f"held by {holder.names}: {size} in {blocks_text(holder.blocks)}"
+        if holder.others and holder.shared == holder.nbytes:
+            sentence += ", freed when all of them let go"
+        elif holder.others:
+            others = " and ".join(holder.others)
+            sentence += f", of which {format_size(holder.shared)} are also held by {others}"
         yield Note(NoteKind.HOLDER, sentence)
 
 

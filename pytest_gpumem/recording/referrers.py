@@ -1,466 +1,457 @@
-"""Referrers of live CUDA tensors: the way to each from a name in the program.
+"""What keeps live CUDA memory: the objects between it and the names of the program.
 
-Python's collector knows the references between objects. From a tensor the search climbs upwards,
-level by level, until it reaches a name: a global variable, a local variable of a function that
-runs, a class. Memory of an autograd graph counts for the tensor with that graph. Nothing here keeps
-a tensor alive.
+Python's collector knows the references between objects, autograd those of its graphs. The search
+climbs from the tensors by all references to the names: variables of modules, of classes and of
+functions that run, and fixtures. What it has climbed is a :class:`ReferenceGraph`, which tells who
+keeps what. Nothing here keeps a tensor alive.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import gc
-import inspect
-import sys
-from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from contextvars import ContextVar
-from itertools import pairwise
-from pathlib import PurePath
-from types import (
-    CellType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.measurement import Holder
-from pytest_gpumem.recording.graphs import graph_tensors
-from pytest_gpumem.recording.plain_tensors import live_tensors, place_of
-from pytest_gpumem.source_lines import is_users
+from pytest_gpumem.recording.graphs import is_node, saved_objects
+from pytest_gpumem.recording.plain_tensors import gradient_of, place_of
+from pytest_gpumem.recording.program_names import ProgramNames, is_harness
+from pytest_gpumem.recording.reference_graph import ReferenceGraph
+from pytest_gpumem.recording.ways import shared_words, with_way, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import CodeType
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
+
+    from pytest_gpumem.recording.reference_graph import Group, Key, Name
 
     Place = tuple[int, int]
     """device and address of a storage"""
 
-MAX_DEPTH: Final = 12
-"""objects between a tensor and a name; modules in modules count as one"""
-MAX_MODULE_DEPTH: Final = 100
-MAX_OBJECTS: Final = 200
-"""objects of one level from which the search climbs on, those of the largest tensors first"""
-MAX_VISITED: Final = 1_000
-"""objects from which the search climbs in all: for each the collector looks at every reference of
-the process. A number and not a time, so that the answer does not depend on the machine's speed"""
+MAX_OBJECTS: Final = 200_000
+"""objects that lead to the blocks, and nodes of graphs, until the search is given up. A number and
+not a time, so that the answer does not depend on the machine's speed"""
+MAX_LEVELS: Final = 100
+"""objects between a tensor and a name; for each the references of all the process are looked at"""
+FEW: Final = 40
+"""objects whose referrers the collector's own search finds faster"""
+CHUNK: Final = 500
+"""objects of which the references are looked at together"""
 MAX_HOLDERS: Final = 5
 """holders that are reported"""
-UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
+NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
+UNNAMED: Final = "PyTorch itself: no object of Python's refers to it"
+_GRADIENT: Final = "gradient"
+"""begins the key of a tensor's gradient, which need not be an object of Python's"""
+_WHOLE: Final = (list, tuple, set, frozenset, deque)
+
+
+class Kept(NamedTuple):
+    """What keeps a block."""
+
+    name: str = ""
+    """the program's name for what keeps the block; "" where nothing with a name does"""
+    way: tuple[str, ...] = ()
+    """the objects from that name to the block, in words"""
+    holder: str = ""
+    """the name, and the beginning of the way that all blocks of one holder share"""
+    others: tuple[str, ...] = ()
+    """what keeps the block as well, so that it is freed only if these let go too"""
+    is_of_graph: bool = False
+    """whether the graph of a tensor keeps it, which the holder has"""
+    sequence: int = -1
+    """the number of the node that made that tensor"""
+    is_gradient: bool = False
+    """whether it is the ``.grad`` of a tensor, which the holder has"""
+    is_parameters: bool = False
+    """whether that tensor is a parameter"""
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
-    """Return the holders of live memory, by the bytes that letting go of each frees, most first.
+    """Return the holders of live memory, by the bytes that they keep, most first.
 
     ``blocks`` has the bytes of each block, by device and address.
     """
-    memories = kept_memory(blocks).values()
-    # Of several names that refer to a block, that counts which refers to most of all blocks: the
-    # list of all outputs, and not the variable that has the last one as well.
-    totals: Counter[str] = Counter()
-    for memory in memories:
-        totals.update(dict.fromkeys(memory.keepers(), memory.nbytes))
-    groups: dict[str, list[tuple[Kept, Kept]]] = {}
-    for memory in memories:
-        keepers = memory.keepers()
-        name = max(keepers, key=totals.__getitem__, default=", ".join(memory.way) or UNNAMED)
-        groups.setdefault(name, []).append((keepers.get(name, memory), memory))
-    merged = []
-    for name, members in groups.items():
-        description = name
-        ways = [keeper.ways[name] for keeper, _ in members if name in keeper.ways]
-        if ways:  # all that one name holds is described by the beginning that all ways share
-            shared = min(ways, key=len)
-            while any(way[: len(shared)] != shared for way in ways):
-                shared = shared[:-1]
-            description += f" ({', '.join(shared)})" if shared else ""
-        graph = next((keeper.graph for keeper, _ in members if keeper.graph), "")
-        description += f", with its autograd graph ({graph})" if graph else ""
-        nbytes, number = (
-            sum(memory.nbytes for _, memory in members),
-            sum(memory.blocks for _, memory in members),
-        )
-        merged.append((name == UNNAMED, Holder(description, nbytes, number)))
-    # What nothing of the program's refers to comes last: letting go of a name frees none of it.
-    merged.sort(key=lambda entry: (entry[0], -entry[1].nbytes, entry[1].text))
-    return tuple(holder for _, holder in merged[:MAX_HOLDERS])
+    with _searched(blocks) as search:
+        found = [search.holder(group) for group in search.graph.groups()]
+        found.sort(key=lambda holder: (-holder.nbytes, holder.text))
+        # What nothing of the program's refers to comes last: letting go of a name frees none of it.
+        found += search.without_a_name()
+    return tuple(found[:MAX_HOLDERS])
 
 
 def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
-    """Return the memory of all blocks, by device and address; those of one graph have an owner.
-
-    Nothing of a search stays: no object of the program's, and no reference cycle. Objects that were
-    frozen when the test began are not frozen again: the test's own garbage would be among them, and
-    never be collected.
+    """Return what keeps each block, by device and address.
 
     ``blocks`` has the bytes of each block, by device and address.
     """
+    with _searched(blocks) as search:
+        kept: dict[Any, Kept] = {}
+        for group in search.graph.groups():
+            kept.update(search.kept(group))
+        return {place: kept.get(place) or search.kept_without_a_name(place) for place in blocks}
+
+
+@contextmanager
+def _searched(blocks: Mapping[Place, int]) -> Iterator[_Search]:
+    """Search for what keeps some blocks.
+
+    Nothing of it stays: no object of the program's, and no reference cycle. Objects that were
+    frozen when the test began are not frozen again: the test's own garbage would be among them, and
+    never be collected.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
     gc.unfreeze()  # the collector tells nothing of frozen objects
-    return _Climb(blocks).run()
+    search = _Search(blocks)
+    try:
+        search.run()
+        yield search
+    finally:
+        search.close()
+        if was_enabled:
+            gc.enable()
 
 
-class Kept:
-    """Memory that one tensor keeps: its own, and that of its graph without a Python object."""
-
-    __slots__ = (
-        *("blocks", "graph", "graph_owner", "is_gradient", "nbytes", "owned"),
-        *("longest_way", "sequence", "ways"),
-    )
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.owned = 0
-        """bytes of other blocks that it keeps by its graph"""
-        self.blocks = 0
-        self.graph = ""
-        """the node of autograd's that made the tensor"""
-        self.sequence = -1
-        """the number of that node"""
-        self.graph_owner: Kept | None = None
-        """memory of a tensor that keeps this one by its graph, or as its gradient"""
-        self.is_gradient = False
-        """whether it is the gradient of a live leaf"""
-        self.ways: dict[str, tuple[str, ...]] = {}
-        """of each name that refers to the tensor, the objects on the way; the shortest way first"""
-        self.longest_way: tuple[str, ...] = ()
-        """objects on the longest way that was found"""
-
-    @property
-    def root(self) -> str:
-        """The name that refers to the tensor by the shortest way; "" where none does."""
-        return next(iter(self.ways), "")
-
-    @property
-    def way(self) -> tuple[str, ...]:
-        """Objects on the way from that name; without a name, on the longest way that was found."""
-        return self.ways.get(self.root, self.longest_way)
-
-    @property
-    def weight(self) -> int:
-        """Bytes that have a name once this has one: the search looks for the most first."""
-        return self.nbytes + self.owned
-
-    def note_graph(self, tensor: Tensor) -> None:
-        """Note the node that made the tensor, if a node did."""
-        if tensor.grad_fn is not None:
-            self.graph = tensor.grad_fn.name()
-            self.sequence = tensor.grad_fn._sequence_nr()
-
-    def add(self, nbytes: int) -> None:
-        """Add a block."""
-        self.nbytes += nbytes
-        self.blocks += 1
-
-    def owners(self) -> Iterator[Kept]:
-        """Yield this, and then each memory that keeps the one before by a graph."""
-        kept: Kept | None = self
-        while kept is not None:
-            yield kept
-            kept = kept.graph_owner
-
-    def keepers(self) -> dict[str, Kept]:
-        """Return all names that keep the memory, with the objects below them; the nearest first."""
-        return {name: kept for kept in reversed([*self.owners()]) for name in kept.ways}
-
-    def keeper(self) -> Kept:
-        """Return this, or where it has no name, the first with a name that keeps it by a graph."""
-        return next((kept for kept in self.owners() if kept.root), self)
-
-
-class _Node:
-    """An object on the way up from a tensor."""
-
-    __slots__ = ("below", "memory", "value", "words")
-
-    def __init__(self, value: object, below: object, memory: Kept, words: tuple[str, ...]) -> None:
-        self.value = value
-        self.below = below
-        """the object that this one refers to, one level down"""
-        self.memory = memory
-        """the tensor's memory"""
-        self.words = words
-        """names of the objects on the way down to the tensor"""
-
-
-class _Climb:
-    """Climbs from tensors to names."""
+class _Search:
+    """The search for what keeps some blocks."""
 
     def __init__(self, blocks: Mapping[Place, int]) -> None:
         self._blocks = blocks
-        self._kept: dict[Place, Kept] = {}
-        self._memories: list[Kept] = []
-        self._level = self._tensors()
-        self._climbed: dict[int, _Node] = {}
-        """of each object from which the search has climbed on, by its id: the first way to it"""
-        self._crossings: list[tuple[Kept, _Node, tuple[str, ...]]] = []
-        """memory with a way that has reached such an object, that, and the way down from it"""
-        # Some libraries put objects into sys.modules that are no modules.
-        entries: list[Any] = list(sys.modules.values())
-        self._globals = {
-            id(vars(module)): module for module in entries if isinstance(module, ModuleType)
-        }
-        self._locals: dict[int, str] = {}
-        frames: list[FrameType | None] = [*sys._current_frames().values()]
-        while frames:
-            frame = frames.pop()
-            if frame is not None:
-                code = frame.f_code
-                if is_users(code.co_filename) and code.co_flags & inspect.CO_OPTIMIZED:
-                    self._locals.update(_locals_of(frame))
-                frames.append(frame.f_back)
-        # No variable may refer to this frame itself: it would be a cycle, with all that it has.
-        self._parents = _parents()
+        self._objects: dict[Key, Any] = {}
+        """those that lead to a block, and nodes of graphs, by id"""
+        self._edges: dict[Key, dict[Key, None]] = {}
+        """what tensors and nodes of graphs refer to, which the collector does not know"""
+        self._weak: set[tuple[Key, Key]] = set()
+        """edges from nodes to inputs and parameters: see ``ReferenceGraph.weak``"""
+        self._hooks: set[Any] = set()
+        """ids of hooks of saved tensors that were looked at"""
+        self._roots: dict[int, Any] = {}
+        """objects that give names"""
+        self.is_cut = False
+        self._heap = _Heap()
+        self._names = ProgramNames()
 
-    def _tensors(self) -> list[_Node]:
-        """Return a node for each tensor that keeps any of the blocks, the largest first."""
-        tensors = live_tensors()
-        nodes: list[_Node] = []
-        by_place: dict[Place, Kept] = {}
-        for tensor in tensors:
-            place = place_of(tensor)
-            if place in self._blocks and place not in by_place:
-                by_place[place] = Kept()
-                by_place[place].add(self._blocks[place])
-            if place in by_place:  # another view of the same memory may have the name
-                nodes.append(_Node(tensor, None, by_place[place], ()))
-        nodes += self._graph_nodes(tensors, by_place)
-        self._kept = by_place
-        return nodes
+    def run(self) -> None:
+        """Make the graph of all that leads to the blocks."""
+        self._climb([*self._tensors()])
+        self._heap.close()
+        self.graph = self._made_graph()
 
-    def _graph_nodes(self, tensors: list[Tensor], by_place: dict[Place, Kept]) -> list[_Node]:
-        """Give blocks the owners of their graphs; return nodes for owners without a block."""
+    def close(self) -> None:
+        """Let go of all objects."""
+        self._heap.close()
+        for each in (self._objects, self._roots, self._edges):
+            each.clear()
+
+    # -- references of PyTorch's --
+
+    def _tensors(self) -> list[Tensor]:
+        """Return the tensors that lead to a block, by their storage, graph or gradient."""
         import torch
 
-        nodes: list[_Node] = []
-        visited: set[Any] = set()
+        tensors = self._heap.tensors()
+        pending: list[Any] = []
         with torch._C.DisableTorchFunctionSubclass():
-            graphs = [tensor for tensor in tensors if tensor.grad_fn is not None]
-            # Of memory that several graphs share, the latest has all: a loss before its summands.
-            # Autograd numbers its nodes: later ones have larger numbers.
-            graphs.sort(key=lambda tensor: -tensor.grad_fn._sequence_nr())  # type: ignore[union-attr] # they have one
-            graphs += [tensor for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-            for tensor in graphs:
-                memory = by_place.get(place_of(tensor)) or Kept()
-                memory.note_graph(tensor)
-                keeps = memory.nbytes > 0
-                for saved in graph_tensors(tensor, visited):
-                    place = place_of(saved)
-                    if place not in self._blocks:
-                        continue
-                    block = by_place.setdefault(place, Kept())
-                    block.nbytes, block.blocks = self._blocks[place], 1
-                    block.is_gradient |= tensor.is_leaf
-                    if block.graph_owner is None and block not in memory.owners():
-                        block.graph_owner = memory
-                        memory.owned += block.nbytes
-                        keeps = True
-                if keeps and not memory.nbytes:
-                    nodes.append(_Node(tensor, None, memory, ()))
-        return nodes
+            for tensor in tensors:
+                self._objects[id(tensor)] = tensor
+                self._refer(id(tensor), tensor, pending)
+            while pending:
+                node = pending.pop()
+                if len(self._objects) > MAX_OBJECTS + len(tensors):
+                    self.is_cut = True
+                    break
+                self._walk(node, pending)
+        above: dict[Key, list[Key]] = {}
+        for key, children in self._edges.items():
+            for child in children:
+                above.setdefault(child, []).append(key)
+        leading: set[Key] = {*self._blocks}
+        climbing: list[Key] = [*leading]
+        while climbing:
+            for parent in above.get(climbing.pop(), ()):
+                if parent not in leading:
+                    leading.add(parent)
+                    climbing.append(parent)
+        self._edges = {key: each for key, each in self._edges.items() if key in leading}
+        found = [tensor for tensor in tensors if id(tensor) in leading]
+        self._objects = {key: each for key, each in self._objects.items() if key in leading}
+        return found
 
-    def run(self) -> dict[Place, Kept]:
-        """Return the memory of all blocks, each with a name, or with the longest way to it."""
-        self._look_at_locals(self._level)
-        for _ in range(MAX_DEPTH):
-            targets = self._targets()
-            if not targets:
+    def _edge(self, key: Key, child: Key) -> None:
+        self._edges.setdefault(key, {})[child] = None
+
+    def _refer(self, key: Key, tensor: Tensor, pending: list[Any]) -> None:
+        """Note a tensor's storage, its gradient and the node that made it."""
+        if tensor.is_cuda and (place := place_of(tensor)) in self._blocks:
+            self._edge(key, place)
+        if tensor.grad_fn is not None:
+            self._edge(key, self._node(tensor.grad_fn, pending))
+        gradient = gradient_of(tensor)
+        if gradient is not None:
+            of_gradient = (_GRADIENT, id(tensor))
+            self._objects[id(tensor)] = tensor  # else its id may become another's
+            self._edge(key, of_gradient)
+            if of_gradient not in self._edges:
+                self._edges[of_gradient] = {}
+                self._refer(of_gradient, gradient, pending)
+
+    def _node(self, node: Any, pending: list[Any]) -> Key:  # noqa: ANN401 - one of autograd's many types
+        if id(node) not in self._objects:
+            self._objects[id(node)] = node
+            pending.append(node)
+        return id(node)
+
+    def _walk(self, node: Any, pending: list[Any]) -> None:  # noqa: ANN401 - one of autograd's many types
+        """Note what a node of a graph has saved, and the nodes before it."""
+        key = id(node)
+        for saved in saved_objects(node, self._hooks):
+            if is_node(saved):
+                self._edge(key, self._node(saved, pending))
+            else:
+                self._refer_from_node(key, saved, pending)
+        leaf = getattr(node, "variable", None)  # of AccumulateGrad
+        if leaf is not None:
+            self._refer_from_node(key, leaf, pending)
+        for successor, _ in node.next_functions:
+            if successor is not None:
+                self._edge(key, self._node(successor, pending))
+
+    def _refer_from_node(self, key: Key, tensor: Tensor, pending: list[Any]) -> None:
+        before = {*self._edges.get(key, ())}
+        self._refer(key, tensor, pending)
+        if tensor.grad_fn is None:
+            self._weak.update(
+                (key, child) for child in self._edges.get(key, ()) if child not in before
+            )
+
+    # -- references of Python's --
+
+    def _climb(self, level: list[object]) -> None:
+        """Find all that leads to some objects, up to what gives names."""
+        passed: set[int] = set()
+        for _ in range(MAX_LEVELS):
+            if not level:
+                return
+            above = []
+            for referrer in self._heap.referrers(level):
+                key = id(referrer)
+                if key in self._objects or key in self._roots or key in passed:
+                    continue
+                if self._names.is_root(referrer):
+                    self._roots[key] = referrer
+                elif is_harness(referrer):
+                    passed.add(key)
+                else:
+                    self._objects[key] = referrer
+                    above.append(referrer)
+            level = above
+            if len(self._objects) > MAX_OBJECTS:
                 break
-            self._level = self._referrers(targets)
-            self._look_at_locals(self._level)
-        # A name may pass from one to the next by several crossings.
-        while self._name_by_crossings():
-            pass
-        for place, size in self._blocks.items():
-            if place not in self._kept:  # the driver's, a library's, or kept by C++ alone
-                self._kept[place] = memory = Kept()
-                memory.add(size)
-        return self._kept
+        self.is_cut = True
 
-    def _targets(self) -> list[object]:
-        """Return the objects of the level from which the search climbs on."""
-        weights: dict[int, int] = {}
-        values: dict[int, object] = {}
-        for node in self._level:
-            if not node.memory.ways:
-                key = id(node.value)
-                weights[key] = weights.get(key, 0) + node.memory.weight
-                values[key] = node.value
-        # Where a level has too many, the largest come first; ties as the collector has them.
-        keys = sorted(weights, key=lambda key: -weights[key])
-        return [values[key] for key in keys[: min(MAX_OBJECTS, MAX_VISITED - len(self._climbed))]]
+    def _made_graph(self) -> ReferenceGraph:
+        """Return the graph of what was found."""
+        names = self._named()
+        below: dict[Key, dict[Key, None]] = {key: {**each} for key, each in self._edges.items()}
+        for key, value in self._objects.items():
+            children = below.setdefault(key, {})
+            for child in gc.get_referents(value):
+                if id(child) in self._objects:
+                    children[id(child)] = None
+        tensors = {
+            key for key, value in self._objects.items() if _is_tensor(value) or is_node(value)
+        }
+        tensors.update(key for key in self._edges if _is_gradient(key))
+        whole = {key for key, value in self._objects.items() if _is_whole(value)}
+        return ReferenceGraph(below, names, {**self._blocks}, tensors, whole, self._weak)
 
-    def _name_by_crossings(self) -> bool:
-        """Give memory the names that another way has found; return whether any was given."""
-        given = False
-        for memory, node, words in self._crossings:
-            if memory.ways or not node.memory.ways:
-                continue
-            # The other way's names are those above the crossing, and those below it.
-            below = len(tuple(filter(None, node.words)))
-            above = node.memory.way[: max(0, len(node.memory.way) - below)]
-            memory.ways[node.memory.root] = (*above, *filter(None, words))
-            given = True
-        return given
+    def _named(self) -> dict[Key, list[Name]]:
+        """Return the names of the objects that were found; fixtures become objects themselves."""
+        names: dict[Key, list[Name]] = {}
+        for key, name in self._names.locals.items():
+            if key in self._objects:
+                names.setdefault(key, []).append(name)
+        for root in self._roots.values():
+            for key, name in self._names.names_of(root):
+                if key == id(root):
+                    self._objects[key] = root
+                if key in self._objects:
+                    names.setdefault(key, []).append(name)
+        return names
 
-    def _look_at_locals(self, level: Iterable[_Node]) -> None:
-        for node in level:
-            name = self._locals.get(id(node.value))
-            if name is not None:
-                _name(node, name)
+    # -- words --
 
-    def _referrers(self, targets: list[object]) -> list[_Node]:
-        """Return the referrers of some objects of the level, with all nodes that they refer to."""
-        below: dict[int, list[_Node]] = {}
-        for node in self._level:
-            below.setdefault(id(node.value), []).append(node)
-        for target in targets:
-            self._climbed.setdefault(id(target), below[id(target)][0])
-        above: list[_Node] = []
-        skipped = {id(container) for container in (targets, self._level, below, above)}
-        for referrer in gc.get_referrers(*targets):
-            # This search's own containers, records and frames refer to the objects as well.
-            if id(referrer) in skipped or isinstance(referrer, (_Node, _Climb, Kept)):
-                continue
-            if isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__:
-                continue
-            earlier = self._climbed.get(id(referrer))
-            for child in gc.get_referents(referrer):
-                for node in below.get(id(child), ()):
-                    if earlier is None:
-                        self._visit(referrer, node, above)
-                    elif earlier.memory is not node.memory:
-                        self._crossings.append((node.memory, earlier, _words(referrer, node)))
-        referrer = None  # it may be this frame
-        return above
+    def holder(self, group: Group) -> Holder:
+        """Return a group's holder in words, with what else keeps its blocks."""
+        tensors = [
+            tensor for tensor in map(self._tensor_of, self._paths(group)) if tensor is not None
+        ]
+        made = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        text = self._text(group)
+        if made:
+            made.sort(key=lambda tensor: -tensor.grad_fn._sequence_nr())
+            text += f", with its autograd graph ({made[0].grad_fn.name()})"
+        if self.is_cut:
+            text += ", as far as was searched"
+        return Holder(
+            text,
+            self.graph.bytes_of(group.blocks),
+            len(group.blocks),
+            self._others_of(group),
+            self.graph.bytes_of(group.shared),
+        )
 
-    def _visit(self, referrer: object, node: _Node, above: list[_Node]) -> None:
-        """Name a node by a referrer, or note the referrer as a node of the next level."""
-        module = self._globals.get(id(referrer))
-        if module is not None:
-            file = getattr(module, "__file__", None)
-            place = PurePath(file).name if file else module.__name__
-            _name(node, f"global variable {_key_of(referrer, node.value)} of {place}")
-            return
-        if isinstance(referrer, type):
-            in_namespace = isinstance(node.value, dict)
-            key = _key_of(vars(referrer), node.below if in_namespace else node.value)
-            words = node.words[1:] if in_namespace else node.words
-            named = _Node(node.value, None, node.memory, words)
-            _name(named, f"class attribute {key} of {referrer.__qualname__}")
-            return
-        if type(referrer).__name__.startswith("hamt_"):  # a part of a context: values before keys
-            for value, key in pairwise(gc.get_referents(referrer)):
-                if value is node.value and isinstance(key, ContextVar):
-                    _name(node, f"context variable {key.name}")
-                    return
-        words = _words(referrer, node)
-        for _ in range(MAX_MODULE_DEPTH):  # up to the outermost module; one may be in itself
-            if id(referrer) not in self._parents:
+    def kept(self, group: Group) -> dict[Key, Kept]:
+        """Return what keeps each block of a group."""
+        text, others = self._text(group), self._others_of(group)
+        shared = group.shared
+        kept = {}
+        for path in self._paths(group):
+            tensor = self._tensor_of(path)
+            is_of_graph = any(is_node(self._objects.get(key)) for key in path)
+            leaf = self._leaf_of(path)
+            kept[path[-1]] = Kept(
+                group.name.text,
+                words_of(self._python_part(path)),
+                text,
+                others if path[-1] in shared else (),
+                is_of_graph,
+                tensor.grad_fn._sequence_nr() if is_of_graph and tensor is not None else -1,
+                leaf is not None,
+                _is_parameter(leaf),
+            )
+        return kept
+
+    def kept_without_a_name(self, place: Key) -> Kept:
+        """Return what is known of a block that nothing with a name keeps."""
+        leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
+        return Kept(is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
+
+    def without_a_name(self) -> list[Holder]:
+        """Return the memory that nothing with a name keeps, with what is known of it."""
+        left = self._blocks.keys() - self.graph.reached(self.graph.names)
+        found: dict[str, list[Key]] = {}
+        while left:
+            outermost = self.graph.outermost_above(min(left))
+            blocks = self.graph.reached([outermost]) & left
+            paths = self.graph.paths(outermost, blocks)
+            words = shared_words(words_of(self._python_part(path)) for path in paths)
+            text = f"objects that no variable refers to ({', '.join(words)})" if words else UNNAMED
+            found.setdefault(NOT_SEARCHED if self.is_cut else text, []).extend(blocks)
+            left -= blocks
+        held = [
+            Holder(text, self.graph.bytes_of(blocks), len(blocks)) for text, blocks in found.items()
+        ]
+        return sorted(held, key=lambda holder: (-holder.nbytes, holder.text))
+
+    def _text(self, group: Group) -> str:
+        return with_way(group.name.text, self._words(group))
+
+    def _words(self, group: Group) -> tuple[str, ...]:
+        return shared_words(words_of(self._python_part(path)) for path in self._paths(group))
+
+    def _others_of(self, group: Group) -> tuple[str, ...]:
+        """Return the other holders of a group's blocks, those of the same name by the way alone."""
+        return tuple(
+            ", ".join(self._words(other)) if other.name == group.name else self._text(other)
+            for other in group.others
+        )
+
+    def _paths(self, group: Group) -> Iterator[tuple[Key, ...]]:
+        """Yield the path from a group's name to each of its blocks."""
+        for path in self.graph.paths(group.path[-1], group.blocks):
+            yield (*group.path, *path[1:])
+
+    def _python_part(self, path: Sequence[Key]) -> list[Any]:
+        """Return the objects of a path until autograd's part of it begins, or the memory."""
+        values: list[Any] = []
+        for key in path:
+            value = self._objects.get(key)
+            if value is None or is_node(value):
                 break
-            referrer = self._parents[id(referrer)]
-            words = (type(referrer).__name__,)
-        way = tuple(filter(None, words))
-        node.memory.longest_way = max(node.memory.longest_way, way, key=len)
-        above.append(_Node(referrer, node.value, node.memory, words))
+            values.append(value)
+        return values
+
+    def _tensor_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
+        """Return the tensor by which a path reaches a block, or a graph that keeps the block."""
+        values = self._python_part(path)
+        return values[-1] if values and _is_tensor(values[-1]) else None
+
+    def _leaf_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
+        """Return the tensor whose gradient keeps a block; None if no gradient does."""
+        leaves = [key[1] for key in path if isinstance(key, tuple) and _is_gradient(key)]
+        return self._objects.get(leaves[0]) if leaves else None
 
 
-def _name(node: _Node, root: str) -> None:
-    """Note a name of a tensor's memory: the first way to it is the shortest."""
-    node.memory.ways.setdefault(root, tuple(filter(None, node.words)))
+class _Heap:
+    """All objects of Python's that refer to others, as they were when this was made.
+
+    A search's own objects, which are made later, are none of these.
+    """
+
+    def __init__(self) -> None:
+        objects = gc.get_objects()
+        self._keys = {*map(id, objects)}
+        # A comprehension's variables would be in this list, and have it: a cycle.
+        self._chunks: list[list[Any]] = []
+        for at in range(0, len(objects), CHUNK):
+            self._chunks.append(objects[at : at + CHUNK])
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, on whichever device."""
+        import torch
+
+        # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
+        return [
+            each for chunk in self._chunks for each in chunk if issubclass(type(each), torch.Tensor)
+        ]
+
+    def referrers(self, targets: Sequence[object]) -> list[object]:
+        """Return the objects that refer to any of some others.
+
+        ``gc.get_referrers`` takes the longer the more objects it is asked for. Of many objects most
+        chunks refer to none, which is seen at once.
+        """
+        if len(targets) <= FEW:
+            return [each for each in gc.get_referrers(*targets) if id(each) in self._keys]
+        keys = {*map(id, targets)}
+        return [
+            each
+            for chunk in self._chunks
+            if not keys.isdisjoint(map(id, gc.get_referents(*chunk)))
+            for each in chunk
+            if not keys.isdisjoint(map(id, gc.get_referents(each)))
+        ]
+
+    def close(self) -> None:
+        """Let go of all objects."""
+        self._chunks.clear()
 
 
-def _words(referrer: object, node: _Node) -> tuple[str, ...]:
-    """Return the names on the way down from a referrer of a node's object."""
-    child, words = node.value, node.words
-    first: str | None = None
-    if isinstance(referrer, FunctionType):
-        kind = "closure" if child is referrer.__closure__ else "default argument"
-        code = referrer.__code__
-        place = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
-        first = f"{kind} of {referrer.__qualname__}, {place}"
-        # Without the word for the tuple of a function's cells or defaults.
-        words = words[1:] if isinstance(child, (tuple, dict)) else words
-    elif isinstance(referrer, FrameType):  # it does not run: a traceback or a generator has it
-        first = next((name for key, name in _locals_of(referrer) if key == id(child)), "")
-    elif isinstance(referrer, (CellType, TracebackType)):
-        first = ""
-    elif isinstance(referrer, (Mapping, list, tuple, set, frozenset)):
-        first = f"{type(referrer).__name__} of {len(referrer)}"
-    elif isinstance(referrer, (MethodType, GeneratorType)):
-        first = f"{type(referrer).__name__} {referrer.__qualname__}"
-    return _of_attribute(referrer, node) if first is None else (first, *words)
+def _is_gradient(key: Key) -> bool:
+    return isinstance(key, tuple) and key[0] == _GRADIENT
 
 
-def _of_attribute(owner: object, node: _Node) -> tuple[str, ...]:
-    """Return the names on the way down from an object with attributes."""
-    child, words = node.value, node.words
-    attributes: Any = None
-    with suppress(AttributeError):
-        attributes = object.__getattribute__(owner, "__dict__")
-    if attributes is child:  # its __dict__, which the first word stands for
-        key, words = _key_of(child, node.below), words[1:]
-    else:
-        key = _key_of(attributes, child)
-    kind = type(owner).__name__
-    if key in {"_parameters", "_buffers", "_modules"}:  # a module's, without the dict
-        return (kind, *words[1:])
-    return (f"attribute {key} of {kind}" if key else kind, *words)
-
-
-def _key_of(mapping: object, value: object) -> str:
-    if not isinstance(mapping, Mapping):
-        return ""
-    return next((str(key) for key, member in list(mapping.items()) if member is value), "")
-
-
-def _parents() -> dict[int, object]:
-    """Return the parent of each module in another, by the id of the inner one."""
+def _is_tensor(value: object) -> bool:
     import torch
 
-    modules = [owner for owner in gc.get_objects() if issubclass(type(owner), torch.nn.Module)]
-    return {
-        id(child): module
-        for module in modules
-        for child in vars(module).get("_modules", {}).values()
-        if child is not None
-    }
+    return issubclass(type(value), torch.Tensor)
 
 
-# -- local variables: of functions that run the collector does not know them --
+def _is_parameter(value: object) -> bool:
+    import torch
+
+    return issubclass(type(value), torch.nn.Parameter)
 
 
-def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
-    values, code, current = frame.f_locals, frame.f_code, frame.f_lineno
-    lines = assignments(code)
-    file = PurePath(code.co_filename).name
-    for name, value in list(values.items()):
-        # Of several assignments the last one above the line that runs; in a loop, maybe below it.
-        assigned = lines.get(name, ()) or (code.co_firstlineno,)
-        above = [line for line in assigned if line <= (current or 0)]
-        place = f"{file}:{max(above or assigned)}"
-        yield id(value), f"local variable {name} of {code.co_name}, {place}"
-    if isinstance(values, dict):  # before Python 3.13 it is a copy, which would keep them alive
-        values.clear()
+def _is_whole(value: object) -> bool:
+    """Whether an object's parts are no holders by themselves: a list's, an optimizer's."""
+    import torch
 
-
-@functools.lru_cache(maxsize=256)
-def assignments(code: CodeType) -> dict[str, list[int]]:
-    """Return the lines that assign to each local variable of a function."""
-    lines: dict[str, list[int]] = {}
-    line = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        if instruction.starts_line:
-            line = getattr(instruction, "line_number", None) or instruction.starts_line
-        if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF")):
-            names = instruction.argval
-            for name in names if isinstance(names, tuple) else (names,):
-                lines.setdefault(name, []).append(line)
-    return lines
+    kind = type(value)
+    return issubclass(kind, _WHOLE) or (
+        kind.__module__.startswith("torch.") and not issubclass(kind, torch.nn.Module)
+    )

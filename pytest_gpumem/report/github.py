@@ -95,7 +95,7 @@ def line_at_fault(result: Result) -> tuple[str, int, str] | None:
     stayed = measurement.stayed if measurement else None
     if result.verdict.kind is Kind.LEAKED and stayed is not None and stayed.sites:
         site = stayed.sites[0]
-        held = f", held by {stayed.holders[0].text}" if stayed.holders else ""
+        held = f", held by {stayed.holders[0].names}" if stayed.holders else ""
         return site.path, site.line, f"leaked: {_amount(site)}{held}"
     lead = result.verdict.lead
     if lead is not None and lead.path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
+import re
 import weakref
 
 import pytest
@@ -11,7 +13,8 @@ from helpers.marked_sessions import LEAKS, leaked
 from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.recording.plain_tensors import place_of
-from pytest_gpumem.recording.referrers import MAX_OBJECTS, UNNAMED, Kept, _Climb, _Node, holders
+from pytest_gpumem.recording.reference_graph import ReferenceGraph
+from pytest_gpumem.recording.referrers import NOT_SEARCHED, UNNAMED, Kept, _Search, holders
 
 KEEPERS = {
     "attribute history of Trainer, list of 1": (
@@ -148,12 +151,12 @@ def test_without_attribution_the_holder_is_told_and_no_line(suite):
     assert "of which" not in session.flat
 
 
-def test_the_search_ends_by_a_number_of_objects_and_not_by_the_clock(suite, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.recording.referrers.MAX_VISITED", 0)
-    head, body, words = KEEPERS["global"]
+def test_a_search_that_has_too_many_objects_says_so_and_names_no_other_holder(suite, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.recording.referrers.MAX_LEVELS", 1)
+    head, body, words = KEEPERS["attribute history of Trainer, list of 1"]
     session = leaked(suite, *body, head=head)
     assert words not in session.flat
-    assert "held by PyTorch itself" in session.flat
+    assert f"note: held by {NOT_SEARCHED}: 8.00 MiB in 1 block" in session.flat
 
 
 def test_the_holder_is_the_same_whatever_the_clock_says(suite, monkeypatch):
@@ -170,6 +173,120 @@ def test_memory_without_a_name_comes_last_however_much_it_is(torch):
         del small
     assert named.text.startswith("local variable small of test_memory_without_a_name_comes_last")
     assert (unnamed.text, unnamed.nbytes) == (UNNAMED, 1 << 30)
+
+
+GROWTH = """
+import pytest, torch
+from collections import deque
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.outs = nn.Linear(8, 8), []
+
+class Agent:
+    pass
+
+@pytest.fixture(scope="module")
+def net():
+    return nn.Sequential(nn.Linear(8, 8)).cuda()
+
+@pytest.fixture(scope="module")
+def waiting():
+    made = []
+    yield made.append
+
+@pytest.mark.gpu_memory(max_leak_mib=0, baseline=False)
+def test_attribute_of_a_fixture(net):
+    net[0].saved = torch.zeros(2**20, device="cuda")
+
+@pytest.mark.gpu_memory(max_leak_mib=0, baseline=False)
+def test_variable_of_a_fixture(waiting):
+    waiting(torch.zeros(2**20, device="cuda"))
+
+@pytest.mark.gpu_memory(steady=True, baseline=False)
+def test_module_in_a_module(gpu_memory):
+    model = nn.Sequential(Net(), Net()).cuda()
+    for _ in range(6):
+        model[1].outs.append(torch.zeros(2**20, device="cuda"))
+        gpu_memory.step()
+
+@pytest.mark.gpu_memory(steady=True, baseline=False)
+@pytest.mark.parametrize("store", [list, deque])
+@pytest.mark.parametrize("each", [list, tuple])
+def test_lists_of_lists(gpu_memory, store, each):
+    agent = Agent()
+    agent.memory = store()
+    for _ in range(6):
+        for _ in range(64):
+            agent.memory.append(each([torch.zeros(2**16, device="cuda") for _ in range(5)]))
+        gpu_memory.step()
+
+class Wrapped:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+class Registry:
+    def __init__(self):
+        self.models, self.optimizers = [], []
+
+@pytest.mark.gpu_memory(steady=True, baseline=False)
+@pytest.mark.parametrize("wrap", [Wrapped, lambda optimizer: optimizer])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_registry(gpu_memory, kind, wrap):
+    registry = Registry()
+    for _ in range(6):
+        model = nn.Sequential(*(nn.Linear(1024, 1024, device="cuda") for _ in range(4)))
+        opt = kind(model.parameters())
+        registry.models.append(model)
+        registry.optimizers.append(wrap(opt))
+        model(torch.randn(64, 1024, device="cuda")).sum().backward()
+        opt.step(), opt.zero_grad()
+        gpu_memory.step()
+"""
+
+
+def test_holders_that_reports_of_others_found_wrong(suite):
+    """Fixtures' objects, modules in modules, lists of lists, registries (accelerate#84, NeMo-RL).
+
+    Of a registry the optimizers hold all; parameters are freed only when the models let go too.
+    """
+    session = suite.run("--gpumem-json=r.json", "-v", source=GROWTH)
+    results = json.loads((suite.path / "r.json").read_text())["results"]
+    held = {
+        result["nodeid"].partition("::")[2]: result["measurement"]["stayed"]["holders"]
+        for result in results
+    }
+    texts = {
+        name: [re.sub(r" of test_\w+, test_it.py:\d+", "", holder["text"]) for holder in holders]
+        for name, holders in held.items()
+    }
+    assert texts.pop("test_attribute_of_a_fixture") == [
+        "fixture net (Sequential, attribute saved of Linear 0)"
+    ]
+    assert texts.pop("test_variable_of_a_fixture") == [
+        "fixture waiting (builtin_function_or_method, list of 1)"
+    ]
+    assert texts.pop("test_module_in_a_module") == [
+        "local variable model (Sequential, attribute outs of Net 1, list of 6)"
+    ]
+    for each in ("list", "tuple"):
+        for store in ("list", "deque"):
+            assert texts.pop(f"test_lists_of_lists[{each}-{store}]") == [
+                f"local variable agent (attribute memory of Agent, {store} of 384, {each} of 5)"
+            ]
+    optimizers, models = "attribute optimizers of Registry", "attribute models of Registry"
+    parameters = 3 * 4 * (4 << 20 | 4 << 10)
+    for wrap in ("Wrapped", "<lambda>"):
+        (adam,), (sgd,) = (held[f"test_registry[{kind}-{wrap}]"] for kind in ("Adam", "SGD"))
+        assert optimizers in adam["text"]
+        assert adam["others"] == [f"{models}, list of 6, Sequential"]
+        assert (adam["shared"], adam["bytes"]) == (parameters, 3 * parameters)
+        assert models in sgd["text"]
+        assert sgd["others"][0].startswith(f"{optimizers}, list of 6")
+        assert sgd["shared"] == sgd["bytes"] == parameters
+    assert session.flat.count("in 24 blocks, freed when all of them let go") == 2
 
 
 @pytest.fixture
@@ -202,17 +319,17 @@ def test_a_search_keeps_no_object_and_no_memory(torch):
         kept.clear()
         assert [reference() for reference in alive] == [None] * 3
         assert torch.cuda.memory_allocated() == before - (12 << 20)
-        assert not any(type(value) in (Kept, _Node, _Climb) for value in gc.get_objects())
+        assert not any(type(value) in (Kept, _Search, ReferenceGraph) for value in gc.get_objects())
     finally:
         gc.enable()
 
 
 @pytest.mark.usefixtures("device")
 def test_all_of_a_long_list_is_the_lists(torch):
-    kept = [torch.empty(128, device="cuda") for _ in range(MAX_OBJECTS * 3)]
+    kept = [torch.empty(128, device="cuda") for _ in range(600)]
     (holder,) = holders({place_of(tensor): 512 for tensor in kept})
     assert holder.text.startswith("local variable kept of test_all_of_a_long_list_is_the_lists,")
-    assert holder.blocks == MAX_OBJECTS * 3
+    assert holder.blocks == 600
 
 
 @pytest.mark.usefixtures("device")

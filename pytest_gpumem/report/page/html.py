@@ -121,7 +121,7 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
     stayed = measurement.stayed if measurement else None
     reasons = [*(verdict.causes[0].reasons[:1] if verdict.causes else ())]
     reasons += [reason for line in test.held_lines for reason in line.reasons]
-    reasons += [f"held by {stayed.holders[0].text}"] if stayed and stayed.holders else []
+    reasons += [f"held by {stayed.holders[0].names}"] if stayed and stayed.holders else []
     keeper = reasons[0] if reasons else ""
     cause = row_cause(test)
     # What grew, or leaked, is told with the names of what keeps it.

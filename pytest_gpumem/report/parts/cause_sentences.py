@@ -83,7 +83,7 @@ def row_cause(result: Result) -> str:
         return f"requested at {oom.site}" if oom is not None and oom.site else ""
     if result.verdict.kind is Kind.LEAKED:
         holders = measurement.stayed.holders if measurement.stayed else ()
-        return f"held by {holders[0].text}" if holders else ""
+        return f"held by {holders[0].names}" if holders else ""
     return result.verdict.lead.sentence if result.verdict.lead else ""
 
 

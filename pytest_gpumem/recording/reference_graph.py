@@ -1,0 +1,274 @@
+"""Which objects keep blocks of memory: reachability in a graph of references; pure.
+
+The graph has what leads from the program's names to the blocks: objects, and below these the
+blocks. A name keeps the blocks that can be reached from its object. What letting go of an object
+frees are the blocks that no name reaches once that object is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    Keys = AbstractSet["Key"]
+
+MOST: Final = 0.9
+"""share of a holder's bytes: an object below it that has as many is the holder"""
+MAX_OTHERS: Final = 2
+"""holders that are named beside the first one"""
+MAX_TOLD_APART: Final = 2
+"""parts of an object that keep the same blocks and are named each; of more the object is named"""
+
+Key = int | tuple[Any, int]
+"""an object's id, a block's device and address, or what else a graph's user tells apart"""
+
+
+class Name(NamedTuple):
+    """A name of the program's for an object; the smallest of several is the one to tell."""
+
+    is_foreign: bool
+    """whether it belongs to a library that is of no interest, as PyTorch"""
+    lifetime: int
+    """0 of a fixture, 1 of a global variable, from 2 on of a local one, the outermost first"""
+    text: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a local variable, which lasts no longer than its function runs."""
+        return self.lifetime > 1
+
+
+@dataclass
+class Group:
+    """Blocks that one object keeps."""
+
+    name: Name
+    path: tuple[Key, ...]
+    """from the name's object down to the one that keeps the blocks"""
+    blocks: Keys
+    others: list[Group] = field(default_factory=list)
+    """what else keeps some of these blocks, which are freed only if it lets go too"""
+
+    @property
+    def shared(self) -> Keys:
+        """The blocks that others keep as well."""
+        return frozenset().union(*(other.blocks for other in self.others))
+
+
+@dataclass
+class ReferenceGraph:
+    """References that lead from names to blocks."""
+
+    below: dict[Key, dict[Key, None]]
+    """of each object: the objects and blocks that it refers to"""
+    names: dict[Key, list[Name]]
+    """of objects that have any"""
+    sizes: Mapping[Any, int]
+    """bytes of each block"""
+    tensors: Keys = frozenset()
+    """objects that nobody can empty: their holder is what refers to them"""
+    whole: Keys = frozenset()
+    """objects that are one holder, though two of their parts keep the same blocks: lists ..."""
+    weak: AbstractSet[tuple[Key, Key]] = frozenset()
+    """references by a graph of autograd's to its inputs and parameters: what keeps these otherwise
+    is their holder, though the graph keeps them as well"""
+
+    def __post_init__(self) -> None:
+        self._above: dict[Key, list[Key]] = {}
+        for key, children in self.below.items():
+            for child in children:
+                self._above.setdefault(child, []).append(key)
+
+    def groups(self) -> list[Group]:
+        """Return what keeps the blocks that names reach: first what keeps most of them."""
+        graph = self._without_weak()
+        reached = {key: graph.reached([key]) for key in self.names}
+        remaining = graph.reached(self.names)
+        groups: list[Group] = []
+        while remaining:
+            group = graph._largest(reached, remaining, frozenset())
+            group.others = self._others(group)
+            groups.append(group)
+            remaining -= group.blocks
+        return groups
+
+    def _without_weak(self) -> ReferenceGraph:
+        """Return the graph without weak references to what names reach by others."""
+        if not self.weak:
+            return self
+        strong = {
+            key: {child: None for child in children if (key, child) not in self.weak}
+            for key, children in self.below.items()
+        }
+        reached = replace(self, below=strong, weak=frozenset()).all_below(self.names)
+        for key, child in self.weak:
+            if key in strong and child not in reached:
+                strong[key][child] = None
+        return replace(self, below=strong, weak=frozenset())
+
+    def outermost_above(self, block: Key) -> Key:
+        """Return the object that is the farthest above a block; the block, if nothing is."""
+        level, seen = [block], {block}
+        while True:
+            above = [parent for key in level for parent in self._above.get(key, ())]
+            above = [key for key in dict.fromkeys(above) if key not in seen]
+            if not above:
+                return level[0]
+            seen.update(above)
+            level = above
+
+    def reached(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
+        """Return the blocks that can be reached, without passing by some objects."""
+        return {key for key in self.all_below(starts, without) if key in self.sizes}
+
+    def all_below(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
+        """Return all that can be reached, ``starts`` included."""
+        seen = {key for key in starts if key not in without}
+        pending = [*seen]
+        while pending:
+            for child in self.below.get(pending.pop(), ()):
+                if child not in seen and child not in without:
+                    seen.add(child)
+                    pending.append(child)
+        return seen
+
+    def path(
+        self, start: Key, goals: Collection[Key], without: Collection[Key] = frozenset()
+    ) -> tuple[Key, ...]:
+        """Return the shortest path from an object down to any of some others; () without one."""
+        return next(self.paths(start, goals, without), ())
+
+    def paths(
+        self, start: Key, goals: Collection[Key], without: Collection[Key] = frozenset()
+    ) -> Iterator[tuple[Key, ...]]:
+        """Yield the shortest path from an object down to each of some others, shortest first."""
+        above: dict[Key, Key] = {start: start}
+        level = [start]
+        while level:
+            for key in level:
+                if key in goals:
+                    path = [key]
+                    while path[-1] != start:
+                        path.append(above[path[-1]])
+                    yield tuple(reversed(path))
+            found = []
+            for key in level:
+                for child in self.below.get(key, ()):
+                    if child not in above and child not in without:
+                        above[child] = key
+                        found.append(child)
+            level = found
+
+    def bytes_of(self, blocks: Iterable[Key]) -> int:
+        """Return the bytes of some blocks."""
+        return sum(map(self.sizes.__getitem__, blocks))
+
+    def _largest(
+        self,
+        reached: Mapping[Key, Keys],
+        among: Keys,
+        without: Keys,
+    ) -> Group:
+        """Return the group of the name that keeps most of some blocks."""
+        kept = {key: self.bytes_of(blocks & among) for key, blocks in reached.items()}
+        most = max(kept.values())
+        keys = [key for key, nbytes in kept.items() if nbytes == most]
+        if len(keys) > 1:  # that which frees most, then an outer one, then that which lasts longest
+            freed = {key: self._freed(among & reached[key], {*without, key}) for key in keys}
+            inner = {key for outer in keys for key in self.all_below([outer], without) - {outer}}
+            keys.sort(key=lambda key: (-freed[key], key in inner, min(self.names[key])))
+        start = keys[0]
+        holder, blocks = self._holder(start, reached[start] & among, without)
+        name, path = self._way_to(holder, without)
+        return Group(name, path, blocks)
+
+    def _freed(self, blocks: Keys, without: Keys) -> int:
+        """Return the bytes that are freed without some objects; nobody can empty a tensor."""
+        if without & self.tensors:
+            return 0
+        return self.bytes_of(blocks - self.reached(self.names, without))
+
+    def _holder(self, start: Key, blocks: Keys, without: Keys) -> tuple[Key, Keys]:
+        """Return the innermost object that keeps most of some blocks, and those that it keeps."""
+        passed = set(without)
+        while True:
+            start = self._last_on_all_ways(start, blocks, passed)
+            passed.add(start)
+            if start in self.tensors:
+                return start, blocks
+            at_most = 1 if start in self.whole else MAX_TOLD_APART
+            most: list[tuple[Key, Keys]] = []
+            for child in self.below.get(start, ()):
+                if child in passed or child in self.sizes or child in self.tensors:
+                    continue
+                part = self.reached([child], passed) & blocks
+                if self.bytes_of(part) >= MOST * self.bytes_of(blocks):
+                    most.append((child, part))
+                if len(most) > at_most:
+                    break
+            if not 0 < len(most) <= at_most:
+                return start, blocks
+            # Of two the first is named first, and the other beside it.
+            start, blocks = max(most, key=lambda entry: self.bytes_of(entry[1]))
+
+    def _last_on_all_ways(self, start: Key, blocks: Keys, without: Keys) -> Key:
+        """Return the innermost object without which nothing above it reaches any of the blocks."""
+        path = self.path(start, blocks, without)
+        for key in reversed(path):
+            if key in self.sizes or key in self.tensors:
+                continue
+            if not blocks & self.reached([start], {*without, key}):
+                return key
+        return start
+
+    def _way_to(self, holder: Key, without: Keys) -> tuple[Name, tuple[Key, ...]]:
+        """Return the name that is next to a holder, and the path down to it."""
+        ways = []
+        below: dict[Key, Key | None] = {holder: None}
+        level: list[Key] = [holder]
+        while level:
+            found = []
+            for key in level:
+                if key in self.names:
+                    path: list[Key] = []
+                    at: Key | None = key
+                    while at is not None:
+                        path.append(at)
+                        at = below[at]
+                    ways.append((min(self.names[key]), tuple(path)))
+                for parent in self._above.get(key, ()):
+                    if parent not in below and parent not in without:
+                        below[parent] = key
+                        found.append(parent)
+            level = found
+        return min(ways, key=lambda way: (way[0].is_foreign, len(way[1]), way[0]))
+
+    def _others(self, group: Group) -> list[Group]:
+        """Return what else keeps blocks of a group, so that the group's holder alone frees less."""
+        others: list[Group] = []
+        removed = {group.path[-1]}
+        # A variable that refers into what the holder keeps has one of its elements, as that of a
+        # loop has the last one: it lets go when the next one comes, or when its function returns.
+        # So does one that has a tensor, as the last loss, with a graph.
+        inner = self.all_below(removed)
+        while len(others) < MAX_OTHERS:
+            sources = [
+                key
+                for key, names in self.names.items()
+                if key not in removed
+                and not (min(names).is_local and (key in inner or key in self.tensors))
+            ]
+            left = self.reached(sources, removed) & group.blocks
+            left -= {block for other in others for block in other.blocks}
+            if not left:
+                break
+            reached = {key: self.reached([key], removed) for key in sources}
+            other = self._largest(reached, left, removed)
+            others.append(other)
+            removed.add(other.path[-1])
+            inner |= self.all_below([other.path[-1]])
+        return others
