@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from pytest_gpumem.breakdowns import SiteKey
     from pytest_gpumem.explain.explanations import Explanations
     from pytest_gpumem.explain.keepers import KeeperSearch
     from pytest_gpumem.judge.result import Result
@@ -83,7 +84,7 @@ class KeeperFinder:
                 site = next(iter(sites), None)
                 extra = {}
                 for held in sites:
-                    line = held.path, held.function, held.code
+                    line = held.path, held.function, held.code, ""
                     blocks, nbytes, _ = extra.get(line, (0, 0, 0))
                     extra[line] = ExtraBlocks(blocks + held.blocks, nbytes + held.nbytes)
             key = site and (verdict.kind, site.path, site.function, site.code, site.category)
@@ -124,25 +125,28 @@ class KeeperFinder:
         )
 
 
-def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[LineKey, ExtraBlocks]:
+def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, ExtraBlocks]:
     """Return the blocks that each source line has more than in the baseline, where that is known.
 
-    Blocks count whatever their category is, as that depends on the moment.
+    They are by the category as well: what a checkpoint's line made for the optimizer is no part of
+    what it made for the model. A category depends on the moment: where a line has fewer blocks of
+    one, they may count for another now. Then its blocks of all categories ("") count together.
     """
-    number: Counter[LineKey] = Counter()
-    nbytes: Counter[LineKey] = Counter()
+    # The baseline tells its unused bytes of all lines together: any of them may be a line's.
+    unused = baseline.unsplit or 0
+    lines: dict[LineKey, dict[str, ExtraBlocks]] = {}
     for row in site_rows(current, baseline):
         if row.site is not None and row.baseline_blocks is not None:
             key = row.site.path, row.site.function, row.site.code
-            number[key] += row.blocks - row.baseline_blocks
-            nbytes[key] += row.difference or 0
-    # The baseline tells its unused bytes of all lines together: any of them may be a line's.
-    unused = baseline.unsplit or 0
-    return {
-        key: ExtraBlocks(blocks, nbytes[key], unused)
-        for key, blocks in number.items()
-        if blocks > 0
-    }
+            more = ExtraBlocks(row.blocks - row.baseline_blocks, row.difference or 0, unused)
+            lines.setdefault(key, {})[row.site.category] = more
+    extra: dict[SiteKey, ExtraBlocks] = {}
+    for key, rows in lines.items():
+        if any(more.blocks < 0 or more.nbytes < 0 for more in rows.values()):
+            number = sum(more.blocks for more in rows.values())
+            rows = {"": ExtraBlocks(number, sum(more.nbytes for more in rows.values()), unused)}  # noqa: PLW2901 - the line's
+        extra.update({(*key, name): more for name, more in rows.items() if more.blocks > 0})
+    return extra
 
 
 class PinWatch:

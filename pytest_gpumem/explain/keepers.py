@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from pytest_gpumem.breakdowns import SiteKey
     from pytest_gpumem.explain.hints import Scene
-    from pytest_gpumem.measurement import Category, ExtraBlocks, LineKey
+    from pytest_gpumem.measurement import Category, ExtraBlocks
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.source_lines import Line
 
@@ -40,7 +41,8 @@ Identity = tuple[int, str, int]
 class _Candidate(NamedTuple):
     """A block alive at the peak, of a line that has more blocks than in the baseline."""
 
-    key: LineKey
+    key: SiteKey
+    """of the growth that it may be a part of: without a category where these count together"""
     line: int
     category: Category
     nbytes: int
@@ -72,11 +74,11 @@ class _Naming(NamedTuple):
 class KeeperSearch:
     """The search in one run for the keepers of one device's blocks."""
 
-    def __init__(self, scene: Scene, extra: Mapping[LineKey, ExtraBlocks], root: Path) -> None:
+    def __init__(self, scene: Scene, extra: Mapping[SiteKey, ExtraBlocks], root: Path) -> None:
         """Look for ``extra``, the blocks that each source line has more than in the baseline."""
         self._extra = extra
         self._device = scene.device.index
-        self._number: Counter[LineKey] = Counter()
+        self._number: Counter[SiteKey] = Counter()
         """of each line's blocks, looked up or not"""
         self._candidates = list(self._candidates_of(scene, root))
         self._sizes = frozenset(
@@ -119,7 +121,9 @@ class KeeperSearch:
             if block.start < 0:
                 continue
             block_origin = origin_of(device, block)
-            key = place_of_origin(block_origin, root)
+            line = place_of_origin(block_origin, root)
+            by_category: SiteKey = (*line, block_origin.category)
+            key = by_category if by_category in self._extra else (*line, "")
             # PyTorch itself keeps the workspaces, and did so in the baseline.
             if key not in self._extra or block_origin.category == "workspaces":
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from helpers.planted_holders import PEAK, RIGHT, naming, planted_program
 from helpers.random_growth import edited_program, wrong_cause
 
 from pytest_gpumem.explain.keeper_search import KeeperFinder
@@ -316,6 +317,26 @@ def test_random_programs_have_the_line_and_the_keeper_that_were_planted(suite, m
     wrong = [mistake for mistake in mistakes if mistake and not mistake.startswith("no keeper")]
     assert not wrong
     assert mistakes.count("") >= len(mistakes) - 1, mistakes
+
+
+def test_what_was_planted_in_shapes_that_were_named_wrong_once_is_named_first(suite, monkeypatch):
+    """As python -m benchmarks.reports.planted_holders, which runs more of them.
+
+    A seed of each shape (accelerate#84, NeMo-RL, higher#6, nanoGPT#158 and others), and a few more
+    of a checkpoint that stays beside the model that loaded it.
+    """
+    seeds = [*range(21), *range(41, 126, 21)]
+    programs = {f"test_{seed}.py": planted_program(seed) for seed in seeds}
+    for name, program in programs.items():
+        (suite.path / name).write_text(program.source, encoding="utf-8")
+    peaks = [name for name, program in programs.items() if program.found_as == PEAK]
+    suite.run_warm("--gpumem-update-baselines", *peaks)
+    monkeypatch.setenv("NEW", "1")
+    suite.run_warm("--gpumem-json=r.json")
+    results = json.loads((suite.path / "r.json").read_text())["results"]
+    found = {result["nodeid"].partition("::")[0]: result for result in results}
+    named = {name: naming(program, found[name]) for name, program in programs.items()}
+    assert {name: how for name, how in named.items() if how[0] != RIGHT} == {}
 
 
 def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):
