@@ -20,9 +20,11 @@ README = read("README.md")
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
 FILES = "https://raw.githubusercontent.com/pytest-gpumem/pytest-gpumem/main/"
 PAGES = "https://pytest-gpumem.readthedocs.io/en/latest/"
-MAX_WORDS = 700
 (TEST,) = blocks("README.md", "python")
-(OUT_OF_MEMORY,) = blocks("README.md", "text")
+MEASURED, OUT_OF_MEMORY = blocks("README.md", "text")
+MEASURE, RECORD = (
+    command.split() for command in re.findall(r"^\$ pytest (.*)$", README, re.MULTILINE)
+)
 
 
 @pytest.fixture
@@ -30,8 +32,7 @@ def step(same_torch, suite, monkeypatch):
     """The README's test, whose baseline is recorded by the README's command, and committed."""
     monkeypatch.setenv("COLUMNS", "80")
     suite.write("test_step.py", TEST)
-    (record,) = re.findall(r"^\$ pytest (.*)$", README, re.MULTILINE)
-    assert suite.run(*record.split()).ret == 0
+    assert suite.run(*RECORD).ret == 0
     monkeypatch.chdir(suite.path)
     git("init", "-q")
     commit("a baseline")
@@ -45,10 +46,11 @@ def test_the_first_page_of_the_documentation_has_the_same_test_and_what_it_print
     assert shows(step.run().out, report)
 
 
-def test_it_is_a_landing_page():
-    assert len(README.split()) <= MAX_WORDS
-    lines = [line for line in TEST.splitlines() if line and not line.startswith("import")]
-    assert len(lines) == 4
+def test_its_first_command_measures_tests_without_a_marker(same_torch, suite, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    plain = re.sub(r"@pytest.mark.*\n", "", TEST).replace("(gpu_memory)", "()")
+    suite.write("test_step.py", plain.replace("gpu_memory.batch_size", "32"))
+    assert shows(suite.run(*MEASURE).out, MEASURED)
 
 
 def test_its_test_is_compared_with_the_baseline_that_its_command_writes(step):
