@@ -222,7 +222,7 @@ class PeakExplainer(Explainer):
         if not peaks:
             return results
         expandable: dict[str, Peak | None] = {}
-        if not run.device.values.all_computed:  # a run on a real GPU may take long
+        if run.info.is_predicted:  # a run on a real GPU may take long
             with expandable_segments() as switched:
                 if switched:
                     with self._runner.again(test.item, record=False, uncapped=uncapped) as attempt:

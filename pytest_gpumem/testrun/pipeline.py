@@ -357,7 +357,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
     if any(child.peaks for child in children):
         return []
     problem, cause = f"the test allocated no memory on {run.info.name}", ""
-    if not run.device.values.all_computed:  # the step may have run on the CPU
+    if run.info.is_predicted:  # the step may have run on the CPU
         cause = virtual.unused_cause(path, run.root)
     if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         declared = f"@pytest.mark.gpu_memory({describe_budget(run.spec)})"

@@ -99,6 +99,7 @@ def test_fragmentation_is_told_with_what_expandable_segments_reserve(suite, hint
     reserved = above + allocated
     assert with_them + less == reserved
     assert not torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+    assert hints("peak reserved", FRAGMENTED, marker="values='full'")[0] == [hint]
 
     suite.write("conftest.py", "import torch")
     program = f"""

@@ -43,6 +43,14 @@ def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
     assert "to record baselines" not in session.flat  # none would be
 
 
+def test_the_cause_is_named_where_all_values_are_computed_too(suite):
+    """No kernel runs there either."""
+    mark = "@pytest.mark.gpu_memory(max_gib=8, values='full')"
+    session = suite.run(source=f"{TOP}\n{mark}\ndef test_it(): step()")
+    assert session.outcomes == {"failed": 1}
+    assert REASON in session.flat
+
+
 def test_where_nobody_has_asked_the_reason_is_a_guess(suite):
     session = suite.run(source="@pytest.mark.gpu_memory\ndef test_it(): torch.zeros(9)")
     assert (
