@@ -120,13 +120,13 @@ class ProgramTrials(NamedTuple):
 
 
 def read_rank_list(text: str, world_size: int) -> list[int]:
-    """Return the ranks of ``--ranks``, each once, or refuse others than so many have."""
+    """Return the ranks of ``--ranks``, each once; refuse numbers that are no ranks."""
     words = text.split(",")
-    ranks = list(dict.fromkeys(int(word) for word in words if re.fullmatch(r"\d{1,7}", word)))
+    ranks = [int(word) for word in words if re.fullmatch(r"\d{1,7}", word)]
     if len(ranks) < len(words) or max(ranks) >= world_size:
         remedy = "write for example --world-size=8 --ranks=0,7"
         raise SpecError(f"--world-size={world_size} --ranks={text}", "these are not ranks", remedy)
-    return ranks
+    return list(dict.fromkeys(ranks))
 
 
 def _results(report: Path) -> list[dict[str, Any]]:

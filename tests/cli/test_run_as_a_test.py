@@ -10,6 +10,8 @@ import sys
 import pytest
 from helpers.warm import HANGS, warm_python
 
+from pytest_gpumem.cli.program_trials import read_rank_list
+
 PROGRAM = """
 import os, subprocess, sys, torch
 
@@ -236,6 +238,10 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
     assert re.search(
         r"verdict [- ]+ 0 [\d.]+ MiB [\d.]+ MiB no baseline 63 [\d.]+ MiB \S+ MiB ok", text
     )
+
+
+def test_a_rank_that_is_listed_twice_runs_once():
+    assert read_rank_list("3,0,3", 4) == [3, 0]
 
 
 @pytest.mark.parametrize(
