@@ -1,4 +1,4 @@
-"""The same figures whatever ran before: design.md, "Why the figures can be trusted"."""
+"""The same figures whatever ran before (docs/architecture.md, rule 7)."""
 
 from __future__ import annotations
 

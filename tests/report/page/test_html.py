@@ -1,6 +1,6 @@
 """The page as text: what is in it, that all of it is escaped, and that it needs nothing else.
 
-How it looks and behaves is for tests/test_html_browser.py.
+How it looks and behaves is for tests/report/page/test_html_browser.py.
 """
 
 from __future__ import annotations
