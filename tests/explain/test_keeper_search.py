@@ -339,6 +339,94 @@ def test_what_was_planted_in_shapes_that_were_named_wrong_once_is_named_first(su
     assert {name: how for name, how in named.items() if how[0] != RIGHT} == {}
 
 
+LEAVES = """
+import os
+import pytest, torch
+
+
+@pytest.mark.gpu_memory
+def test_leaves():
+    net = torch.nn.Linear(8, 8).cuda()
+    leaves = [torch.zeros(1 << 20, device="cuda", requires_grad=True) for _ in range(4)]
+    for leaf in leaves:
+        (leaf * 2).sum().backward()
+        net(torch.ones(1, 8, device="cuda"))
+        if "NEW" not in os.environ:
+            leaf.grad = None
+"""
+
+
+def test_gradients_of_leaves_that_are_no_parameters_are_those_of_their_holder(suite, monkeypatch):
+    suite.run("--gpumem-update-baselines", source=LEAVES)
+    monkeypatch.setenv("NEW", "1")
+    session = suite.run()
+    kept = r"kept by .grad of local variable leaves of test_leaves, test_it.py:\d+ \(list of 4\)"
+    assert re.search(kept, session.flat)
+    assert ".grad of the parameters" not in session.flat
+
+
+CHECKPOINT = """
+import os
+import pytest, torch
+
+NEW = os.environ.get("NEW")
+
+
+def train(model, optimizer):
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+    optimizer.step(), optimizer.zero_grad()
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory):
+    model = torch.nn.Linear(1024, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    path = tmp_path_factory.mktemp("runs") / "ckpt.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return path
+
+
+@pytest.mark.gpu_memory
+def test_on_the_gpu(path):
+    ckpt = torch.load(path, map_location="cuda" if NEW else "cpu")
+    model = torch.nn.Linear(1024, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.load_state_dict(ckpt["model"]), optimizer.load_state_dict(ckpt["optimizer"])
+    for _ in range(3):
+        train(model, optimizer)
+
+
+@pytest.mark.gpu_memory
+def test_not_deleted(path):
+    ckpt = torch.load(path, map_location="cuda")
+    model = torch.nn.Linear(1024, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.load_state_dict(ckpt["model"]), optimizer.load_state_dict(ckpt["optimizer"])
+    if not NEW:
+        ckpt = None
+    for _ in range(3):
+        train(model, optimizer)
+"""
+
+
+def test_a_checkpoint_beside_the_model_that_loaded_it_leads(suite, monkeypatch):
+    """As nanoGPT#158: the optimizer's state is the checkpoint's too, and was there before."""
+    assert suite.run("--gpumem-update-baselines", source=CHECKPOINT).ret == 0
+    monkeypatch.setenv("NEW", "1")
+    session = suite.run("--gpumem-json=r.json")
+    for result in json.loads((suite.path / "r.json").read_text())["results"]:
+        first = result["verdict"]["causes"][0]
+        assert first["category"] == "other"
+        assert first["site"]["code"].startswith("ckpt = torch.load(")
+        (keeper,) = first["keepers"]
+        assert re.search(
+            r"local variable ckpt of .*\(dict of 2, OrderedDict of 2\)$", keeper["text"]
+        )
+        assert keeper["bytes"] == first["bytes"] == 16 << 20 | 16 << 10
+    assert session.flat.count("kept by local variable ckpt; peak allocated grew by 16.02 MiB") == 2
+
+
 def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):
     source = """
         @pytest.mark.gpu_memory
