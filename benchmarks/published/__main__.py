@@ -16,7 +16,7 @@ from benchmarks.harness import publish
 from benchmarks.published import runner
 
 FAMILIES = ("runs", "fsdp", "smp", "segmentary", "vae")
-FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedups", "titan")
+FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedups", "titan", "sft")
 
 
 def main() -> None:
