@@ -3,8 +3,8 @@ r"""Fine-tuning of Qwen3.5: peaks on a real GPU that FakeGPU publishes, beside i
     python -m benchmarks.published sft --python 2.8=PYTHON
 
 The interpreter has the row's torch, transformers 5.12.1 and PEFT. data/README.md says what a row
-is. The models have the shapes of the source's checkpoints and no values. The source's NF4 weights
-are written anew, from its description.
+is. The models have the shapes of the source's checkpoints and no values. The layers in NF4 are
+written anew, with the temporaries that the source's have.
 """
 
 from __future__ import annotations
