@@ -10,7 +10,7 @@ from helpers.marked_sessions import one_test
 from helpers.virtual_gpu import virtual_card
 
 from pytest_gpumem.devices.virtual.values.data_dependent import INDEXING
-from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
+from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES, TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -128,9 +128,8 @@ def sparse(unknown):
 
 
 UNKNOWN = [
-    "factor = torch.randn(2048, 2048, device='cuda')",
-    "unknown = factor @ factor",
-    "places = unknown.nonzero()",  # 64 MiB, or nothing; cuBLAS has as much before
+    "unknown = torch.randn(4096, 2048, device='cuda')",  # 32 MiB, more than is computed
+    "places = unknown.nonzero()",  # 128 MiB, or nothing
 ]
 
 
@@ -139,26 +138,27 @@ def bound_of(suite, mark, *more, args=()):
 
 
 def test_a_failure_by_a_bound_says_so_first_and_has_both_ends(suite):
-    session = bound_of(suite, "max_allocated_gib=0.05")
+    session = bound_of(suite, "max_allocated_gib=0.1")
     assert session.outcomes == {"failed": 1}
-    assert "over budget: by a bound; peak allocated of 96.01 MiB is 44.81 MiB over" in session.flat
+    assert "over budget: by a bound; peak allocated of 160.0" in session.flat
     sentence = (
-        "note: how much test_it.py:10 takes depends on values that are unknown, and the figures "
-        "are a bound: all is taken (allocated 64.00 MiB to 96.01 MiB, reserved"
+        "note: how much test_it.py:9 takes depends on values that are unknown, and the figures "
+        "are a bound: all is taken (allocated 32.0"
     )
     assert sentence in session.flat
-    assert "64.01 MiB other test_it.py:10 in test_it: places = unknown.nonzero()" in session.flat
+    assert " MiB to 160.0" in session.flat
+    assert " MiB other test_it.py:9 in test_it: places = unknown.nonzero()" in session.flat
 
 
 def test_a_test_that_runs_out_of_memory_by_a_bound_says_so_first(suite):
     session = bound_of(suite, "max_gib=0.06")
     assert session.verdicts() == {"test_it": "out of memory"}
     assert "out of memory: by a bound; the step does not fit in max_gib=0.06" in session.flat
-    assert "all is taken (allocated 64.00 MiB to 96.01 MiB, reserved" in session.flat
+    assert "all is taken (allocated 32.0" in session.flat
 
 
 def test_a_test_that_cannot_run_with_the_least_sizes_fails_by_a_bound_all_the_same(suite):
-    session = bound_of(suite, "max_allocated_gib=0.05", "places[0]")
+    session = bound_of(suite, "max_allocated_gib=0.1", "places[0]")
     assert session.outcomes == {"failed": 1}
     assert "over budget: by a bound; peak allocated" in session.flat
     assert "are a bound: all is taken" in session.flat
@@ -166,13 +166,15 @@ def test_a_test_that_cannot_run_with_the_least_sizes_fails_by_a_bound_all_the_sa
 
 
 def test_a_limit_that_a_bound_keeps_is_kept(suite):
-    session = bound_of(suite, "max_allocated_gib=0.1", args=["-v"])
+    session = bound_of(suite, "max_allocated_gib=0.2", args=["-v"])
     assert session.outcomes == {"passed": 1}
     assert "are a bound" not in session.flat
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.operator.partition("::")[2])
 def test_the_least_size_is_nothing_or_one(size):
+    if size.count is nms and TORCH < (2, 7):
+        pytest.skip("torchvision before 0.22 selects on the host")
     with virtual_card() as device:
         device.values.compute("auto")
         with device.values.least_sizes():
