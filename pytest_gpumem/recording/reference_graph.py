@@ -83,13 +83,13 @@ class ReferenceGraph:
             for child in children:
                 self._above.setdefault(child, []).append(key)
 
-    def groups(self) -> list[Group]:
+    def groups(self, at_most: int | None = None) -> list[Group]:
         """Return what keeps the blocks that names reach: first what keeps most of them."""
         graph = self._without_weak()
         reached = {key: graph.reached([key]) for key in self.names}
         remaining = graph.reached(self.names)
         groups: list[Group] = []
-        while remaining:
+        while remaining and len(groups) != at_most:
             group = graph._largest(reached, remaining, frozenset())
             group.others = self._others(group)
             groups.append(group)
@@ -134,6 +134,17 @@ class ReferenceGraph:
                 if child not in seen and child not in without:
                     seen.add(child)
                     pending.append(child)
+        return seen
+
+    def _all_above(self, blocks: Iterable[Key]) -> set[Key]:
+        """Return all that leads to any of some blocks."""
+        seen = {*blocks}
+        pending = [*seen]
+        while pending:
+            for parent in self._above.get(pending.pop(), ()):
+                if parent not in seen:
+                    seen.add(parent)
+                    pending.append(parent)
         return seen
 
     def path(
@@ -266,7 +277,8 @@ class ReferenceGraph:
             left -= {block for other in others for block in other.blocks}
             if not left:
                 break
-            reached = {key: self.reached([key], removed) for key in sources}
+            leading = self._all_above(left)
+            reached = {key: self.reached([key], removed) for key in sources if key in leading}
             other = self._largest(reached, left, removed)
             others.append(other)
             removed.add(other.path[-1])

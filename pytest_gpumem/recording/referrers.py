@@ -39,6 +39,8 @@ FEW: Final = 40
 """objects whose referrers the collector's own search finds faster"""
 CHUNK: Final = 500
 """objects of which the references are looked at together"""
+MAX_GROUPS: Final = 50
+"""groups of blocks of one holder that are told apart, to find the largest"""
 MAX_HOLDERS: Final = 5
 """holders that are reported"""
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
@@ -75,7 +77,7 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     ``blocks`` has the bytes of each block, by device and address.
     """
     with _searched(blocks) as search:
-        found = [search.holder(group) for group in search.graph.groups()]
+        found = [search.holder(group) for group in search.graph.groups(MAX_GROUPS)]
         found.sort(key=lambda holder: (-holder.nbytes, holder.text))
         # What nothing of the program's refers to comes last: letting go of a name frees none of it.
         found += search.without_a_name()
@@ -327,6 +329,8 @@ class _Search:
 
     def kept_without_a_name(self, place: Key) -> Kept:
         """Return what is known of a block that nothing with a name keeps."""
+        if self.is_cut:
+            return Kept(name=NOT_SEARCHED)
         leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
         return Kept(is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
 

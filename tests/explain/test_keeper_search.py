@@ -365,6 +365,15 @@ def test_gradients_of_leaves_that_are_no_parameters_are_those_of_their_holder(su
     assert ".grad of the parameters" not in session.flat
 
 
+def test_a_search_for_keepers_that_was_given_up_says_so(suite, monkeypatch):
+    suite.run("--gpumem-update-baselines", source=LEAVES)
+    monkeypatch.setenv("NEW", "1")
+    monkeypatch.setattr("pytest_gpumem.recording.referrers.MAX_LEVELS", 0)
+    session = suite.run()
+    assert "kept by objects that were not searched, as there are too many" in session.flat
+    assert "kept by local variable" not in session.flat
+
+
 CHECKPOINT = """
 import os
 import pytest, torch
