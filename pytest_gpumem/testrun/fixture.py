@@ -119,7 +119,8 @@ class GpuMemory:
     def step(self) -> None:
         """Say that a step of the test has ended, where ``steady=True`` is to go by that.
 
-        Without such a call, a step ends when the first optimizer has stepped.
+        Without such a call, a step ends with a step of the first optimizer that steps twice, or, if
+        each optimizer steps once, with each of these.
         """
         self._run.meter.steps.mark()
 
