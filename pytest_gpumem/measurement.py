@@ -74,18 +74,11 @@ class DeviceInfo:
     """bytes that the CUDA context takes of it (known of a card's profile; 0 where unknown)"""
 
     @property
-    def is_own(self) -> bool:
-        """Whether this process alone takes memory of it; a real GPU's driver does when it wants."""
-        return self.kind == "virtual"
-
-    @property
-    def has_values_on_host(self) -> bool:
-        """Whether the values that its kernels would compute are in host memory."""
-        return self.kind == "virtual"
-
-    @property
     def is_predicted(self) -> bool:
-        """Whether its figures are predictions for the card that it is named for: no kernel runs."""
+        """Whether it is virtual: no kernel runs, and its figures are predictions for its card.
+
+        Values that are computed are in host memory, and no driver or other process takes memory.
+        """
         return self.kind == "virtual"
 
     @property

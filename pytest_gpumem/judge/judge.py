@@ -248,7 +248,7 @@ def _over_budget(case: Case) -> Verdict | None:
     notes = (*_pinned_by(case.measurement), *notes)
     if limit.relation is None or limit.relation.part != BEFORE:
         notes = (*notes, *_from_before(case.measurement, worst, over))
-    if worst.peak == "host" and case.measurement.device.has_values_on_host:
+    if worst.peak == "host" and case.measurement.device.is_predicted:
         sentence = 'values of the virtual GPU are in host memory too: values="off" computes none'
         notes = (*notes, Note(NoteKind.LIMIT, sentence))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
@@ -297,7 +297,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
 def _over_budget_outside(case: Case) -> Verdict | None:
     """Judge memory that was taken beside PyTorch's allocator, together with the reserved memory."""
     measurement = case.measurement
-    if not measurement.device.is_own:
+    if not measurement.device.is_predicted:
         return None
     totals = [
         (use.peak - use.besides - held.reserved, use.outside, device)
