@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_HELD: Final = 3
 """source lines of a peak that is over a limit"""
 MIN_KEPT: Final = 8
-"""lines of less than one part in so many of a growth, or keepers of a line's, are not named"""
+"""lines, and keepers of a line, below 1/N of the growth are omitted"""
 CACHED: Final = "cached"
 """the row of the memory that was reserved but not allocated"""
 

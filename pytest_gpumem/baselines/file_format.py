@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = 1
-"""the format's number: a change of it wants the next"""
+"""Format version: bump it whenever the format changes."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""

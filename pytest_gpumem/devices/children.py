@@ -61,7 +61,7 @@ class Child(NamedTuple):
     name: str
     """"rank 1 (pid 4711)", or its script with its number"""
     part: str
-    """the part of the test that it is of: "rank 1", or that of all processes without a rank"""
+    """the test part this process belongs to: "rank 1", or CHILD_PROCESSES without a rank"""
     peaks: dict[int, Peak]
     """by device; only those that it used"""
     ended: bool

@@ -44,7 +44,7 @@ class UseWatch:
         """bytes in use besides PyTorch's at the beginning"""
         self._peaks = dict.fromkeys(devices, 0)
         self._outside = dict.fromkeys(devices, 0)
-        """the most besides PyTorch's memory that came since the beginning, as far as it was seen"""
+        """highest non-PyTorch memory sampled since the start"""
         self._others = dict.fromkeys(devices, 0)
         """bytes of other processes at the beginning, as far as they are known"""
 

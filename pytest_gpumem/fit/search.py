@@ -34,7 +34,7 @@ FAR_DOWN: Final = 16
 """then a value so many times smaller: memory that a step makes and keeps, as an optimizer's state,
 lies among small segments then, and not in the midst of large ones, which could not be given back"""
 MIN_DOWN: Final = 64
-"""the least value for which that is done; below it, half of it is tried"""
+"""below this value the search simply halves"""
 CLOSE: Final = 4
 """A bracket is close if its width is no more than this part of its lower end."""
 FARTHEST: Final = 8

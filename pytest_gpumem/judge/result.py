@@ -193,7 +193,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
 
 
 def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Result]:
-    """Return a test's results; those that another part's peak limits have that part beside them."""
+    """Attach to each result the part whose peak limits it."""
     by_part = {result.part: result for result in results}
     complete = []
     for result in results:

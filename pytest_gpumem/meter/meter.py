@@ -278,20 +278,20 @@ class Meter:
             self.steps.stepped(optimizer)
 
     def fold(self) -> None:
-        """Put the peaks so far into every open tally, and reset them."""
+        """Add the peaks so far to every open tally, and reset the allocators' peaks."""
         with Uncounted():
             (ACTIVE or [self])[-1].note()
             reset_peaks(self.devices)
 
     def _resume(self, held: Sequence[Peak], inner: Tally) -> None:
-        """Go on after another meter, which has counted for this one, beside the memory ``held``."""
+        """Resume after a nested meter, adding its peaks to the memory held before it."""
         reset_peaks(self.devices)
         self._use.forget()
         for tally in self._open:
             tally.raise_to(list(map(plus, held, inner.peaks)))
 
     def peaks(self) -> tuple[Peak, ...]:
-        """Return the whole step's peaks so far, one a device."""
+        """Return the whole step's peaks so far, one per device."""
         self.note()
         return without_few_pinned(self._whole.peaks)
 

@@ -122,7 +122,7 @@ class CompilerMemory:
     def add(
         self, span: Span, highest: Sequence[Peak], before: Sequence[Peak], after: Sequence[Peak]
     ) -> None:
-        """Add some work: the highest memory meanwhile, and the memory before and after."""
+        """Record a stretch of work by its peak and its memory before and after."""
         self.spans.append(span)
         number = len(highest)
         left = [max(0, free(end) - free(start)) for start, end in zip(before, after, strict=True)]

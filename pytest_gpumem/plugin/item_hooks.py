@@ -353,7 +353,7 @@ class ItemHooks:
     ) -> None:
         """Judge the memory that a test left behind: its own fixtures torn down, wider ones alive.
 
-        So it is where a fixture's tear-down fails: the test ends with that error then. An error
+        If a fixture's teardown fails, the test ends with that error. An error
         here keeps pytest from tearing down, so that is done as well.
         """
         __tracebackhide__ = True

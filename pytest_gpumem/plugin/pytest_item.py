@@ -236,7 +236,7 @@ class PytestItem:
                 definition.finish(self._private._request)
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
-        """Tear down fixtures, the last set up first; errors of theirs are dropped."""
+        """Tear fixtures down in reverse order, ignoring their errors."""
         definitions: list[Any] = list(fixtures)
         for definition in reversed(definitions):
             with suppress(Exception):
@@ -316,7 +316,7 @@ class PytestItem:
             failed.update(failed_before)
 
     def tear_down(self) -> None:
-        """Tear the test down; its output and its errors are dropped."""
+        """Tear the test down, ignoring its output and its errors."""
         from pytest_gpumem.tracebacks import clear
 
         try:

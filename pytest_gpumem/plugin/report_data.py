@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ATTRIBUTE: Final = "gpumem"
 """the attribute of pytest's reports"""
 OWN_CLASS: Final = re.compile(r"^(?:Failed|pytest_gpumem\.errors\.\w+): ")
-"""the class before the words of pytest.fail(), or of an error of this package: it says no more"""
+"""class of pytest.fail's exception or of this package's errors, which says nothing more"""
 MAX_TEXT: Final = 4000
 """characters of a traceback that are kept, its last"""
 ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)

@@ -47,7 +47,7 @@ NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gp
 SPLITTING: Final = frozenset(
     {"keyword", "markexpr", "deselect", "ignore", "ignore_glob", "stepwise"}
 )
-"""of these options those that leave the tests of collected files known, or whole files out"""
+"""of these, the options that keep the tests of collected files known, or that drop whole files"""
 _UNFINISHED: Final = (
     pytest.ExitCode.INTERRUPTED,
     pytest.ExitCode.INTERNAL_ERROR,

@@ -127,7 +127,7 @@ class AllocatorLog:
         return range(first, bisect_right(self.times, span.end))
 
     def begin_later(self, time: float, tags: Mapping[int, tuple[Tag, ...]]) -> None:
-        """Have older blocks begin at a time: the run uses them from then on.
+        """Let older blocks begin at the time from which this run uses them.
 
         ``tags`` has the tensors that an earlier run saw, by address.
         """
@@ -256,7 +256,7 @@ def rounded_size(size: int, divisions: Sequence[int]) -> int:
 
 
 def next_division(size: int, divisions: int) -> int:
-    """Round up to the next of so many equal steps between two powers of two."""
+    """Round up to a division between two powers of two, as roundup_power2_divisions does."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size

@@ -51,7 +51,7 @@ LAZY_MODULES: Final = Patch(
 CONTEXTS: Final = (None, "state", "alloc", "all")
 """contexts of a history, each with the frames of those before"""
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
-"""arguments of a history's binding besides its kind, context, stacks and number of events"""
+"""other arguments of torch's _record_memory_history binding"""
 MAX_EVENTS: Final = 1_000_000
 """allocations and frees that a history keeps; of more the first are lost"""
 RETRIES: Final = "num_alloc_retries"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 SHARES: Final = (0.25, 0.5, 0.75)
-"""of the requests that other streams may use tensors over, which are tried beside none and all"""
+"""fractions of the uncertain requests that are replayed, besides none and all"""
 IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
 """note of peaks reserved that a replay alone makes certain"""
 TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)

@@ -162,7 +162,7 @@ class WorkspaceReplay:
     def peaks(
         self, end: RangeEnd, without: Collection[str] = (), *, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
-        """Return the peaks of the test and its parts with this end of all ranges, one a device.
+        """Return the peaks per device, of the test and its parts, if every range takes this bound.
 
         At the upper end a GPU may make more requests, but for those ``without``, and other streams
         may use tensors over a ``share`` of the steps.

@@ -352,7 +352,7 @@ class Settings:
 
     @property
     def on_github(self) -> bool:
-        """Whether GitHub Actions is to be told."""
+        """Whether to emit GitHub annotations."""
         asked = "GITHUB_STEP_SUMMARY" in os.environ or "GITHUB_ACTIONS" in os.environ
         return asked and self.github == "auto"
 

@@ -56,7 +56,9 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
         sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
     elif settings.shown_always and card:
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
-        sentences.append(f"all code of this session sees {number}; unmarked tests read zeros")
+        sentences.append(
+            f"all code of this session sees {number}; in tests without the marker tensors are zeros"
+        )
     if settings.strict_in_ci and not settings.update_baselines:
         sentences.append("CI is set: a test without a baseline fails")
     return sentences

@@ -56,7 +56,7 @@ class MarkedItem(Protocol):
         """
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
-        """Tear down fixtures, the last set up first; errors of theirs are dropped."""
+        """Tear fixtures down in reverse order, ignoring their errors."""
 
     def runtest(self) -> None:
         """Call the test's function."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_ERROR_LENGTH: Final = 200
 """characters of an error that are shown"""
 MIN_LEFT: Final = MIB
-"""bytes that a run has to leave behind to be told: generators' states and the like are less"""
+"""smaller leftovers, such as RNG state, are ignored"""
 MAX_SHOWN: Final = 4
 """processes on one device that have a size each in a note"""
 

@@ -49,7 +49,7 @@ DESCRIPTION: Final = (
     "no edit increased memory."
 )
 MIN_SHARE: Final = 8
-"""an edit that brought less than one part in so many of the growth is not told"""
+"""edits behind less than 1/N of the growth are not reported"""
 
 
 class Replacement(NamedTuple):

@@ -112,7 +112,7 @@ class UncertainInt(int):
 
 
 def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number of any type
-    """Return a number that tells when the program decides by it; other objects as they are.
+    """Wrap a number so that branching on it is recorded; return other objects unchanged.
 
     Args:
         number: a plain one, or a nested list of them.

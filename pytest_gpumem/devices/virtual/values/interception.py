@@ -74,7 +74,7 @@ class Interception:
 
     @classmethod
     def register(cls) -> None:
-        """Give every operator the kernels of ours, once a process."""
+        """Register our kernels for every operator, once per process."""
         if cls._registered:
             LATE.register()
             return

@@ -46,7 +46,7 @@ class KnownValues:
         """bytes that were not written: the host has no room for them"""
 
     def drop_stale(self) -> None:
-        """Drop the notes of assumed values that are no more."""
+        """Forget assumed ranges that have since been overwritten."""
         self._assumed = {
             address: nbytes
             for address, nbytes in self._assumed.items()

@@ -195,7 +195,7 @@ class ValueMode:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Compute no more."""
+        """Stop computing values."""
         self._library.short_ways(0)
         Interception.end()
         ValueMode.current = None

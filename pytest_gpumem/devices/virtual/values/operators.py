@@ -310,7 +310,7 @@ def on_host(
 
 
 def is_in_python(op: OpOverload) -> bool:
-    """Return whether a program's function of Python's is an operator's kernel on a GPU.
+    """Return whether the operator's CUDA kernel is a Python function.
 
     Such are those of ``torch.library.custom_op`` and ``torch.library.Library.impl``, but for
     operators with another kernel for the CPU, which computes their values.
