@@ -4,7 +4,7 @@ import gc
 import threading
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, highest, tensor, virtual_card
+from helpers.virtual_gpu import MIB, child, highest, tensor
 from helpers.warm import HANGS
 
 from pytest_gpumem.devices.memory_cap import CAPS, GET_FRACTION, cap_fraction, set_cap
@@ -19,12 +19,6 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.recording.allocator_view import VIEW
-
-
-@pytest.fixture
-def device():
-    with virtual_card(CARD_80GIB, count=2) as device:
-        yield device
 
 
 class Ring:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.busy_backward import busy_backward
-from helpers.virtual_gpu import CARD_80GIB, MIB, child, virtual_card
+from helpers.virtual_gpu import CARD_80GIB, MIB, child
 
 import pytest_gpumem
 from pytest_gpumem.devices import autograd_threads
@@ -17,12 +17,6 @@ from pytest_gpumem.devices.autograd_threads import (
 )
 from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import Meter
-
-
-@pytest.fixture
-def device():
-    with virtual_card(CARD_80GIB, count=2) as device:
-        yield device
 
 
 @pytest.fixture

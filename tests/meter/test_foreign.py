@@ -5,18 +5,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from helpers.virtual_gpu import CARD_80GIB, MIB, tensor, virtual_card
+from helpers.virtual_gpu import CARD_80GIB, MIB, tensor
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
-
-
-@pytest.fixture
-def device():
-    with virtual_card(CARD_80GIB, count=2) as device:
-        yield device
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
-from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor, virtual_card
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor
 
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
@@ -14,12 +14,6 @@ from pytest_gpumem.meter.allocator import SWITCHED_OFF, cudnn_version, current, 
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus
-
-
-@pytest.fixture
-def device():
-    with virtual_card(CARD_80GIB, count=2) as device:
-        yield device
 
 
 @pytest.fixture
