@@ -176,9 +176,7 @@ def test_settings_of_the_allocator_are_put_back(virtual_gpu):
 
 def test_a_real_gpu_is_not_asked_for_another_run(suite, monkeypatch):
     """As a GPU that computes: the hint has no number of its own."""
-    monkeypatch.setattr(
-        "pytest_gpumem.devices.virtual.value_engine.VirtualValues.all_computed", True
-    )
+    monkeypatch.setattr("pytest_gpumem.measurement.DeviceInfo.is_predicted", False)
     mark = "@pytest.mark.gpu_memory(max_reserved_gib=1)"
     source = f"{HEAD}\nruns = []\n{mark}\ndef test_it():\n    runs.append(1){FRAGMENTED}"
     session = suite.run(source=f"{source}\ndef test_runs(): assert len(runs) == 1\n")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 
 from helpers.planted_holders import PEAK, RIGHT, naming, planted_program
 from helpers.random_growth import edited_program, wrong_cause
+from packaging.version import Version
 
 from pytest_gpumem.explain.keeper_search import KeeperFinder
 
@@ -419,21 +421,32 @@ def test_not_deleted(path):
 """
 
 
+TORCH = Version(importlib.metadata.version("torch"))
+
+
 def test_a_checkpoint_beside_the_model_that_loaded_it_leads(suite, monkeypatch):
-    """As nanoGPT#158: the optimizer's state is the checkpoint's too, and was there before."""
+    """As nanoGPT#158: the optimizer's state is the checkpoint's too, and was there before.
+
+    With torch 2.14 and older, the optimizer takes the checkpoint's tensors as they are: the line
+    has them as well, and the growth is said to be of their category.
+    """
     assert suite.run("--gpumem-update-baselines", source=CHECKPOINT).ret == 0
     monkeypatch.setenv("NEW", "1")
     session = suite.run("--gpumem-json=r.json")
     for result in json.loads((suite.path / "r.json").read_text())["results"]:
         first = result["verdict"]["causes"][0]
-        assert first["category"] == "other"
         assert first["site"]["code"].startswith("ckpt = torch.load(")
+        assert first["keepers"][0]["text"].startswith("local variable ckpt of ")
+        if Version("2.15") > TORCH and "on_the_gpu" in result["nodeid"]:
+            continue
+        assert first["category"] == "other"
         (keeper,) = first["keepers"]
         assert re.search(
             r"local variable ckpt of .*\(dict of 2, OrderedDict of 2\)$", keeper["text"]
         )
         assert keeper["bytes"] == first["bytes"] == 16 << 20 | 16 << 10
-    assert session.flat.count("kept by local variable ckpt; peak allocated grew by 16.02 MiB") == 2
+    grew = "kept by local variable ckpt; peak allocated grew by 16.02 MiB"
+    assert session.flat.count(grew) == 2
 
 
 def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):

@@ -263,6 +263,7 @@ def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober
 
     def one_step(value):
         weight = torch.nn.Parameter(tensor(10 * value).float())
+        tensor(500 * value)  # the passes reach the peak: the state comes later
         weight.grad = torch.empty_like(weight)
         torch.optim.Adam([weight], fused=True).step()
 

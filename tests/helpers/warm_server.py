@@ -302,6 +302,10 @@ def run(arguments):
     """Run as the interpreter does: ``-c code``, ``-m module`` or a file."""
     kind, rest = arguments[0], arguments[1:]
     main = sys.modules["__main__"]
+    # A new interpreter has no finder of pytest's, whose loaders runpy cannot use.
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"
+    ]
     if kind[:2] in ("-c", "-m"):
         operand, *rest = ([kind[2:]] if kind[2:] else []) + rest
         sys.argv = [kind[:2], *rest]
@@ -309,6 +313,7 @@ def run(arguments):
         sys.path.insert(0, str(Path.cwd()))
         if not hasattr(sys.modules.get(operand), "__path__"):  # run anew, as a program is
             sys.modules.pop(operand, None)
+        sys.modules.pop(f"{operand}.__main__", None)  # of a package
         runpy._run_module_as_main(operand)
     elif kind[:2] == "-c":
         sys.path.insert(0, "")

@@ -18,6 +18,7 @@ OF_THE_FACADE = {
 """files that ask the virtual GPU's facade"""
 OF_CUDNN = {
     "meter/allocator.py",  # its version is of the provenance
+    "meter/dropout_state.py",  # PyTorch keeps its state of dropout: each test makes its own
     "testrun/pipeline.py",  # plans that it timed: the test runs again
     "judge/verdict.py",  # the tolerance where it cannot be asked
 }
@@ -65,6 +66,9 @@ def test_code_that_measures_does_not_know_which_gpu_it_has():
     ) <= {"meter/block.py"}
 
 
+OF_COMPILERS = {"meter/compile_watch.py"}  # their memory is no step's
+
+
 def test_it_has_no_word_of_operators_and_compilers():
     words = re.compile(r"\b(aten|Inductor|Triton)\b|cuDNN")
     found: dict[str, set[str]] = {}
@@ -72,4 +76,4 @@ def test_it_has_no_word_of_operators_and_compilers():
         for word in words.finditer(path.read_text(encoding="utf-8")):
             found.setdefault(word[0], set()).add(path.relative_to(PACKAGE).as_posix())
     assert found.pop("cuDNN") == OF_CUDNN
-    assert not found
+    assert found == {"Inductor": OF_COMPILERS, "aten": {"meter/dropout_state.py"}}

@@ -379,8 +379,7 @@ def train(kept, number=1):
 def test_optimizers_that_are_made_anew_and_kept_end_a_step_each(suite):
     body = ["kept = []", "for _ in range(8):", "    train(kept)"]
     session = one_test(suite, *body, head=OPTIMIZERS, mark="steady=True")
-    grew = "grew by 4.00 MiB in each of the last 4 of 8 steps (20.02 MiB -> 36.04 MiB), of which"
-    assert grew in session.flat
+    assert "grew by 4.00 MiB in each of the last 4 of 8 steps (" in session.flat
     assert "held by local variable kept of test_it" in session.flat
     # How many of them a step has is not known.
     assert "each optimizer stepped once, so each of these calls of step() was taken" in session.flat
