@@ -1,8 +1,8 @@
-"""The log of an allocator: its history, each event read once, with the life of each block.
+"""Replay the allocator's history: read each event once, and follow each block's life.
 
-The history has the sizes that were asked for. A block is larger: rounded up, and with the remainder
-where the allocator does not split. Both follow from where blocks and segments lie, by the
-rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
+The history has requested sizes. A block is larger: rounded up, and with the remainder where the
+allocator does not split. Both follow from the addresses of blocks and segments, by the rules of
+c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recording, Span, Tag
 
 TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
-"""actions by which the allocator takes memory from the device"""
+"""actions by which the allocator reserves device memory"""
 GIVEN: Final = frozenset({"segment_free", "segment_unmap"})
-"""actions by which it gives memory back"""
+"""actions by which it returns memory to the device"""
 BLOCK: Final = 512
-"""bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""
+"""bytes; sizes are rounded up to its multiples (kMinBlockSize)"""
 SMALL: Final = 1 * MIB
-"""bytes: requests up to this come from segments of small blocks (kSmallSize)"""
+"""bytes; requests up to this come from segments for small blocks (kSmallSize)"""
 SEGMENT: Final = 2 * MIB
-"""bytes: the size of segments of small blocks, the least that is reserved (kSmallBuffer)"""
+"""bytes; the size of a segment for small blocks, the least that is reserved (kSmallBuffer)"""
 INTERVALS: Final = 16
-"""powers of two, from 1 MiB on, with roundup divisions of their own"""
+"""powers of two, from 1 MiB on, that can have their own roundup_power2_divisions"""
 
 
 @dataclass(eq=False)
 class Block:
-    """A block of memory from its allocation to its end."""
+    """A block of memory from its allocation until it is freed."""
 
     address: int
     size: int
-    """bytes, as the allocator counts them"""
+    """bytes, rounded up as by the allocator"""
     start: int
-    """index of the event that allocated it; -1: it is older"""
+    """index of the event that allocated it; -1: before the history"""
     time: float
-    """of its allocation, microseconds since 1970; -inf: it is older"""
+    """of its allocation, in microseconds since 1970; -inf: before the history"""
     frames: Sequence[dict[str, Any]] = ()
-    """the Python frames that asked for it, the innermost first; none where that was not recorded"""
+    """the Python frames that allocated it, innermost first; empty where they were not recorded"""
     end: int | None = None
-    """index of the event that freed it"""
+    """index of the event that freed it; None while it is allocated"""
     end_time: float = float("inf")
     tags: tuple[Tag, ...] = ()
     requested: int = 0
-    """bytes that the program asked for"""
+    """bytes that the program requested"""
     unsplit: int = 0
-    """bytes of it beyond its rounded request, which the allocator did not split off"""
+    """bytes beyond its rounded request that the allocator did not split off"""
 
     def alive(self, index: int) -> bool:
         """Return whether it is allocated after the event of that index."""
@@ -62,7 +62,7 @@ class Block:
 class AllocatorLog:
     """One device's history.
 
-    Indices are those of its events. A block may begin later than its allocation: see ``of``.
+    Indices are those of its events. A block may start later than its allocation: see ``of``.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class AllocatorLog:
         settings: Mapping[str, Any] | None = None,
         tags: Iterable[Tag] = (),
     ) -> None:
-        """Read the events and segments of ``torch.cuda.memory._snapshot``; ``tags`` by time."""
+        """Read events and segments of ``torch.cuda.memory._snapshot``, and tags sorted by time."""
         settings = settings or {}
         self.events = events
         self.blocks: list[Block] = []
         self.times: list[float] = []
-        """of each event, microseconds since 1970"""
+        """of each event, in microseconds since 1970"""
         self.reserved: list[int] = []
-        """bytes held from the device after each event, less those held at first"""
+        """bytes reserved after each event, relative to the beginning"""
         self.allocated: dict[int, Block] = {}
         """by the event that allocated it"""
         self.taken_back: dict[int, Block | None] = {}
-        """by the event with which the allocator had it back; None: it is not known"""
+        """by its free_completed event; None: a block that is not known"""
         self._divisions = [
             int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
         ]
@@ -93,7 +93,7 @@ class AllocatorLog:
         self._bases: list[int] = []
         self._ends: dict[int, int] = {}
         self._addresses: list[int] = []
-        """of the blocks that take their place, sorted"""
+        """start addresses of the blocks in ``_placed``, sorted"""
         self._placed: dict[int, Block] = {}
         for segment in segments:
             self._map(segment["address"], segment["total_size"])
@@ -110,10 +110,10 @@ class AllocatorLog:
 
     @classmethod
     def of(cls, recording: Recording, index: int) -> AllocatorLog:
-        """Return the log of a device of a recording.
+        """Build the log of one device of a recording.
 
-        Blocks that an earlier run made and this one uses begin when this one uses them, with the
-        tensors that the earlier run saw in them.
+        A block that an earlier run allocated and this one uses starts when this run first uses it,
+        with the tensors that the earlier run saw in it.
         """
         events = recording.events[index] if index < len(recording.events) else []
         log = cls(events, recording.segments(index), recording.settings, recording.tags())
@@ -122,12 +122,12 @@ class AllocatorLog:
         return log
 
     def events_in(self, span: Span) -> range:
-        """Return the events of a span, and the last one before it: the level it began with."""
+        """Return the indices of a span's events and of the one before: the level at its start."""
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
 
     def begin_later(self, time: float, tags: Mapping[int, tuple[Tag, ...]]) -> None:
-        """Let older blocks begin at the time from which this run uses them.
+        """Start older blocks at the time from which this run uses them.
 
         ``tags`` has the tensors that an earlier run saw, by address.
         """
@@ -141,7 +141,7 @@ class AllocatorLog:
         tag = next(waiting, None)
         for index, event in enumerate(self.events):
             time, action = event["time_us"], event["action"]
-            address = event.get("addr", 0)  # running out of memory has none
+            address = event.get("addr", 0)  # an out-of-memory event has none
             while tag is not None and tag.time < time:
                 self._tag(tag)
                 tag = next(waiting, None)
@@ -166,7 +166,7 @@ class AllocatorLog:
             self._tag(tag)
             tag = next(waiting, None)
 
-    # -- segments: ranges of addresses, those of expandable ones grow and shrink --
+    # -- segments: address ranges; expandable segments grow and shrink --
 
     def _map(self, address: int, size: int) -> None:
         end = address + size
@@ -196,12 +196,12 @@ class AllocatorLog:
     # -- blocks --
 
     def _allocate(self, event: dict[str, Any], index: int) -> None:
-        """Place a block, with the remainder of its room where the allocator does not split."""
+        """Add a block, with the remainder of its free block where the allocator does not split."""
         address = event["addr"]
         size = least = rounded_size(event["size"], self._divisions)
         at = bisect_right(self._bases, address) - 1
         if at >= 0 and address < self._ends[self._bases[at]]:
-            # the room is from the address to the next block or the end of its segment
+            # the free block ends at the next block or at the end of its segment
             end = self._ends[self._bases[at]]
             following = bisect_right(self._addresses, address)
             if following < len(self._addresses):
@@ -213,7 +213,7 @@ class AllocatorLog:
                 limit = self._max_split
                 splits = room - size > SMALL and (limit is None or size < limit)
             size = size if splits else room
-        self._remove(address)  # the allocator gives an address again once its block is freed
+        self._remove(address)  # an address is reused once its block is freed
         frames = event.get("frames") or ()
         block = Block(address, size, index, event["time_us"], frames)
         block.requested, block.unsplit = event["size"], size - least
@@ -241,9 +241,9 @@ class AllocatorLog:
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:
-    """Round a request up to the size of its block, without any remainder.
+    """Round a request up to its block's size, before any remainder.
 
-    ``divisions`` are those of ``roundup_power2_divisions``, one for each power of two.
+    ``divisions`` are those of ``roundup_power2_divisions``, one per power of two.
     """
     if size < BLOCK:
         return BLOCK
@@ -256,7 +256,7 @@ def rounded_size(size: int, divisions: Sequence[int]) -> int:
 
 
 def next_division(size: int, divisions: int) -> int:
-    """Round up to a division between two powers of two, as roundup_power2_divisions does."""
+    """Round up to one of N equal steps between powers of two: roundup_power2_divisions."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size

@@ -1,11 +1,11 @@
-"""The allocator's figures as the test's own code reads them: as if nothing were measured.
+"""Show the test's code the allocator's figures as if nothing were measured.
 
-A measurement resets PyTorch's peaks, which are global, and holds blocks of its own (plugs). The
-bindings below ``torch.cuda.memory`` and ``torch.accelerator.memory`` are wrapped, once a process,
-so that every function, also one imported earlier, returns the values without that:
+A measurement resets PyTorch's peaks, which are global, and allocates blocks of its own (plugs). The
+bindings below ``torch.cuda.memory`` and ``torch.accelerator.memory`` are wrapped, once per process,
+so that every function, also one imported earlier, returns what it would without a measurement:
 
-- a peak is the highest since the test's own last reset, the measurement's resets left out;
-- blocks and counts of the measurement are left out of statistics and snapshots.
+- a peak is the highest since the test's own last reset, whatever the measurement reset in between;
+- statistics and snapshots leave out the measurement's blocks and counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     Stats = dict[str, Any]
-    """a device's statistics, nested as ``torch.cuda.memory_stats_as_nested_dict`` has them"""
+    """a device's statistics, nested as by ``torch.cuda.memory_stats_as_nested_dict``"""
 
 STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
@@ -49,52 +49,52 @@ LAZY_MODULES: Final = Patch(
     "torch", "_lazy_modules", reason="a snapshot imports no Inductor for a program that has not"
 )
 CONTEXTS: Final = (None, "state", "alloc", "all")
-"""contexts of a history, each with the frames of those before"""
+"""values of the history's ``context``: each records frames for more events than the one before"""
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
 """other arguments of torch's _record_memory_history binding"""
 MAX_EVENTS: Final = 1_000_000
-"""allocations and frees that a history keeps; of more the first are lost"""
+"""allocations and frees that a history keeps; the oldest are dropped beyond it"""
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")
-"""figures of a statistic that only grow, until they are reset"""
+"""figures that only grow until they are reset"""
 COUNTS: Final = ("allocation", "active")
-"""statistics of a number of blocks"""
+"""statistics that count blocks"""
 SIZES: Final = ("allocated_bytes", "active_bytes")
-"""statistics of the blocks' bytes"""
+"""statistics of the blocks' bytes, rounded up by the allocator"""
 REQUESTED: Final = "requested_bytes"
-"""the statistic of the bytes that programs asked for"""
+"""the statistic of the bytes that programs requested, before rounding"""
 
 INDUCTOR: Final = "_inductor"
-"""the compiler's module, an attribute of torch"""
+"""Inductor's attribute of ``torch``, imported on first use"""
 
 Path = tuple[Any, ...]
 """the keys that lead to a figure in nested statistics"""
 
 
 class Plug(NamedTuple):
-    """A block of the measurement's own."""
+    """A block that the measurement itself allocated."""
 
     device: int
     address: int
     size: int
     """bytes"""
     pool: str
-    """the allocator's: ``"small_pool"`` or ``"large_pool"``"""
+    """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """nothing is left of the free room that it was taken from"""
+    """whether it takes up its whole free block, with no remainder"""
     requested: int = -1
     """bytes that were requested; -1: all of them"""
     split: bool = True
-    """the block is a part of its segment"""
+    """whether the allocator split it off a larger block"""
 
     def figures(self) -> Iterator[tuple[str, int]]:
-        """Yield its share in each statistic of allocated blocks."""
+        """Yield what it adds to each statistic of allocated blocks."""
         yield from ((count, 1) for count in COUNTS)
         yield from ((nbytes, self.size) for nbytes in SIZES)
         yield REQUESTED, self.size if self.requested < 0 else self.requested
 
     def current_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield its share in each current figure of its device."""
+        """Yield what it adds to each current figure of its device."""
         for pool in ("all", self.pool):
             yield from (
                 ((statistic, pool, "current"), share) for statistic, share in self.figures()
@@ -104,28 +104,28 @@ class Plug(NamedTuple):
                 yield ("inactive_split_bytes", pool, "current"), -self.size
 
     def freed_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield its share in each total of freed memory, once it is freed."""
+        """Yield what it adds to each total of freed memory when it is freed."""
         for pool in ("all", self.pool):
             yield from (((statistic, pool, "freed"), share) for statistic, share in self.figures())
 
 
 class _History(NamedTuple):
-    """A history of allocations as the test's own code has asked for it."""
+    """A history of allocations as the test's own code switched it on."""
 
     context: str | None
-    """the events that have frames: None, "state", "alloc" or "all" """
+    """which events get frames: None, "state", "alloc" or "all" """
     stacks: str
-    """the frames that they have: "python", or "all" with those of C++"""
+    """which frames they get: "python", or "all" for those of C++ too"""
     number: int
-    """events that are kept"""
+    """events to keep"""
     skipped: tuple[str, ...]
-    """actions that are left out"""
+    """actions to leave out"""
     arguments: tuple[Any, ...]
-    """the binding's"""
+    """the arguments that the binding was called with"""
 
     @classmethod
     def read(cls, arguments: tuple[Any, ...]) -> _History:
-        """Read the arguments of PyTorch's binding; versions before 2.9 have the first four."""
+        """Parse the arguments of PyTorch's binding; before torch 2.9 it has only the first four."""
         kind, context, stacks, number, *_ = arguments
         if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
             number = 0
@@ -135,19 +135,19 @@ class _History(NamedTuple):
         return cls(context, stacks, number, skipped, arguments)
 
     def shown(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return these events of a history with more as this one has them."""
+        """Filter the events of a more detailed history down to what this one records."""
         shown = [event for event in events if event["action"] not in self.skipped]
         if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc"):
             return shown
         return [{**event, "frames": []} if "frames" in event else event for event in shown]
 
     def last(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return as many of the last events as this history keeps."""
+        """Return the last events, as many as this history keeps."""
         return events[max(0, len(events) - self.number) :]
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
-    """Keep the frames of a snapshot that a function of the file's name keeps."""
+    """Keep only the frames whose file name a function accepts."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     records = [each for segment in snapshot["segments"] for each in (segment, *segment["blocks"])]
     records += [event for events in snapshot["device_traces"] for event in events]
@@ -160,54 +160,55 @@ def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None
 
 
 class PinnedStats(NamedTuple):
-    """Statistics of PyTorch's allocator of pinned host memory, in bytes; empty of an old torch."""
+    """Statistics of PyTorch's pinned host memory, in bytes; empty if torch is too old for them."""
 
     owned: dict[str, int]
-    """blocks that it has pinned, with those that no tensor has: of ``"allocated_bytes"``"""
+    """all pinned blocks, also those that no tensor uses: ``"allocated_bytes"``"""
     active: dict[str, int]
-    """blocks of tensors, and of copies that are under way: of ``"active_bytes"``"""
+    """blocks that tensors use, or copies under way: ``"active_bytes"``"""
 
 
 class AllocatorView:
-    """Wraps PyTorch's bindings, and knows the allocator's real figures."""
+    """Wraps PyTorch's bindings and still reads the allocator's real figures."""
 
     def __init__(self) -> None:
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
-        """of each device and statistic: the highest of the time before the measurement's reset"""
+        """by device and statistic: the test's peak until the measurement last reset the real one"""
         self._noted: dict[int, Stats] = {}
-        """of each device: the statistics with peaks in ``_peaks``"""
+        """by device: the statistics whose peaks are already in ``_peaks``"""
         self._pinned_peaks: dict[Path, int] = {}
-        """of each statistic of pinned memory: the same"""
+        """by statistic of pinned memory: the peak until the measurement last reset the real one"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
             lambda: defaultdict(int)
         )
-        """of each device, counter and total: the measurement's share"""
+        """by device, then by counter or total: what the measurement added"""
         self._hidden_times: list[tuple[int, int]] = []
-        """microseconds since 1970: from and until when the allocator worked for the measurement"""
+        """start and end of each stretch in which the measurement allocated, in microseconds since
+        1970"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
-        """of each device: retries before the test's own last reset"""
+        """by device: retries before the test's own last reset"""
         self._listeners: list[Callable[[], object]] = []
         self._readers: list[Callable[[], object]] = []
-        """called before the test's code reads anything"""
+        """called before the test's code reads a figure"""
         self._emptier: Callable[[Callable[[], object]], object] | None = None
-        """calls ``torch.cuda.empty_cache()`` for the test's code"""
+        """runs instead of the test's ``torch.cuda.empty_cache()``"""
         self._histories = 0
         """the measurement's histories under way"""
         self._test_history: _History | None = None
-        """the history that the test's own code has switched on"""
+        """the history that the test's own code switched on"""
         self._test_start = 0
-        """microseconds since 1970: when it did"""
+        """when it did, in microseconds since 1970"""
         self._test_events: list[list[dict[str, Any]]] = []
-        """of each device: the test's events that the real history no longer has"""
+        """by device: the test's events that the real history has lost"""
         self._shows_all = False
         self.plugs: dict[tuple[int, int], Plug] = {}
         """by device and address: blocks that snapshots and statistics show as free"""
         self._plugged: defaultdict[int, Counter[Path]] = defaultdict(Counter)
-        """of each device and current figure: the share of the plugs"""
+        """by device and current figure: what the plugs add"""
 
     def install(self) -> None:
-        """Wrap the bindings; nothing if that is done."""
+        """Wrap the bindings, once."""
         if self._real:
             return
         import torch
@@ -229,12 +230,12 @@ class AllocatorView:
         bound = {name: _bound(wrappers[name], binding) for name, binding in self._real.items()}
         BINDINGS.put(torch._C, bound)
 
-    # -- the measurement's side --
+    # -- for the measurement --
 
     def stats(self, device: int) -> Stats:
-        """Return the allocator's real statistics of a device, none before it has been used.
+        """Return the allocator's real statistics of a device; empty before its first use.
 
-        The number of retries is that of the whole process, whatever the test's code has reset.
+        The retries are counted over the whole process, whatever the test's code has reset.
         """
         self.install()
         stats: Stats = self._real[STATS[0]](device)
@@ -243,7 +244,7 @@ class AllocatorView:
         return stats
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()`` with the measurement's blocks and events."""
+        """Return ``torch.cuda.memory._snapshot()``, with the measurement's blocks and events."""
         import torch
 
         with self._unchanged(), _inductor_not_imported():
@@ -253,7 +254,7 @@ class AllocatorView:
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return ``torch.cuda.memory_snapshot()`` with the measurement's blocks."""
+        """Return ``torch.cuda.memory_snapshot()`` including the measurement's blocks."""
         import torch
 
         with self._unchanged(), _inductor_not_imported():
@@ -261,7 +262,7 @@ class AllocatorView:
         return segments
 
     def live_blocks(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each block that is allocated on any device."""
+        """Map device and address of each allocated block, on any device, to its bytes."""
         blocks = {}
         for segment in self.segments():
             address = segment["address"]
@@ -280,16 +281,16 @@ class AllocatorView:
             yield
         finally:
             self._shows_all = False
-            if self._test_history is not None:  # a snapshot is an event of its own
+            if self._test_history is not None:  # taking a snapshot adds an event
                 self._hidden_times.append((start, time.time_ns() // 1000 + 1))
 
     def reset_peaks(self, device: int) -> None:
-        """Reset the real peaks; the test's code goes on reading the highest."""
+        """Reset the real peaks; the test's code keeps reading the highest."""
         self._note_peaks(device)
         self._real[PEAK_RESETS[0]](device)
 
     def pinned_stats(self) -> PinnedStats:
-        """Return the real statistics; those of versions before 2.10 have other names and peaks."""
+        """Return the real statistics; before torch 2.10 they have other names and no such peaks."""
         stats = self._read_pinned()
         if "active_bytes" not in stats:
             return PinnedStats({}, {})
@@ -298,10 +299,10 @@ class AllocatorView:
     def _read_pinned(self) -> Stats:
         self.install()
         read = self._real.get(PINNED_STATS)
-        return {} if read is None else read()  # a PyTorch may be too old
+        return {} if read is None else read()  # an older torch does not have it
 
     def reset_pinned_peaks(self) -> None:
-        """Reset the real peaks of pinned host memory; the test's code goes on reading them."""
+        """Reset the real peaks of pinned host memory; the test's code keeps reading the highest."""
         for path, peak in _peaks(self._read_pinned()):
             self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), peak)
         reset = self._real.get(PINNED_PEAK_RESET)
@@ -315,10 +316,10 @@ class AllocatorView:
 
     @contextmanager
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
-        """Leave the allocator's work inside out of the figures that the test's code reads.
+        """Hide what the allocator does inside from the figures that the test's code reads.
 
-        Blocks that stay have to be plugs: the difference of the memory held has the work of
-        other threads as well.
+        Blocks that stay allocated must be plugs: the difference in current memory cannot tell them,
+        as other threads may allocate meanwhile.
         """
         start = time.time_ns() // 1000
         devices = list(devices)
@@ -337,30 +338,30 @@ class AllocatorView:
         self._plugged[plug.device].update(dict(plug.current_figures()))
 
     def remove_plug(self, device: int, address: int) -> Plug:
-        """Show a block that is freed now as it is; return it."""
+        """Stop hiding a block, now that it is freed, and return it."""
         plug = self.plugs.pop((device, address))
         self._noted.pop(device, None)
         self._plugged[device].subtract(dict(plug.current_figures()))
         return plug
 
-    # -- blocks that the test's code has freed, and that the measurement keeps in place --
+    # -- blocks that the test's code freed and the measurement does not give back yet --
 
     def add_reader(self, look: Callable[[], object]) -> None:
-        """Call ``look`` before the test's code reads anything."""
+        """Call ``look`` before the test's code reads a figure."""
         self._readers.append(look)
 
     def remove_reader(self, look: Callable[[], object]) -> None:
-        """Call it no longer; nothing if it is not called."""
+        """Stop calling it, if it is called at all."""
         if look in self._readers:
             self._readers.remove(look)
 
     def show_freed(self, plugs: Sequence[Plug]) -> None:
-        """Show blocks as free rooms from now on, though they are kept in place."""
+        """Show blocks as free from now on, although they stay allocated."""
         self._notify()
         self._change_plugs(plugs, self.add_plug, -1)
 
     def hide_freed(self, plugs: Sequence[Plug]) -> None:
-        """Show such blocks, which are free now, as they are."""
+        """Stop hiding such blocks, now that they are free."""
         self._change_plugs(plugs, lambda plug: self.remove_plug(plug.device, plug.address), 1)
 
     def _change_plugs(
@@ -378,7 +379,7 @@ class AllocatorView:
 
     @contextmanager
     def emptying(self, empty: Callable[[Callable[[], object]], object]) -> Iterator[None]:
-        """Have ``empty`` called for the test's ``torch.cuda.empty_cache()``, which it is given."""
+        """Call ``empty`` with the real ``torch.cuda.empty_cache`` when the test calls that."""
         outer, self._emptier = self._emptier, empty
         try:
             yield
@@ -386,7 +387,7 @@ class AllocatorView:
             self._emptier = outer
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
-        """Leave the calls inside out of the counters that the test's code reads."""
+        """Hide what the calls inside add to counters from the test's code."""
         return self._hidden_differences(devices, _is_counter)
 
     @contextmanager
@@ -399,7 +400,7 @@ class AllocatorView:
         finally:
             for device, old_stats in start.items():
                 new_stats = self.stats(device)
-                if new_stats == old_stats:  # most often: a look at all figures takes much longer
+                if new_stats == old_stats:  # usual, and comparing every figure takes much longer
                     continue
                 figures = dict(_figures(old_stats))
                 for path, value in _figures(new_stats):
@@ -407,7 +408,7 @@ class AllocatorView:
                         self._hidden[device][path] += value - figures.get(path, 0)
 
     def begin_history(self, stack: ExitStack) -> None:
-        """Switch the history on until a stack is closed; the test's code sees its own events."""
+        """Switch the history on until the stack closes; the test's code sees its own events."""
 
         def end() -> None:
             self._notify()
@@ -420,18 +421,18 @@ class AllocatorView:
         stack.callback(end)
 
     def _begin_anew(self) -> None:
-        """Begin the real history anew, with all that the histories under way need."""
+        """Restart the real history with settings that serve every history under way."""
         import torch
 
         self.install()
         if self._test_history is not None:
             self._test_events = self._events_of_test(self.snapshot()["device_traces"])
         with self._unchanged():
-            torch.cuda.memory._record_memory_history(None)  # else older events stay
+            torch.cuda.memory._record_memory_history(None)  # or older events would stay
             self._record()
 
     def _record(self) -> None:
-        """Have PyTorch record for all histories under way, and keep the events so far."""
+        """Make PyTorch record for all histories under way, without dropping events."""
         import torch
 
         of_test = self._test_history
@@ -452,7 +453,7 @@ class AllocatorView:
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
-        """Call ``notify`` just before statistics or the history are reset, which are global."""
+        """Call ``notify`` just before statistics or the history, which are global, are reset."""
         self.install()
         self._listeners.append(notify)
         try:
@@ -476,7 +477,7 @@ class AllocatorView:
             if own > peaks.get(path, 0):
                 peaks[path] = own
 
-    # -- the test's side --
+    # -- for the test's code --
 
     def _read(self) -> None:
         for look in self._readers:
@@ -531,7 +532,7 @@ class AllocatorView:
         hidden = self._hidden[device]
         for path, value in _figures(self._real[STATS[0]](device)):
             if path[-1] in TOTALS or _is_counter(path):
-                hidden[path] = max(0, min(hidden[path], value))  # nothing of 0 is hidden
+                hidden[path] = max(0, min(hidden[path], value))  # a total of 0 hides nothing
         return result
 
     def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
@@ -551,7 +552,7 @@ class AllocatorView:
         return None
 
     def _set_legacy_history_of_test(self, _binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
-        """Set the history by the arguments that older versions of PyTorch have."""
+        """Set the history by the arguments of older versions' binding."""
         enabled, of_state, number, of_events, with_cpp, *further = arguments
         context = "alloc" if of_events else "state" if of_state else None
         kind, stacks = "all" if enabled else None, "all" if with_cpp else "python"
@@ -560,7 +561,7 @@ class AllocatorView:
         )
 
     def _events_of_test(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-        """Return the events that the test's own history has, of the real one's."""
+        """Return the events of the real history that the test's own history would have."""
         if self._histories and self._test_history is None:
             return [[] for _ in traces]
         start = self._test_start if self._histories else 0
@@ -593,12 +594,12 @@ class AllocatorView:
             for segment in snapshot["segments"]:
                 for record in (segment, *segment["blocks"]):
                     record["frames"] = []
-        # Operators are called through this package.
+        # Operators run through this package, so its frames are on every stack.
         _keep_frames(snapshot, lambda filename: not filename.startswith(OWN_FOLDER))
         return snapshot
 
     def _hide_plugs(self, segment: dict[str, Any]) -> None:
-        """Show plugs as the free rooms that they fill, joined with free ones beside them."""
+        """Show plugs as free blocks, merged with the free blocks beside them."""
         blocks: list[dict[str, Any]] = []
         address = segment["address"]
         for block in segment["blocks"]:
@@ -621,7 +622,7 @@ class AllocatorView:
 
 
 class _NamesButInductor(set[str]):
-    """Names of modules; in the thread that made it Inductor's is not among them."""
+    """Module names that, for the thread that made the set, do not contain Inductor's."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)
@@ -634,7 +635,7 @@ class _NamesButInductor(set[str]):
 
 @functools.cache
 def _without_traces() -> dict[str, Any]:
-    """Return the option that leaves the events out of a snapshot, if this torch has it."""
+    """Return the argument that leaves events out of a snapshot, if this torch has it."""
     import torch
 
     takes = inspect.signature(torch.cuda.memory_snapshot).parameters
@@ -643,10 +644,10 @@ def _without_traces() -> dict[str, Any]:
 
 @contextmanager
 def _inductor_not_imported() -> Iterator[None]:
-    """Keep a snapshot from importing Inductor, where nothing has imported it yet.
+    """Keep a snapshot from importing Inductor where nothing has imported it yet.
 
-    For the lines of compiled code PyTorch asks whether torch has Inductor (``hasattr``), and that
-    imports it, with Dynamo and sympy: seconds, for a program that has compiled nothing.
+    To resolve lines of compiled code PyTorch checks ``hasattr`` of torch for Inductor, which
+    imports it with Dynamo and sympy: this takes seconds, even in a program that compiles nothing.
     """
     torch: Any = importlib.import_module("torch")
     names = getattr(torch, "_lazy_modules", None)
@@ -659,12 +660,12 @@ def _inductor_not_imported() -> Iterator[None]:
 
 
 def _is_counter(path: Path) -> bool:
-    """Return whether a figure counts events: "num_ooms", not the setting "max_split_size"."""
+    """Return whether a figure counts events, as "num_ooms"; "max_split_size" is a setting."""
     return len(path) == 1 and str(path[0]).startswith("num_")
 
 
 def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield each peak, with the keys that lead to it: statistics are read often in a test."""
+    """Yield each peak with the keys that lead to it; fast, as tests read statistics often."""
     for key, value in stats.items():
         if not isinstance(value, dict):
             continue

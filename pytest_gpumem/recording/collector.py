@@ -1,8 +1,8 @@
-"""Python's cyclic garbage collector, which runs as if nothing were measured.
+"""Make Python's cyclic garbage collector run as if nothing were measured.
 
-It begins a pass when enough objects were made and not freed, and a pass frees the tensors that
-reference cycles hold: so this package's own objects would move a step's peak. Inside of
-:class:`Uncounted` no pass begins, and at its end the collector's count is that of its beginning.
+A collection starts after a number of allocated objects, and frees the tensors in reference cycles:
+so this package's own objects would move a step's peak. Inside :class:`Uncounted` no collection
+starts, and at its end the collector's count is what it was at its start.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 STOCK: Final = 20_000
-"""spares at the beginning of a measurement"""
+"""spare objects at the start of a measurement"""
 MAX_TUPLE_LENGTH: Final = 20
-"""elements of the tuples that Python keeps for reuse"""
+"""longest tuples whose freed objects CPython keeps in free lists, for reuse"""
 REUSED: Final = 80
-"""freed lists, dicts, and tuples of each length, that Python keeps for reuse, at least"""
+"""freed lists, dicts and tuples of each length that CPython's free lists keep, at least"""
 
 
 class _Spare:
-    """An object that the collector counts when it is made, and no longer when it is freed."""
+    """An object that the collector counts when it is made and uncounts when it is freed."""
 
     __slots__ = ("_unused",)
 
@@ -35,9 +35,9 @@ _spares: Final[list[_Spare]] = []
 
 
 class Uncounted:
-    """A block of this package's own work, of which the collector counts nothing.
+    """Run this package's own code without the collector counting it.
 
-    No code of the test's may run inside: a pass of the collector's is put off until its end.
+    The test's code must not run inside: its collections would be delayed until the end.
     """
 
     __slots__ = ("_count", "_enabled")
@@ -46,13 +46,13 @@ class Uncounted:
     """objects that an empty block makes: Python 3.11 frees the bound method that it called"""
 
     def __enter__(self) -> None:
-        """Begin no pass from now on."""
+        """Stop collections, and remember the count."""
         self._enabled = gc.isenabled()
         gc.disable()
         self._count = gc.get_count()[0]
 
     def __exit__(self, *_error: object) -> None:
-        """Take the objects that were made inside, and are kept, out of the count."""
+        """Restore the count: free a spare for each object that was made inside and stays."""
         made = self.made()
         if made > 0:
             del _spares[-made:]
@@ -62,7 +62,7 @@ class Uncounted:
             gc.enable()
 
     def made(self) -> int:
-        """Return how many objects were made inside until now, less those that were freed."""
+        """Return the number of objects made inside so far, less those freed."""
         return gc.get_count()[0] - self._count - self.at_entering
 
 
@@ -72,12 +72,12 @@ def _made_in_empty_block() -> int:
         return block.made()
 
 
-# The first blocks make what Python keeps for reuse.
+# The first blocks make objects that CPython then reuses.
 Uncounted.at_entering = [_made_in_empty_block() for _ in range(4)][-1]
 
 
 def uncounted(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that works uncounted by the collector: see :class:`Uncounted`."""
+    """Run a function inside :class:`Uncounted`."""
 
     @functools.wraps(function)
     def counted_nothing(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -88,27 +88,27 @@ def uncounted(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def begin_count() -> None:
-    """Collect all garbage, and begin the collector's counts anew, each time alike."""
+    """Collect all garbage, and restart the collector's counts from the same state each time."""
     gc.collect()
     begin_count_again()
 
 
 def begin_count_again() -> None:
-    """Begin the counts anew after a full collection, which drops objects kept for reuse."""
+    """Restart the counts after a full collection, which clears the free lists."""
     enabled = gc.isenabled()
-    gc.disable()  # a pass in here would be counted
+    gc.disable()  # a collection in here would be counted
     _spares.extend([_Spare() for _ in range(STOCK - len(_spares))])
     keep_for_reuse()
-    gc.collect(1)  # nothing to look at: what is kept for reuse stays
+    gc.collect(1)  # resets the counts; unlike a full collection it leaves the free lists
     if enabled:
         gc.enable()
 
 
 def keep_for_reuse() -> None:
-    """Have Python keep freed lists, dicts and tuples for reuse.
+    """Fill CPython's free lists with lists, dicts and tuples.
 
-    A full collection drops those that it keeps, which are not counted: the first ones made
-    afterwards would be, and most of them are this package's.
+    A full collection clears them. Reused objects are not counted, but new ones are: the first ones
+    made after a collection are mostly this package's.
     """
     for _ in range(REUSED):
         _reusable.append([{}, *map(_ELEMENTS.__getitem__, _SLICES)])

@@ -1,10 +1,10 @@
-"""Memory that an autograd graph keeps: the tensors that its nodes saved for the backward.
+"""Find the memory that an autograd graph keeps: tensors that its nodes saved for the backward.
 
-Python's collector does not see them: nodes are C++ objects. Nothing is unpacked on the way, so no
-hook of saved tensors runs, nor is anything checkpointed computed again.
+Python's collector does not see them, as nodes are C++ objects. Nothing is unpacked on the way, so
+no saved-tensor hook runs, and no checkpoint is recomputed.
 
-A hook of saved tensors keeps objects of its own in a tensor's place: those of a checkpoint keep, by
-its frame, a node that saved the checkpoint's inputs.
+Saved-tensor hooks keep objects of their own in place of a tensor: those of a checkpoint keep its
+frame, which keeps a node that saved the checkpoint's inputs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PUSHED: Final = Patch(
     versions="torch 2.6 to 2.9",
 )
 MAX_NODES: Final = 100_000
-"""nodes of one graph that are walked over"""
+"""nodes of one graph to visit"""
 MAX_PACKED: Final = 500
-"""objects that are walked over, of those that one saved tensor's hooks keep"""
+"""objects to visit that one saved tensor's hooks keep"""
 MAX_DEPTH: Final = 8
-"""steps from a hook to the objects that it keeps"""
+"""references from a hook to the objects that it keeps"""
 
 
 def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
     """Yield the tensors that a tensor keeps by its graph, or as its gradient.
 
-    Nodes in ``visited`` are not walked over again; nodes of this graph are added to it.
+    Nodes in ``visited`` are skipped; those of this graph are added to it.
     """
     gradient = gradient_of(tensor)
     if gradient is not None:
@@ -68,9 +68,9 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
 
 
 def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN401 - one of autograd's many types
-    """Yield the tensors that a node of a graph has saved, and nodes that hooks keep in their place.
+    """Yield the tensors that a node saved, and the nodes that hooks keep in their place.
 
-    Hooks with ids in ``visited`` are left out; those of this node are added to it.
+    Hooks whose ids are in ``visited`` are skipped; those of this node are added to it.
     """
     import torch
 
@@ -89,26 +89,27 @@ def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN40
             if isinstance(content, torch.Tensor):
                 yield content
                 continue
-            # A hook has packed it; of one checkpoint all tensors have the same one.
+            # Packed by a hook; all tensors of one checkpoint share one hook.
             hook = getattr(entry, "unpack_hook", None)
             yield from packed_objects([content, *[hook] * (id(hook) not in visited)])
             visited.add(id(hook))
-    yield from packed_objects(getattr(node, "__dict__", {}).values())  # of a Function's own ctx
+    yield from packed_objects(getattr(node, "__dict__", {}).values())  # ctx of a Python Function
 
 
 class Saved(NamedTuple):
-    """A saved tensor of a node, as a ``SavedTensor`` of torch 2.10 tells it."""
+    """A node's saved tensor, with the attributes of torch 2.10's ``SavedTensor``."""
 
     data: object
-    """the tensor, or an object that a hook has packed"""
+    """the tensor, or the object that a hook packed"""
     unpack_hook: Callable[[Any], Any] | None = None
 
 
 class _Hooks:
-    """Reads the saved tensors of nodes of torch 2.6 to 2.9, which have no attribute for them.
+    """Reads the saved tensors of nodes in torch 2.6 to 2.9, which have no attribute for them.
 
-    It asks for the saved tensor, and the hooks of a graph tell the packed object instead of
-    unpacking. Hooks that were set before the first measurement of the process unpack.
+    Reading a saved tensor calls its unpack hook; wrapped, the hook returns the packed object
+    without unpacking it. Hooks set before the process's first measurement are not wrapped, and
+    unpack.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class _Hooks:
         self._no_tensor: Tensor | None = None
 
     def install(self) -> None:
-        """Let hooks that are set from now on be readable; nothing with newer versions."""
+        """Wrap the hooks that are set from now on; do nothing in newer versions of torch."""
         import torch
 
         autograd = torch._C._autograd
@@ -139,15 +140,16 @@ class _Hooks:
         PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, readable(unpack)))
 
     def saved_by(self, node: Any, name: str) -> list[Saved]:  # noqa: ANN401 - one of autograd's many types
-        """Return the tensors that a node has saved under a name."""
+        """Return the tensors that a node saved under a name."""
         if not self._is_installed:
             return []
         told: list[Saved] = []
         self._reading.told = told
         try:
-            # "saved_tensors" is that of a Function of Python, "_saved_tensors" that of stack
+            # "saved_tensors" exists on a Python Function, "_saved_tensors" on a C++ node such as
+            # stack
             saved = getattr(node, name if hasattr(type(node), name) else name[1:])
-        except RuntimeError:  # changed in place since
+        except RuntimeError:  # changed in place since it was saved
             return told
         finally:
             self._reading.told = None
@@ -158,21 +160,21 @@ HOOKS: Final = _Hooks()
 
 
 def packed_objects(roots: Iterable[object]) -> Iterator[Any]:
-    """Yield the tensors and the nodes of graphs that objects of hooks keep."""
+    """Yield the tensors and graph nodes that objects of hooks keep."""
     import torch
 
     pending = [(value, 0) for value in roots]
     looked_at: set[int] = set()
     while pending and len(looked_at) < MAX_PACKED:
         value, depth = pending.pop()
-        # By the type alone: a user's own objects may do anything where they are asked themselves.
+        # issubclass of the type, not isinstance: a user's objects may run any code when asked.
         if id(value) in looked_at or issubclass(type(value), (ModuleType, type)):
             continue
         looked_at.add(id(value))
         if issubclass(type(value), torch.Tensor):
             tensor = cast("Tensor", value)
             yield tensor
-            if tensor.grad_fn is not None:  # of older checkpoints: it has saved their inputs
+            if tensor.grad_fn is not None:  # older checkpoints: the node saved their inputs
                 yield tensor.grad_fn
         elif is_node(value):
             yield value
@@ -187,7 +189,7 @@ def is_node(value: object) -> bool:
 
 
 def kept_parts(value: object) -> Iterable[object]:
-    """Return the objects that one keeps by its elements, its attributes or a function's closure."""
+    """Return what an object keeps by its elements, its attributes or a function's closure."""
     parts: Iterable[object] = getattr(value, "__dict__", {}).values()
     if isinstance(value, (list, tuple, set)):
         parts = value
@@ -200,7 +202,7 @@ def kept_parts(value: object) -> Iterable[object]:
     elif isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
     elif hasattr(type(value), "unpack_hook"):
-        # a saved tensor; newer checkpoints keep their inputs so
+        # a saved tensor, in which newer checkpoints keep their inputs
         parts = (getattr(value, "data", None), getattr(value, "unpack_hook", None))
     elif isinstance(value, CellType):
         parts = ()

@@ -1,4 +1,4 @@
-"""The blocks by which memory grew from step to step, by the log of the allocator."""
+"""Find the blocks by which memory grew from step to step in the allocator's log."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> dict[Block, int]:
-    """Return the blocks by which memory grew in the last steps, each with its requested bytes.
+    """Return the blocks by which memory grew in the last steps, with the bytes each one added.
 
-    ``ends`` are the times at which the steps ended, ``first`` the index of the step before.
+    ``ends`` are the times at which steps ended; ``first`` is the index of the step before them.
 
-    Of the blocks that came in that time and stayed until its end, some replace blocks that went:
-    the batch of the last step, say. The youngest replace those with the same stack of Python's, or
-    the same size; of a block that is larger than the one before only the difference is growth. A
-    block of the last step may be in a variable yet that its next step gives away: if a block like
-    it of the step before that time stayed, that one counts in its place.
+    Some blocks that were allocated in that time and stayed replace blocks that were freed, such as
+    the batch of the last step. The youngest replace those with the same Python stack, or the same
+    size; a block that is larger than the one it replaces counts by the difference. A variable may
+    still refer to a block of the last step that the next step would free: if a similar block of the
+    step before that time stayed, that one counts in its place.
     """
     start, end = ends[first], ends[-1]
     came: list[Block] = []

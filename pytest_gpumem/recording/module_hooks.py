@@ -1,7 +1,7 @@
-"""Hooks of all modules, as PyTorch's global ones are, that ``torch.compile`` does not see.
+"""Register global module hooks, like PyTorch's, that ``torch.compile`` does not see.
 
-The call of a module with other hooks runs PyTorch's own code for calls with hooks, with other
-dictionaries of global hooks: those of here, and then the user's.
+When a module has other hooks, its call runs PyTorch's own code for hooks, with dictionaries of
+global hooks that contain ours and then the user's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS: Final = Patch(
 
 
 class _Both:
-    """The hooks of two dictionaries, as PyTorch asks for them."""
+    """Two dictionaries of hooks, with the operations that PyTorch uses."""
 
     __slots__ = ("_ours", "_users")
 
@@ -45,23 +45,23 @@ class _Both:
 
 
 class ModuleHooks:
-    """The hooks before and after each call of a module."""
+    """Runs functions before and after each call of a module."""
 
     def __init__(self) -> None:
         self._before: dict[str, Callable[..., None]] = {}
         self._after: dict[str, Callable[..., None]] = {}
         self._numbers = itertools.count()
         self._wrapped = ExitStack()
-        """restores the function that calls modules"""
+        """restores ``Module.__call__``"""
 
     def register(
         self, stack: ExitStack, before: Callable[..., None], after: Callable[..., None]
     ) -> None:
-        """Call functions at each call of a module, until a stack is closed.
+        """Call functions at each call of a module, until the stack is closed.
 
-        ``before`` gets a module and its positional arguments, before its other hooks; ``after`` a
-        module, its arguments, those by name and its output (None after an error), after its
-        ``forward`` and before its other hooks.
+        ``before`` gets a module and its positional arguments, before its other hooks run. ``after``
+        gets a module, its positional and keyword arguments and its output (None after an error),
+        after ``forward`` and before its other hooks.
         """
         key = f"gpumem {next(self._numbers)}"
         self._before[key], self._after[key] = before, after
@@ -99,9 +99,9 @@ class ModuleHooks:
 
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
             __tracebackhide__ = True
-            # PyTorch's code for hooks makes a closure, which is there throughout the forward: the
-            # collector would begin a pass inside of deep modules that it begins later without us.
-            fields = module.__dict__  # an attribute of a module takes ten times as long
+            # PyTorch's code for hooks makes a closure that lives throughout the forward: in deep
+            # modules Python's collector would start a pass earlier than without us.
+            fields = module.__dict__  # reading an attribute of a module takes ten times as long
             has_hooks = (
                 fields.get("_forward_hooks")
                 or fields.get("_forward_pre_hooks")
@@ -113,7 +113,7 @@ class ModuleHooks:
                 or backward_pre_hooks
             )
             if "_forward_hooks" not in fields:
-                return call(module, *args, **kwargs)  # which says that __init__ did not run
+                return call(module, *args, **kwargs)  # raises: __init__ did not run
             if has_hooks and module._compiled_call_impl is None:
                 return hooked(module, *args, **kwargs)
             is_others = (
@@ -129,8 +129,8 @@ class ModuleHooks:
                 if is_others:
                     output = call(module, *args, **kwargs)
                 else:
-                    # All that PyTorch's own functions do without hooks: the allocator's history
-                    # takes time for each Python frame around an allocation.
+                    # All that PyTorch's own functions do without hooks; skipping them saves Python
+                    # frames, each of which costs the allocator's history time at every allocation.
                     output = module.forward(*args, **kwargs)
                 return output
             finally:
@@ -141,4 +141,3 @@ class ModuleHooks:
 
 
 HOOKS_OF_MODULES: Final = ModuleHooks()
-"""those of this process"""

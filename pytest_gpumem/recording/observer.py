@@ -1,8 +1,8 @@
-"""Observing a run by wrappers of PyTorch's functions: tensors, calls of modules, passes, steps.
+"""Observe a run by wrapping PyTorch's functions: tensors, module calls, passes, steps.
 
-Tensors of modules and optimizers are noted with their addresses, calls and passes with their times.
-Nothing holds a tensor. The wrappers run at each call of a module of every test on the virtual GPU,
-so they note as little as they can: the meaning is found out as a test is explained.
+Record the addresses of modules' and optimizers' tensors, and the times of calls and passes. No
+reference to a tensor is held. The wrappers run at every module call of every test on the virtual
+GPU, so they record as little as they can; it is interpreted only when a test is explained.
 """
 
 from __future__ import annotations
@@ -49,44 +49,45 @@ PASSES: Final = Patch(
 )
 Kind: TypeAlias = Literal["", "call", "backward", "optimizer", "end"]
 MAX_DEPTH: Final = 4
-"""levels of lists and dicts in a module's arguments that are searched for tensors"""
+"""nesting of lists and dicts in a module's arguments that is searched for tensors"""
 
 
 class Observer:
-    """Notes the calls of PyTorch's functions in a recording."""
+    """Writes the calls of PyTorch's functions to a recording."""
 
     def __init__(
         self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
     ) -> None:
-        """Observe; ``at_moment`` is called at each of the recording's moments."""
+        """Set the recording; ``at_moment`` is called at each of its moments."""
         import torch
 
         self._recording = recording
         self._at_moment = at_moment
         self._numbers = itertools.count()
-        """of the calls and the passes"""
+        """numbers calls and passes"""
         self._active: list[int] = []
-        """calls under way: of each the id of its module, and its number"""
+        """calls under way, flat: the id of the module and the call's number, for each"""
         self._backwards = 0
-        """passes under way, one in another"""
+        """nested backward passes under way"""
         self._step: int | None = None
-        """the number of the optimizer's step under way; an error may end it without a hook"""
+        """the number of the optimizer step under way; if it raises, no hook runs at its end"""
         self._wrapper: CodeType | None = None
-        """PyTorch's function around every step of an optimizer"""
+        """the code of PyTorch's wrapper around every optimizer step"""
         self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
-        """of each module that was seen, by its id: its path"""
+        """the path of each module that was seen, by its id"""
         self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
-        """of each module that no other module called"""
+        """by module that no other module called"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._last_seen: tuple[list[weakref.ref[Tensor]], Sequence[str]] = [], []
-        """parameters that were seen last, and their names"""
+        """the parameters that were seen last, and their names"""
         self._initial_parameters: set[int] = set()
-        """ids of the parameters with memory that the call of the outermost module began with"""
+        """ids of the parameters that had memory when the outermost module was called"""
         self._states: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        """of each optimizer, by its id: how many states it has, and where some lie"""
+        """by optimizer id: the number of its states, and the addresses of some, to notice a
+        change"""
         self._applying = 0
         self._compiling: Callable[[], bool] = torch.compiler.is_compiling
-        """whether modules are called to export them, with tensors that have no memory"""
+        """whether modules are traced for export, with tensors that have no memory"""
         self._tensor, self._module = torch.Tensor, torch.nn.Module
         self._autocasts: Callable[[str], bool] = torch.is_autocast_enabled
         self._graphs: Callable[[], bool] = torch.is_grad_enabled
@@ -95,10 +96,10 @@ class Observer:
         self._plain = {torch.Tensor, torch.nn.Parameter}
         """classes that wrap no other tensors"""
         self._lazy = torch.nn.UninitializedParameter
-        """the class of parameters that the first call of a lazy module gives memory"""
+        """parameters of lazy modules, which get memory in the first call"""
 
     def install(self, stack: ExitStack) -> None:
-        """Wrap the functions, with their restoration on a stack."""
+        """Wrap the functions until the stack is closed."""
         import torch
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
@@ -124,7 +125,7 @@ class Observer:
         WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
 
     def _note(self, kind: Kind, number: int, line: Line | None = None) -> None:
-        """Note a moment at which a pass begins or ends, or ("") goes on."""
+        """Record that a pass begins or ends, or goes on ("")."""
         self._recording.moments += (time_ns(), kind, number, line, False)
         self._look()
 
@@ -135,7 +136,7 @@ class Observer:
     # -- modules --
 
     def enter_module(self, module: Module, _args: object) -> None:
-        """Begin a call."""
+        """Record the start of a call."""
         recording, active = self._recording, self._active
         if not active:
             if self._compiling():
@@ -146,19 +147,19 @@ class Observer:
         if not recording.batch_norm and isinstance(module, self._norms):
             recording.batch_norm = module.training
         number = next(self._numbers)
-        # In one go: modules may run in several threads, whose moments are not to be mixed.
+        # One "+=": threads that run modules at the same time must not mix their moments.
         recording.moments += (time_ns(), "call", number, self._name(module), self._graphs())
         active += (id(module), number)
         if self._at_moment is not None:
             self._at_moment(recording)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
-        """End a call; ``results`` are its keyword arguments and its output, after an error None."""
+        """Record the end of a call; ``results`` are its kwargs and output (None after an error)."""
         active = self._active
         at = len(active) - 2
         while at >= 0 and active[at] != id(module):
             at -= 2
-        if at < 0 and self._compiling():  # where the call began, too
+        if at < 0 and self._compiling():  # enter_module returned early, too
             return
         recording, number = self._recording, active[at + 1] if at >= 0 else -1
         is_outermost = len(active) == 2  # noqa: PLR2004 - a module and its number
@@ -171,7 +172,7 @@ class Observer:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
-                # FSDP unsharded it.
+                # FSDP unsharded it during the call.
                 self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
         del active[at : at + 2]
         if not active:
@@ -181,13 +182,13 @@ class Observer:
                 if tensor.grad_fn is None
             ]
             self._sweep("batch data", batch)
-            # The tag tells an output from inner activations.
+            # The tag distinguishes an output from inner activations.
             self._sweep("activations", outputs)
 
     def followed_by(
         self, then: Callable[..., object]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper of a method: ``then`` gets its arguments, once it has run."""
+        """Return a wrapper that runs a method and then calls ``then`` with the same arguments."""
 
         def around(method: Callable[..., Any]) -> Callable[..., Any]:
             def followed_method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -211,7 +212,7 @@ class Observer:
             self._see_parameters([parameter], [f"{self._name(module)}.{name}"])
 
     def around_setattr(self, assign: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module.__setattr__``, which gives modules other ones, and buffers."""
+        """Wrap ``Module.__setattr__``, which assigns submodules and buffers."""
         tensor, kind = self._tensor, self._module
 
         def __setattr__(module: Module, name: str, value: object) -> None:  # noqa: N807 - PyTorch's
@@ -230,7 +231,7 @@ class Observer:
             self._sweep("buffers", [buffer], [f"{self._name(module)}.{name}"])
 
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
+        """Wrap ``Module._apply``: look again at a module that was moved or converted."""
 
         def observed_apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
@@ -239,7 +240,7 @@ class Observer:
                 return apply(module, *args, **kwargs)
             finally:
                 self._applying -= 1
-                if not self._applying:  # it calls itself for each module inside
+                if not self._applying:  # _apply calls itself for each submodule
                     self._see_all(module)
 
         return observed_apply
@@ -261,7 +262,7 @@ class Observer:
 
     def _name(self, module: Module) -> str:
         entry = self._names.get(id(module))
-        # Python gives a new object the id of a freed one.
+        # Python may reuse the id of a freed object.
         return entry[1] if entry and entry[0]() is module else type(module).__name__
 
     def _see_all(self, root: Module) -> None:
@@ -279,7 +280,7 @@ class Observer:
         if not parameters:
             return
         tensors, seen_names = self._last_seen
-        # Most often these are the last step's, which takes no loop of Python's to find out.
+        # Usually the same as in the last step: compare without a Python loop.
         if names != seen_names or not all(map(is_, map(weakref.ref.__call__, tensors), parameters)):
             for parameter, name in zip(parameters, names, strict=True):
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
@@ -295,7 +296,7 @@ class Observer:
     # -- passes --
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that runs a backward pass; a pass within another is part of it."""
+        """Wrap a function that runs a backward pass; a nested pass belongs to the outer one."""
         parameters = inspect.signature(run)
 
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -328,7 +329,7 @@ class Observer:
         return backward
 
     def around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a ``zero_grad``; its lines are noted if it keeps the gradients."""
+        """Wrap a ``zero_grad``; record the lines that call it with ``set_to_none=False``."""
 
         def observed_zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
             __tracebackhide__ = True
@@ -341,7 +342,7 @@ class Observer:
         return observed_zero_grad
 
     def begin_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Begin an optimizer's step."""
+        """Record the start of an optimizer's step."""
         if self._compiling():
             return
         self._wrapper = sys._getframe(1).f_code
@@ -350,12 +351,11 @@ class Observer:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in self._initial_parameters  # else the forward has seen it
+            if id(parameter) not in self._initial_parameters  # the others were seen in the forward
         ]
         self._see_parameters(parameters, [self._parameter_name(each) for each in parameters])
         self._see_gradients()
-        # Else a step within a step: of a class that calls its base's, or of an optimizer that
-        # steps another one.
+        # Otherwise it is nested: a class calls its base's step, or an optimizer steps another one.
         if self._step is None:
             self._step = self._begin("optimizer")
         else:
@@ -364,7 +364,7 @@ class Observer:
         self._recording.stepped += (self._step, id(optimizer), fresh)
 
     def end_step(self, optimizer: Optimizer, *_: object) -> None:
-        """End an optimizer's step, and note its state."""
+        """Record the end of an optimizer's step, and its state."""
         if self._compiling():
             return
         ends = steps_around(sys._getframe(1).f_back, self._wrapper) == 0
@@ -372,7 +372,7 @@ class Observer:
         if ends:
             self._step = None
         states = list(optimizer.state.values())
-        # Most optimizers write in their tensors; the state of one that makes new ones moves.
+        # Most optimizers write into their tensors; if one makes new ones, some addresses change.
         samples = [states[at] for at in (0, len(states) // 2, -1)] if states else []
         places = [
             place_of(tensor) for state in samples for tensor in nested_tensors(state, MAX_DEPTH)
@@ -394,7 +394,7 @@ class Observer:
         return number
 
     def _end_failed_step(self) -> None:
-        """End a step that an error left, without any hook's call."""
+        """End a step that raised: PyTorch runs no hook then."""
         if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
             self._note("end", self._step)
             self._step = None
@@ -410,7 +410,7 @@ class Observer:
     def _sweep(
         self, category: Category, tensors: Sequence[Tensor], names_of: Sequence[str] | None = None
     ) -> None:
-        """Note the addresses of tensors, each with its name; None: they have none."""
+        """Record the addresses of tensors and their names; no names if None."""
         time = time_ns()
         names: list[str] = []
         addresses: list[int] = []
@@ -430,7 +430,7 @@ class Observer:
 
 
 class _Tree:
-    """A module with all modules in it: their paths, and where their tensors are. It holds none."""
+    """The paths and tensors of a module and its submodules, by weak references."""
 
     def __init__(self, root: Module) -> None:
         top = type(root).__name__
@@ -447,7 +447,7 @@ class _Tree:
         }
 
     def tensors(self, kind: Literal["_parameters", "_buffers"]) -> tuple[list[Tensor], list[str]]:
-        """Return the parameters or the buffers that the modules have now, and their paths."""
+        """Return the modules' current parameters or buffers, and their paths."""
         tensors: list[Tensor] = []
         names: list[str] = []
         for reference, paths in self._paths[kind]:
@@ -460,16 +460,16 @@ class _Tree:
 
 
 def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | None:
-    """Return a parameter or buffer of a module.
+    """Return a module's parameter or buffer by name.
 
-    The dicts of a module of ``torch.jit.script`` or ``torch.jit.trace`` have neither ``get`` nor an
-    iterator (``torch.jit._script.OrderedDictWrapper``).
+    In modules of ``torch.jit.script`` or ``torch.jit.trace`` the dicts have neither ``get`` nor
+    iteration (``torch.jit._script.OrderedDictWrapper``).
     """
     return tensors[name] if name in tensors else None  # noqa: SIM401
 
 
 def nested_tensors(value: object, depth: int) -> list[Tensor]:
-    """Return the tensors in lists and dicts, so many levels deep."""
+    """Return the tensors in lists and dicts, down to a depth of nesting."""
     from torch import Tensor
 
     tensors: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""A note where a step was the first of its optimizer: training's peak comes with the second.
+"""Note an optimizer that took only its first step: training's peak comes with the second.
 
-An optimizer's state comes to life at the end of its first step, so the first step's activations and
-gradients never lie beside it.
+An optimizer's state is allocated at the end of the first training step, so that step's activations
+and gradients are never allocated beside the state.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Progress:
     fresh: bool
     steps: int = 0
     peak_before: int = 0
-    """bytes, until its first step began"""
+    """bytes; the peak when its first step began"""
     state_bytes: int = 0
     bytes_without_gradient: int = 0
-    """of parameters without a gradient, in the step with most of them"""
+    """parameters without a gradient, in the step that had most of them"""
 
 
 class OptimizerWatch:
@@ -44,7 +44,7 @@ class OptimizerWatch:
 
     Args:
         before_step: is called before every step.
-        after_step: is called after every step; not after a step that an error ended.
+        after_step: is called after every step, unless the step raised.
         peak: returns the peak so far, in bytes.
     """
 
@@ -59,11 +59,11 @@ class OptimizerWatch:
         self._peak = peak
         self._progress: dict[int, _Progress] = {}
         self._under_way: list[int] = []
-        """ids of the optimizers with a step under way, one in another"""
+        """ids of the optimizers whose step is under way, outermost first"""
         self._stack = ExitStack()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Register the hooks."""
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -73,16 +73,16 @@ class OptimizerWatch:
         WRAPPED.hook(self._stack, register_optimizer_step_post_hook(self._after))
 
     def stop(self) -> None:
-        """End the watch."""
+        """Remove the hooks."""
         self._stack.close()
 
     def forget(self) -> None:
-        """Forget the steps so far, not that an optimizer is no longer fresh."""
+        """Forget the steps so far, but not that an optimizer has state by now."""
         self._progress.clear()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Forget, at its end, the steps that are taken inside."""
+        """Forget the steps taken inside when the block ends."""
         outer, self._progress = self._progress, {}
         try:
             yield
@@ -92,12 +92,12 @@ class OptimizerWatch:
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         around = self._steps_around(sys._getframe(1))
         self._under_way.append(id(optimizer))
-        if id(optimizer) in around:  # a class's step calls its base's
+        if id(optimizer) in around:  # a class's step that calls its base's
             return
         if self._tell_before is not None and not around:
             self._tell_before()
         progress = self._progress.get(id(optimizer))
-        # Python gives a new object the id of a freed one.
+        # Python may reuse the id of a freed object.
         if progress is None or progress.optimizer() is not optimizer:
             self._progress[id(optimizer)] = _Progress(
                 weakref.ref(optimizer),
@@ -109,7 +109,7 @@ class OptimizerWatch:
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         around = self._steps_around(sys._getframe(1))
         progress = self._progress.get(id(optimizer))
-        # torch.compile may run the second half of a step alone, and compile the first.
+        # With torch.compile, the second half of a step may run alone while the first is compiled.
         if id(optimizer) in around or progress is None or progress.optimizer() is not optimizer:
             return
         if self._tell_after is not None and not around:
@@ -131,21 +131,21 @@ class OptimizerWatch:
                 )
 
     def _steps_around(self, wrapper: FrameType) -> list[int]:
-        """Return the ids of the optimizers with a step around this one.
+        """Return the ids of the optimizers whose step contains this one.
 
-        An error ends a step without any hook's call: the frames tell how many are under way.
+        If a step raises, no hook runs: count the frames to see how many are under way.
         """
         depth = steps_around(wrapper.f_back, wrapper.f_code)
         del self._under_way[depth:]
-        # Steps that were under way when the watch began have had no hook's call.
+        # No hook ran for steps that were under way when the watch began.
         self._under_way += [0] * (depth - len(self._under_way))
         return list(self._under_way)
 
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other.
 
-        None where the peak has room for the first step's and the state: a later forward and
-        backward pass reached it, say.
+        Leave it out where the peak already has room for the first step's memory and the state,
+        because a later forward and backward pass reached it, say.
         """
         peak = self._peak()
         return [
@@ -160,7 +160,7 @@ class OptimizerWatch:
         ]
 
     def notes_on_gradients(self) -> list[str]:
-        """Return a sentence for each optimizer with parameters that got no gradient."""
+        """Return a sentence for each optimizer that stepped parameters without a gradient."""
         return [
             f"parameters of {format_size(progress.bytes_without_gradient)} got no gradient "
             f"in a step of {progress.name}, so the figures lack these gradients; with "
@@ -171,9 +171,9 @@ class OptimizerWatch:
 
 
 def bytes_without_gradient(optimizer: Optimizer) -> int:
-    """Return the bytes of parameters without a gradient; 0 where none has any.
+    """Return the bytes of parameters without a gradient; 0 if no parameter has one.
 
-    An optimizer that keeps gradients elsewhere, as in a buffer of its own, has none at all.
+    An optimizer that stores gradients elsewhere, as in a flat buffer, has none in any parameter.
     """
     trained = [
         param
@@ -191,7 +191,7 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
 
 
 def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
-    """Return how many steps of optimizers are under way, from a frame outwards."""
+    """Count the optimizer steps under way, from a frame outwards."""
     number = 0
     while frame is not None:
         number += frame.f_code is wrapper

@@ -1,4 +1,4 @@
-"""Tensors behind a tensor: those that a subclass wraps (DTensor, torchao's), and its gradient."""
+"""Read the tensors behind a tensor: those that a subclass (DTensor, torchao) wraps; gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_DEPTH = 8
-"""wrappers in wrappers; a class that gives itself would never end"""
+"""nesting of wrappers; ends the recursion for a class that flattens to itself"""
 
 
 def place_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the device of a tensor's storage and its address; 0 where it has none.
+    """Return a tensor's device and the address of its storage; 0 without one.
 
-    A subclass is not asked: that of a lazy module's parameters refuses, and further ones note each
-    call. That of a compiler's tensors has no memory, and torch 2.10 and older warn where it is
-    asked for.
+    Subclasses are bypassed: a lazy module's parameters refuse, and others record each call. A
+    FakeTensor has no memory, and up to torch 2.10 reading its address warns.
     """
     import torch
 
@@ -38,7 +37,7 @@ def gradient_of(tensor: Tensor) -> Tensor | None:
 
 
 def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Return ``.grad`` of each; PyTorch warns where that of another node's result is read."""
+    """Read each ``.grad``; None for non-leaf tensors without retain_grad, where PyTorch warns."""
     return [
         tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
         for tensor in tensors
@@ -46,9 +45,9 @@ def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
 
 
 def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
-    """Yield the tensors with the storage of a tensor: itself, or those that its class wraps.
+    """Yield the tensors that own a tensor's memory: itself, or those that its class wraps.
 
-    ``__tensor_flatten__`` names them, as torch.compile asks for them (see
+    ``__tensor_flatten__`` returns their names, as for torch.compile (see
     torch/utils/_python_dispatch.py).
     """
     import torch
@@ -68,10 +67,10 @@ def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return the CUDA tensors that are Python objects; callers drop the list at once."""
+    """Return the CUDA tensors that are Python objects; callers must drop the list at once."""
     import torch
 
-    # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
+    # type(), not isinstance: isinstance reads __class__, which makes a lazy object load itself.
     tensors = [
         candidate
         for candidate in gc.get_objects()

@@ -1,4 +1,4 @@
-"""Names of a program for its objects: variables of functions, modules and classes, and fixtures."""
+"""Name a program's objects: variables of functions, modules and classes, and fixtures."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _HARNESS: Final = frozenset({"_pytest", "pytest", "pluggy", "pytest_gpumem"})
-"""packages that hold a test's objects as long as the test runs, and none of their own"""
+"""packages that only refer to a test's objects, and only while it runs"""
 FIXTURE, SHARED, LOCAL = range(3)
-"""lifetimes of names"""
+"""values of ``Name.lifetime``; deeper frames add to LOCAL"""
 
 
 def is_fixture(value: object) -> bool:
-    """Whether an object is pytest's record of a fixture, which has what the fixture returned."""
+    """Return whether an object is pytest's FixtureDef, which caches the fixture's value."""
     kind = type(value)
     return kind.__name__ == "FixtureDef" and _package(kind.__module__) == "_pytest"
 
 
 def is_harness(value: object) -> bool:
-    """Whether an object is pytest's or this package's: these are no holders."""
+    """Return whether an object is pytest's or this package's: these do not count as holders."""
     if isinstance(value, FunctionType):
         return _package(value.__module__) in _HARNESS
     return _package(type(value).__module__) in _HARNESS
@@ -44,16 +44,16 @@ def _package(module: object) -> str:
 
 
 class ProgramNames:
-    """The names that were there when this was made."""
+    """The program's names at the time of construction."""
 
     def __init__(self) -> None:
-        # Some libraries put objects into sys.modules that are no modules.
+        # Some libraries put objects that are not modules into sys.modules.
         entries: list[Any] = list(sys.modules.values())
         self._modules = {
             id(vars(module)): module for module in entries if isinstance(module, ModuleType)
         }
         self.locals: dict[int, Name] = {}
-        """of the objects of local variables, by id"""
+        """by id of the object that a local variable refers to"""
         for frame in sys._current_frames().values():
             frames = []
             inner: FrameType | None = frame
@@ -65,12 +65,13 @@ class ProgramNames:
             for depth, each in enumerate(reversed(frames)):
                 for key, text in locals_of(each):
                     self.locals.setdefault(key, Name(False, LOCAL + depth, text))  # noqa: FBT003 - a record
-            # No variable may refer to this frame itself: it would be a cycle, with all that it has.
+            # No local variable may keep this frame: that cycle would keep all of the frame's
+            # objects.
             frames.clear()
         frame = each = None  # type: ignore[assignment]
 
     def is_root(self, value: object) -> bool:
-        """Whether an object gives names to what it refers to, and lasts by itself."""
+        """Return whether an object gives names to what it refers to, and lives by itself."""
         return (
             id(value) in self._modules
             or isinstance(value, type)
@@ -79,7 +80,7 @@ class ProgramNames:
         )
 
     def names_of(self, root: object) -> Iterator[tuple[int, Name]]:
-        """Yield the names that a root gives, each with the id of the object."""
+        """Yield the names that a root gives, with the id of each named object."""
         module = self._modules.get(id(root))
         if module is not None:
             file = getattr(module, "__file__", None)
@@ -103,23 +104,23 @@ class ProgramNames:
                     yield id(value), Name(False, SHARED, f"context variable {key.name}")  # noqa: FBT003 - a record
 
 
-# -- local variables: of functions that run the collector does not know them --
+# -- local variables: the collector does not see those of running functions --
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
-    """Yield the local variables of a frame, each with the id of its object."""
+    """Yield a frame's local variables, each with the id of its object."""
     values, code, current = frame.f_locals, frame.f_code, frame.f_lineno
     lines = assignments(code)
     file = PurePath(code.co_filename).name
     for name, value in list(values.items()):
         if not name.isidentifier():  # of an assertion that pytest has rewritten, of a comprehension
             continue
-        # Of several assignments the last one above the line that runs; in a loop, maybe below it.
+        # The last assignment above the running line; in a loop it may be below.
         assigned = lines.get(name, ()) or (code.co_firstlineno,)
         above = [line for line in assigned if line <= (current or 0)]
         place = f"{file}:{max(above or assigned)}"
         yield id(value), f"local variable {name} of {code.co_name}, {place}"
-    if isinstance(values, dict):  # before Python 3.13 it is a copy, which would keep them alive
+    if isinstance(values, dict):  # before Python 3.13 a copy, which would keep the values alive
         values.clear()
 
 

@@ -1,8 +1,8 @@
-"""Recording one run: the allocator's own history, and the tensors that hooks saw meanwhile.
+"""Record one run: the allocator's own history, and the tensors that hooks saw meanwhile.
 
 The history (``torch.cuda.memory._record_memory_history``) has the time and the Python frames of
-each allocation; the use of a block is seen by an :class:`Observer`. Both clocks are the same
-(microseconds since 1970). Nothing changes the memory that is allocated.
+each allocation; an :class:`Observer` sees what a block is used for. Both use the same clock
+(microseconds since 1970). Recording does not change what is allocated.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Recorder:
     """Records from ``start`` to ``stop``."""
 
     def __init__(self, at_moment: Callable[[Recording], None] | None = None) -> None:
-        """Record; ``at_moment`` is called at each of the recording's moments."""
+        """Store ``at_moment``, which is called at each of the recording's moments."""
         self._at_moment = at_moment
         self._recording = Recording()
         self._stack = ExitStack()
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
-        """Begin to record; ``plugs`` (device and address) are blocks that only fill rooms."""
+        """Start recording; ``plugs`` (device and address) are this package's own blocks."""
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
@@ -42,7 +42,7 @@ class Recorder:
         Observer(self._recording, self._at_moment).install(self._stack)
 
     def known(self, places: Collection[tuple[int, int]]) -> Known:
-        """Return the facts until now on live blocks, by device and address."""
+        """Return what is known so far of live blocks, by device and address."""
         known: dict[tuple[int, int], tuple[Tag, ...]] = dict.fromkeys(places, ())
         recording = self.so_far() if places else self._recording
         for device in {device for device, _ in places}:
@@ -52,16 +52,16 @@ class Recorder:
         return known
 
     def take(self, known: Known) -> None:
-        """Note that the run uses blocks from now on that an earlier one made."""
+        """Record that from now on this run uses blocks that an earlier one allocated."""
         self._recording.taken.append((now(), known))
 
     def so_far(self) -> Recording:
-        """Return the recording until now; it goes on."""
+        """Return the recording so far without stopping it."""
         snapshot = VIEW.snapshot()
         return replace(self._recording, **_history(snapshot))
 
     def stop(self, *, keep_workspaces: bool = False) -> Recording:
-        """End and return the recording; the cuBLAS workspaces are freed by this.
+        """Stop and return the recording, freeing the cuBLAS workspaces.
 
         With ``keep_workspaces`` they stay, as a CUDA graph may write to them, and count as "other".
         """
@@ -69,7 +69,7 @@ class Recorder:
 
         recording = self._recording
         if not keep_workspaces:
-            # Only by being freed with the workspaces is a block known for one.
+            # Only its free event here shows that a block is a workspace.
             start = beginning()
             torch._C._cuda_clearCublasWorkspaces()
             recording.cleared.append(Span(start, now()))
@@ -78,12 +78,12 @@ class Recorder:
         return replace(recording, snapshot=snapshot, **_history(snapshot))
 
     def abandon(self) -> None:
-        """End the recording, and drop it."""
+        """Stop recording, and drop the history."""
         self._stack.close()
 
     @contextmanager
     def ours(self, *, settles: bool = True) -> Iterator[None]:
-        """Note that this package allocates inside: it settles, or empties the step's cache."""
+        """Mark inside allocations as this package's: it settles, or empties the step's cache."""
         start = beginning()
         try:
             yield
@@ -95,11 +95,11 @@ class Recorder:
 
 
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Return a recording's fields of a snapshot.
+    """Read a recording's fields from a snapshot.
 
-    A snapshot is an event of its own, and a new process or a fixture of wider scope takes more of
-    them. All but the one at the beginning are left out here, so that all readers count the same
-    events in any order of tests.
+    Taking a snapshot adds an event, and a new process or a fixture of wider scope takes more of
+    them. All but one at the very beginning are dropped, so that readers count the same events in
+    any order of tests.
     """
     traces = snapshot["device_traces"]
     return {

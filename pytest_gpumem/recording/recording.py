@@ -1,8 +1,8 @@
-"""The parts of a recording of one run; times are microseconds since 1970.
+"""The data that one run records; times are microseconds since 1970.
 
-The notes of a run at each call, pass and step are laid flat, as strings and numbers in one list. Of
-lists, tuples and instances that are made and kept, Python's collector would count each one, and
-free the reference cycles of the user's code earlier than without a recording.
+What hooks record at each call, pass and step lies flat in one list of strings and numbers: Python's
+collector would count each list, tuple and instance that is kept, and so free the reference cycles
+of the user's code earlier than without a recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INFINITY: Final = float("inf")
 MOMENT: Final = 5
-"""elements of a moment in a recording"""
+"""list elements per moment"""
 
 
 class Tag(NamedTuple):
@@ -30,15 +30,14 @@ class Tag(NamedTuple):
     time: float
     """microseconds since 1970, as all times here"""
     address: int
-    """one of any device, or of the host: no two of these have the same addresses (CUDA's unified
-    virtual addressing)"""
+    """on any device or the host: CUDA's unified virtual addressing makes addresses unique"""
     category: Category
     name: str
-    """the tensor's path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
+    """the tensor's path from the outermost module, as "GPT2.h.0.mlp.weight"; "" if unknown"""
 
 
 Known: TypeAlias = "Mapping[tuple[int, int], tuple[Tag, ...]]"
-"""live blocks, by device and address, each with the tensors that were seen in it"""
+"""live blocks, by device and address, with the tensors that were seen in each"""
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class Call:
     path: str
     start: float
     grad: bool = True
-    """whether autograd recorded it, and its output has a graph"""
+    """whether autograd records it, and its output has a graph"""
     end: float = _INFINITY
 
 
@@ -59,11 +58,11 @@ class Pass:
     name: Literal["backward", "optimizer"]
     start: float
     line: Line | None = None
-    """the user's line that called it"""
+    """the user's line that started it"""
     end: float = _INFINITY
     fresh: dict[int, str] = field(default_factory=dict)
-    """of an optimizer's step: the class of each optimizer that stepped, by its id; "" where it had
-    state before"""
+    """of an optimizer step: by id of each optimizer that stepped, its class; "" if it had state
+    already"""
 
 
 class Span(NamedTuple):
@@ -75,60 +74,59 @@ class Span(NamedTuple):
 
 @dataclass
 class Recording:
-    """A whole recording."""
+    """Everything that one run records."""
 
     began: float = 0
     initial_segments: list[dict[str, Any]] = field(default_factory=list)
-    """the segments and their blocks when it began, as ``_snapshot`` has them"""
+    """segments with their blocks at the start, in the format of ``_snapshot``"""
     events: list[list[dict[str, Any]]] = field(default_factory=list)
-    """the history of each device, as ``_snapshot`` has it"""
+    """each device's history, in the format of ``_snapshot``"""
     settings: dict[str, Any] = field(default_factory=dict)
-    """the allocator's"""
+    """the allocator's settings"""
     seen: list[Any] = field(default_factory=list)
-    """tensors, many of one category at one time: nanoseconds, the category, the number of tensors,
-    and then the names and the addresses of all"""
+    """tensors in runs of one category and time: nanoseconds, category, count, then all names, then
+    all addresses"""
     taken: list[tuple[float, Known]] = field(default_factory=list)
-    """blocks that an earlier run made and this one uses, and from when on"""
+    """blocks that an earlier run allocated, with the time from which this run uses them"""
     moments: list[Any] = field(default_factory=list)
-    """of each time that a hook ran ``MOMENT`` elements: nanoseconds, what begins (a call of a
-    module, "backward", "optimizer") or "end", its number, the path of the module or the user's
-    line, and whether autograd records the call; at the end of an outermost call, whether its output
-    has a graph"""
+    """``MOMENT`` elements per hook call: nanoseconds; what begins ("call" of a module, "backward",
+    "optimizer") or "end"; its number; the module's path or the user's line; whether autograd
+    records the call, or, at the end of an outermost call, whether its output has a graph"""
     stepped: list[Any] = field(default_factory=list)
-    """of each optimizer in a step three elements: the step's number, its id, its class"""
+    """three elements per optimizer in a step: the step's number, the optimizer's id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
-    """each line once, however many passes it calls"""
+    """interned: one object per line, however many passes it starts"""
     ours: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
-    """those in which it emptied the cache, as the step's code asked"""
+    """those in which it emptied the cache for the step's code"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
     retained_graphs: dict[int, Line] = field(default_factory=dict)
-    """the user's lines of backward passes that were to retain their graphs, by the number of the
-    graph's last node"""
+    """by sequence number of the graph's last node: the user's line whose backward pass retained the
+    graph"""
     zeroed_gradients: list[Line] = field(default_factory=list)
-    """the user's lines that called ``zero_grad(set_to_none=False)``"""
+    """user lines that called ``zero_grad(set_to_none=False)``"""
     plugs: list[tuple[int, int]] = field(default_factory=list)
-    """device and address of the blocks that this package held when it began"""
+    """device and address of the blocks that this package held at the start"""
     overflowed: bool = False
     autocast: bool = False
-    """whether CUDA's autocast was entered, or on as an outermost module was called"""
+    """whether CUDA autocast was entered, or active when an outermost module was called"""
     batch_norm: bool = False
-    """whether a module that trains on statistics of its batch was called"""
+    """whether a module that trains on batch statistics was called"""
     dtypes: set[str] = field(default_factory=set)
-    """data types of the parameters on CUDA devices: "float32" """
+    """dtypes of the parameters on CUDA devices, as "float32" """
     capability: tuple[int, int] = (0, 0)
-    """the first device's"""
+    """the first device's compute capability"""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """the result of ``torch.cuda.memory._snapshot`` at the end"""
 
     def segments(self, device: int) -> list[dict[str, Any]]:
-        """Return a device's segments when it began."""
+        """Return a device's segments at the start."""
         return [segment for segment in self.initial_segments if segment["device"] == device]
 
     def tags(self) -> Iterator[Tag]:
-        """Yield the tensors that were seen, in the order in which they were."""
+        """Yield the tensors that were seen, in order."""
         at = 0
         while at < len(self.seen):
             time_ns, category, number = self.seen[at : at + 3]
@@ -142,19 +140,19 @@ class Recording:
 
     @property
     def moment(self) -> int:
-        """Return how many moments there were."""
+        """Return the number of moments so far."""
         return len(self.moments) // MOMENT
 
     def time_of(self, moment: int) -> float:
-        """Return the time of a moment, the first of which is 1."""
+        """Return the time of a moment, counted from 1."""
         return int(self.moments[(moment - 1) * MOMENT]) / 1000
 
     def moments_until(self, time: float) -> int:
-        """Return how many of the moments were not later than a time."""
+        """Count the moments up to a time."""
         return bisect_right(range(1, self.moment + 1), time, key=self.time_of)
 
     def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
-        """Yield number, kind, start (as of beginning()), subject, grad and end, as they began."""
+        """Yield number, kind, start (as of beginning()), subject, grad and end, by start."""
         rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
         ends = {
             number: (time_ns / 1000, has_graph)
@@ -167,12 +165,12 @@ class Recording:
                 yield number, kind, time_ns // 1000, subject, grad and has_graph, end
 
     def calls(self) -> list[Call]:
-        """Return the calls of modules, in the order in which they began."""
+        """Return the module calls, by start."""
         rows = self._spans("call")
         return [Call(path, start, grad, end) for _, _, start, path, grad, end in rows]
 
     def passes(self) -> list[Pass]:
-        """Return the backward passes and the steps of optimizers, in the order of their starts."""
+        """Return the backward passes and optimizer steps, by start."""
         passes = {
             number: Pass(name, start, line, end)
             for number, name, start, line, _, end in self._spans("backward", "optimizer")
@@ -183,25 +181,25 @@ class Recording:
 
 
 def now() -> float:
-    """Return the time: microseconds since 1970."""
+    """Return the current time in microseconds since 1970."""
     return time.time_ns() / 1000
 
 
 def beginning() -> float:
-    """Return the time of a beginning: whole microseconds, as the allocator's history has them.
+    """Return the current time in whole microseconds, which the allocator's history uses.
 
-    So an event right after it has no earlier time.
+    So an event right after it is not earlier.
     """
     return time.time_ns() // 1000
 
 
 class Recorded(NamedTuple):
-    """A run that has ended, with all by which its peaks are explained, at once or later."""
+    """A finished run, with everything that explaining its peaks needs, at once or later."""
 
     recording: Recording | None
     devices: Sequence[int]
     foreign: Sequence[Peak]
-    """memory of other holders, one Peak a device"""
+    """other processes' memory, one Peak per device"""
     windows: Mapping[str, Sequence[Span]]
-    """when each part was measured; the part "" is the whole test"""
+    """when each part was measured; "" is the whole test"""
     peaks: Mapping[str, Sequence[Peak]]

@@ -1,8 +1,9 @@
-"""Which objects keep blocks of memory: reachability in a graph of references; pure.
+"""Find which objects keep blocks of memory alive: reachability in a graph of references.
 
-The graph has what leads from the program's names to the blocks: objects, and below these the
-blocks. A name keeps the blocks that can be reached from its object. What letting go of an object
-frees are the blocks that no name reaches once that object is left out.
+The graph leads from the program's names over objects to blocks. A name keeps the blocks that are
+reachable from its object. Releasing an object frees the blocks that no name reaches without it.
+
+Nothing here reads the running program: the graph is data.
 """
 
 from __future__ import annotations
@@ -17,65 +18,66 @@ if TYPE_CHECKING:
     Keys = AbstractSet["Key"]
 
 MOST: Final = 0.9
-"""share of a holder's bytes: an object below it that has as many is the holder"""
+"""share of the bytes from which a child, in place of its parent, counts as the holder"""
 MAX_OTHERS: Final = 2
-"""holders that are named beside the first one"""
+"""other holders that are named besides the first one"""
 MAX_TOLD_APART: Final = 2
-"""parts of an object that keep the same blocks and are named each; of more the object is named"""
+"""parts of an object that are named one by one; if more keep the same blocks, the object is
+named"""
 
 Key = int | tuple[Any, int]
-"""an object's id, a block's device and address, or what else a graph's user tells apart"""
+"""an object's id, a block's device and address, or any other key of the graph's user"""
 
 
 class Name(NamedTuple):
-    """A name of the program's for an object; the smallest of several is the one to tell."""
+    """A program's name for an object; of several the smallest is reported."""
 
     is_foreign: bool
-    """whether it belongs to a library that is of no interest, as PyTorch"""
+    """whether it belongs to a library, such as PyTorch, rather than to the user"""
     lifetime: int
-    """0 of a fixture, 1 of a global variable, from 2 on of a local one, the outermost first"""
+    """0: fixture; 1: global variable; from 2 on: local variable, outermost frame first"""
     text: str
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local variable, which lasts no longer than its function runs."""
+        """Whether it is a local variable, which ends when its function returns."""
         return self.lifetime > 1
 
 
 @dataclass
 class Group:
-    """Blocks that one object keeps."""
+    """Blocks that one object keeps alive."""
 
     name: Name
     path: tuple[Key, ...]
-    """from the name's object down to the one that keeps the blocks"""
+    """from the name's object to the one that keeps the blocks"""
     blocks: Keys
     others: list[Group] = field(default_factory=list)
-    """what else keeps some of these blocks, which are freed only if it lets go too"""
+    """other holders of some of these blocks: these are freed only if both release them"""
 
     @property
     def shared(self) -> Keys:
-        """The blocks that others keep as well."""
+        """The blocks that others keep alive as well."""
         return frozenset().union(*(other.blocks for other in self.others))
 
 
 @dataclass
 class ReferenceGraph:
-    """References that lead from names to blocks."""
+    """References from names to blocks."""
 
     below: dict[Key, dict[Key, None]]
-    """of each object: the objects and blocks that it refers to"""
+    """the objects and blocks that each object refers to"""
     names: dict[Key, list[Name]]
-    """of objects that have any"""
+    """of objects that have a name"""
     sizes: Mapping[Any, int]
     """bytes of each block"""
     tensors: Keys = frozenset()
-    """objects that nobody can empty: their holder is what refers to them"""
+    """tensors cannot be emptied, so their holder is what refers to them"""
     whole: Keys = frozenset()
-    """objects that are one holder, though two of their parts keep the same blocks: lists ..."""
+    """lists and the like: one holder, although two of their elements keep the same blocks"""
     weak: AbstractSet[tuple[Key, Key]] = frozenset()
-    """references by a graph of autograd's to its inputs and parameters: what keeps these otherwise
-    is their holder, though the graph keeps them as well"""
+    """references from an autograd graph to its inputs and parameters: if anything else keeps these,
+    that is the holder, not the graph"""
 
     def __post_init__(self) -> None:
         self._above: dict[Key, list[Key]] = {}
@@ -84,7 +86,7 @@ class ReferenceGraph:
                 self._above.setdefault(child, []).append(key)
 
     def groups(self, at_most: int | None = None) -> list[Group]:
-        """Return what keeps the blocks that names reach: first what keeps most of them."""
+        """Return the groups of blocks that names reach, the one with most bytes first."""
         graph = self._without_weak()
         reached = {key: graph.reached([key]) for key in self.names}
         remaining = graph.reached(self.names)
@@ -97,7 +99,7 @@ class ReferenceGraph:
         return groups
 
     def _without_weak(self) -> ReferenceGraph:
-        """Return the graph without weak references to what names reach by others."""
+        """Drop weak references to what names reach in another way."""
         if not self.weak:
             return self
         strong = {
@@ -111,7 +113,7 @@ class ReferenceGraph:
         return replace(self, below=strong, weak=frozenset())
 
     def outermost_above(self, block: Key) -> Key:
-        """Return the object that is the farthest above a block; the block, if nothing is."""
+        """Return the object farthest above a block; the block itself if nothing refers to it."""
         level, seen = [block], {block}
         while True:
             above = [parent for key in level for parent in self._above.get(key, ())]
@@ -122,11 +124,11 @@ class ReferenceGraph:
             level = above
 
     def reached(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
-        """Return the blocks that can be reached, without passing by some objects."""
+        """Return the blocks that are reachable without passing through some objects."""
         return {key for key in self.all_below(starts, without) if key in self.sizes}
 
     def all_below(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
-        """Return all that can be reached, ``starts`` included."""
+        """Return everything that is reachable, including ``starts``."""
         seen = {key for key in starts if key not in without}
         pending = [*seen]
         while pending:
@@ -137,7 +139,7 @@ class ReferenceGraph:
         return seen
 
     def _all_above(self, blocks: Iterable[Key]) -> set[Key]:
-        """Return all that leads to any of some blocks."""
+        """Return everything that leads to any of the blocks."""
         seen = {*blocks}
         pending = [*seen]
         while pending:
@@ -150,13 +152,13 @@ class ReferenceGraph:
     def path(
         self, start: Key, goals: Collection[Key], without: Collection[Key] = frozenset()
     ) -> tuple[Key, ...]:
-        """Return the shortest path from an object down to any of some others; () without one."""
+        """Return the shortest path from an object to any of the goals; () if there is none."""
         return next(self.paths(start, goals, without), ())
 
     def paths(
         self, start: Key, goals: Collection[Key], without: Collection[Key] = frozenset()
     ) -> Iterator[tuple[Key, ...]]:
-        """Yield the shortest path from an object down to each of some others, shortest first."""
+        """Yield the shortest path from an object to each of the goals, shortest first."""
         above: dict[Key, Key] = {start: start}
         level = [start]
         while level:
@@ -175,7 +177,7 @@ class ReferenceGraph:
             level = found
 
     def bytes_of(self, blocks: Iterable[Key]) -> int:
-        """Return the bytes of some blocks."""
+        """Add up the sizes of blocks."""
         return sum(map(self.sizes.__getitem__, blocks))
 
     def _largest(
@@ -184,11 +186,11 @@ class ReferenceGraph:
         among: Keys,
         without: Keys,
     ) -> Group:
-        """Return the group of the name that keeps most of some blocks."""
+        """Return the group of the name that keeps most bytes of ``among``."""
         kept = {key: self.bytes_of(blocks & among) for key, blocks in reached.items()}
         most = max(kept.values())
         keys = [key for key, nbytes in kept.items() if nbytes == most]
-        if len(keys) > 1:  # that which frees most, then an outer one, then that which lasts longest
+        if len(keys) > 1:  # prefer what frees most, then the outer one, then the longest-lived name
             freed = {key: self._freed(among & reached[key], {*without, key}) for key in keys}
             inner = {key for outer in keys for key in self.all_below([outer], without) - {outer}}
             keys.sort(key=lambda key: (-freed[key], key in inner, min(self.names[key])))
@@ -198,13 +200,13 @@ class ReferenceGraph:
         return Group(name, path, blocks)
 
     def _freed(self, blocks: Keys, without: Keys) -> int:
-        """Return the bytes that are freed without some objects; nobody can empty a tensor."""
+        """Return the bytes freed without some objects; 0 if one is a tensor: nobody empties it."""
         if without & self.tensors:
             return 0
         return self.bytes_of(blocks - self.reached(self.names, without))
 
     def _holder(self, start: Key, blocks: Keys, without: Keys) -> tuple[Key, Keys]:
-        """Return the innermost object that keeps most of some blocks, and those that it keeps."""
+        """Return the innermost object that keeps most of the blocks, and the blocks it keeps."""
         passed = set(without)
         while True:
             start = self._last_on_all_ways(start, blocks, passed)
@@ -223,11 +225,11 @@ class ReferenceGraph:
                     break
             if not 0 < len(most) <= at_most:
                 return start, blocks
-            # Of two the first is named first, and the other beside it.
+            # If two qualify, the larger is the holder, and _others() names the other one.
             start, blocks = max(most, key=lambda entry: self.bytes_of(entry[1]))
 
     def _last_on_all_ways(self, start: Key, blocks: Keys, without: Keys) -> Key:
-        """Return the innermost object without which nothing above it reaches any of the blocks."""
+        """Return the innermost object on every path from ``start`` to the blocks."""
         path = self.path(start, blocks, without)
         for key in reversed(path):
             if key in self.sizes or key in self.tensors:
@@ -237,7 +239,7 @@ class ReferenceGraph:
         return start
 
     def _way_to(self, holder: Key, without: Keys) -> tuple[Name, tuple[Key, ...]]:
-        """Return the name that is next to a holder, and the path down to it."""
+        """Return the name nearest to a holder, and the path from it to the holder."""
         ways = []
         below: dict[Key, Key | None] = {holder: None}
         level: list[Key] = [holder]
@@ -259,12 +261,12 @@ class ReferenceGraph:
         return min(ways, key=lambda way: (way[0].is_foreign, len(way[1]), way[0]))
 
     def _others(self, group: Group) -> list[Group]:
-        """Return what else keeps blocks of a group, so that the group's holder alone frees less."""
+        """Return other holders of a group's blocks: with them, releasing its holder frees less."""
         others: list[Group] = []
         removed = {group.path[-1]}
-        # A variable that refers into what the holder keeps has one of its elements, as that of a
-        # loop has the last one: it lets go when the next one comes, or when its function returns.
-        # So does one that has a tensor, as the last loss, with a graph.
+        # A local variable may refer to a part of what the holder keeps, as a loop's variable to the
+        # last element: it is released in the next iteration, or when its function returns. The same
+        # holds for a local variable of a tensor with a graph, such as the last loss.
         inner = self.all_below(removed)
         while len(others) < MAX_OTHERS:
             sources = [

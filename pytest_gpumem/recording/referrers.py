@@ -1,9 +1,9 @@
-"""What keeps live CUDA memory: the objects between it and the names of the program.
+"""Find what keeps CUDA memory alive: the objects between it and the program's names.
 
-Python's collector knows the references between objects, autograd those of its graphs. The search
-climbs from the tensors by all references to the names: variables of modules, of classes and of
-functions that run, and fixtures. What it has climbed is a :class:`ReferenceGraph`, which tells who
-keeps what. Nothing here keeps a tensor alive.
+Python's collector knows the references between Python objects, autograd those in its graphs. The
+search climbs from the tensors by all references to names: variables of modules, of classes and of
+running functions, and fixtures. The result is a :class:`ReferenceGraph`. Nothing here keeps a
+tensor alive.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ if TYPE_CHECKING:
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
-"""objects that lead to the blocks, and nodes of graphs, until the search is given up. A number and
-not a time, so that the answer does not depend on the machine's speed"""
+"""objects and graph nodes that lead to the blocks before the search is cut; a count, not a time, so
+that the answer does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
-"""objects between a tensor and a name; for each the references of all the process are looked at"""
+"""objects between a tensor and a name; each level scans the references of the whole process"""
 FEW: Final = 40
-"""objects whose referrers the collector's own search finds faster"""
+"""up to so many objects ``gc.get_referrers`` is faster"""
 CHUNK: Final = 500
-"""objects of which the references are looked at together"""
+"""objects whose references are scanned together"""
 MAX_GROUPS: Final = 50
-"""groups of blocks of one holder that are told apart, to find the largest"""
+"""groups that are searched to find the largest"""
 MAX_HOLDERS: Final = 5
 """holders that are reported"""
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
 UNNAMED: Final = "PyTorch itself: no object of Python's refers to it"
 _GRADIENT: Final = "gradient"
-"""begins the key of a tensor's gradient, which need not be an object of Python's"""
+"""first element of a gradient's key: the gradient may not be a Python object, so it has no id"""
 _WHOLE: Final = (list, tuple, set, frozenset, deque)
 
 
 class Kept(NamedTuple):
-    """What keeps a block."""
+    """What keeps a block alive."""
 
     name: str = ""
-    """the program's name for what keeps the block; "" where nothing with a name does"""
+    """the program's name of what keeps the block; "" if nothing with a name does"""
     way: tuple[str, ...] = ()
     """the objects from that name to the block, in words"""
     holder: str = ""
-    """the name, and the beginning of the way that all blocks of one holder share"""
+    """the name, and the start of the way that all blocks of one holder share"""
     others: tuple[str, ...] = ()
-    """what keeps the block as well, so that it is freed only if these let go too"""
+    """other holders: the block is freed only if they release it, too"""
     is_of_graph: bool = False
-    """whether the graph of a tensor keeps it, which the holder has"""
+    """whether the autograd graph of one of the holder's tensors keeps it"""
     sequence: int = -1
-    """the number of the node that made that tensor"""
+    """the sequence number of the node that made that tensor; -1 without a graph"""
     is_gradient: bool = False
-    """whether it is the ``.grad`` of a tensor, which the holder has"""
+    """whether it is the ``.grad`` of one of the holder's tensors"""
     is_parameters: bool = False
     """whether that tensor is a parameter"""
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
-    """Return the holders of live memory, by the bytes that they keep, most first.
+    """Return the holders of live memory, the one with most bytes first.
 
     ``blocks`` has the bytes of each block, by device and address.
     """
     with _searched(blocks) as search:
         found = [search.holder(group) for group in search.graph.groups(MAX_GROUPS)]
         found.sort(key=lambda holder: (-holder.nbytes, holder.text))
-        # What nothing of the program's refers to comes last: letting go of a name frees none of it.
+        # What the program does not refer to comes last: no name frees it.
         found += search.without_a_name()
     return tuple(found[:MAX_HOLDERS])
 
@@ -98,15 +98,15 @@ def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
 
 @contextmanager
 def _searched(blocks: Mapping[Place, int]) -> Iterator[_Search]:
-    """Search for what keeps some blocks.
+    """Search for what keeps some blocks alive.
 
-    Nothing of it stays: no object of the program's, and no reference cycle. Objects that were
-    frozen when the test began are not frozen again: the test's own garbage would be among them, and
-    never be collected.
+    Afterwards the search keeps no object of the program and no reference cycle. What was frozen
+    (``gc.freeze``) when the test began is not frozen again: that would freeze the test's own
+    garbage, too, which would never be collected.
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    gc.unfreeze()  # the collector tells nothing of frozen objects
+    gc.unfreeze()  # the collector does not list frozen objects
     search = _Search(blocks)
     try:
         search.run()
@@ -123,13 +123,13 @@ class _Search:
     def __init__(self, blocks: Mapping[Place, int]) -> None:
         self._blocks = blocks
         self._objects: dict[Key, Any] = {}
-        """those that lead to a block, and nodes of graphs, by id"""
+        """objects that lead to a block, and graph nodes, by id"""
         self._edges: dict[Key, dict[Key, None]] = {}
-        """what tensors and nodes of graphs refer to, which the collector does not know"""
+        """references of tensors and graph nodes, which the collector does not know"""
         self._weak: set[tuple[Key, Key]] = set()
-        """edges from nodes to inputs and parameters: see ``ReferenceGraph.weak``"""
+        """references from nodes to inputs and parameters: see ``ReferenceGraph.weak``"""
         self._hooks: set[Any] = set()
-        """ids of hooks of saved tensors that were looked at"""
+        """ids of saved-tensor hooks that were visited"""
         self._roots: dict[int, Any] = {}
         """objects that give names"""
         self.is_cut = False
@@ -137,21 +137,21 @@ class _Search:
         self._names = ProgramNames()
 
     def run(self) -> None:
-        """Make the graph of all that leads to the blocks."""
+        """Build the graph of everything that leads to the blocks."""
         self._climb([*self._tensors()])
         self._heap.close()
         self.graph = self._made_graph()
 
     def close(self) -> None:
-        """Let go of all objects."""
+        """Drop all references."""
         self._heap.close()
         for each in (self._objects, self._roots, self._edges):
             each.clear()
 
-    # -- references of PyTorch's --
+    # -- references that PyTorch knows --
 
     def _tensors(self) -> list[Tensor]:
-        """Return the tensors that lead to a block, by their storage, graph or gradient."""
+        """Return the tensors that lead to a block by their storage, graph or gradient."""
         import torch
 
         tensors = self._heap.tensors()
@@ -186,7 +186,7 @@ class _Search:
         self._edges.setdefault(key, {})[child] = None
 
     def _refer(self, key: Key, tensor: Tensor, pending: list[Any]) -> None:
-        """Note a tensor's storage, its gradient and the node that made it."""
+        """Add edges to a tensor's storage, its gradient and the node that made it."""
         if tensor.is_cuda and (place := place_of(tensor)) in self._blocks:
             self._edge(key, place)
         if tensor.grad_fn is not None:
@@ -194,7 +194,7 @@ class _Search:
         gradient = gradient_of(tensor)
         if gradient is not None:
             of_gradient = (_GRADIENT, id(tensor))
-            self._objects[id(tensor)] = tensor  # else its id may become another's
+            self._objects[id(tensor)] = tensor  # or its id may be reused
             self._edge(key, of_gradient)
             if of_gradient not in self._edges:
                 self._edges[of_gradient] = {}
@@ -207,7 +207,7 @@ class _Search:
         return id(node)
 
     def _walk(self, node: Any, pending: list[Any]) -> None:  # noqa: ANN401 - one of autograd's many types
-        """Note what a node of a graph has saved, and the nodes before it."""
+        """Add edges from a node to what it saved and to the nodes before it."""
         key = id(node)
         for saved in saved_objects(node, self._hooks):
             if is_node(saved):
@@ -229,10 +229,10 @@ class _Search:
                 (key, child) for child in self._edges.get(key, ()) if child not in before
             )
 
-    # -- references of Python's --
+    # -- references that Python knows --
 
     def _climb(self, level: list[object]) -> None:
-        """Find all that leads to some objects, up to what gives names."""
+        """Find everything that leads to some objects, up to what gives names."""
         passed: set[int] = set()
         for _ in range(MAX_LEVELS):
             if not level:
@@ -255,7 +255,7 @@ class _Search:
         self.is_cut = True
 
     def _made_graph(self) -> ReferenceGraph:
-        """Return the graph of what was found."""
+        """Build the graph of what was found."""
         names = self._named()
         below: dict[Key, dict[Key, None]] = {key: {**each} for key, each in self._edges.items()}
         for key, value in self._objects.items():
@@ -284,10 +284,10 @@ class _Search:
                     names.setdefault(key, []).append(name)
         return names
 
-    # -- words --
+    # -- in words --
 
     def holder(self, group: Group) -> Holder:
-        """Return a group's holder in words, with what else keeps its blocks."""
+        """Describe a group's holder, and what else keeps its blocks."""
         tensors = [
             tensor for tensor in map(self._tensor_of, self._paths(group)) if tensor is not None
         ]
@@ -328,14 +328,14 @@ class _Search:
         return kept
 
     def kept_without_a_name(self, place: Key) -> Kept:
-        """Return what is known of a block that nothing with a name keeps."""
+        """Return what is known of a block that no name leads to."""
         if self.is_cut:
             return Kept(name=NOT_SEARCHED)
         leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
         return Kept(is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
 
     def without_a_name(self) -> list[Holder]:
-        """Return the memory that nothing with a name keeps, with what is known of it."""
+        """Return the memory that no name leads to, with what is known of it."""
         left = self._blocks.keys() - self.graph.reached(self.graph.names)
         found: dict[str, list[Key]] = {}
         while left:
@@ -358,7 +358,7 @@ class _Search:
         return shared_words(words_of(self._python_part(path)) for path in self._paths(group))
 
     def _others_of(self, group: Group) -> tuple[str, ...]:
-        """Return the other holders of a group's blocks, those of the same name by the way alone."""
+        """Describe a group's other holders; those under the same name only by their way."""
         return tuple(
             ", ".join(self._words(other)) if other.name == group.name else self._text(other)
             for other in group.others
@@ -370,7 +370,7 @@ class _Search:
             yield (*group.path, *path[1:])
 
     def _python_part(self, path: Sequence[Key]) -> list[Any]:
-        """Return the objects of a path until autograd's part of it begins, or the memory."""
+        """Return the objects of a path before its autograd part, or the memory, begins."""
         values: list[Any] = []
         for key in path:
             value = self._objects.get(key)
@@ -380,26 +380,26 @@ class _Search:
         return values
 
     def _tensor_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
-        """Return the tensor by which a path reaches a block, or a graph that keeps the block."""
+        """Return the tensor by which a path reaches a block, or the graph that keeps it."""
         values = self._python_part(path)
         return values[-1] if values and _is_tensor(values[-1]) else None
 
     def _leaf_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
-        """Return the tensor whose gradient keeps a block; None if no gradient does."""
+        """Return the tensor whose gradient keeps a block; None if none does."""
         leaves = [key[1] for key in path if isinstance(key, tuple) and _is_gradient(key)]
         return self._objects.get(leaves[0]) if leaves else None
 
 
 class _Heap:
-    """All objects of Python's that refer to others, as they were when this was made.
+    """All tracked Python objects at the time of construction.
 
-    A search's own objects, which are made later, are none of these.
+    So the search's own objects, which are made later, are not among them.
     """
 
     def __init__(self) -> None:
         objects = gc.get_objects()
         self._keys = {*map(id, objects)}
-        # A comprehension's variables would be in this list, and have it: a cycle.
+        # Not a comprehension: its variables would be in this list and refer to it, a cycle.
         self._chunks: list[list[Any]] = []
         for at in range(0, len(objects), CHUNK):
             self._chunks.append(objects[at : at + CHUNK])
@@ -408,16 +408,16 @@ class _Heap:
         """Return all tensors, on whichever device."""
         import torch
 
-        # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
+        # type(), not isinstance: isinstance reads __class__, which makes a lazy object load itself.
         return [
             each for chunk in self._chunks for each in chunk if issubclass(type(each), torch.Tensor)
         ]
 
     def referrers(self, targets: Sequence[object]) -> list[object]:
-        """Return the objects that refer to any of some others.
+        """Return the objects that refer to any of the targets.
 
-        ``gc.get_referrers`` takes the longer the more objects it is asked for. Of many objects most
-        chunks refer to none, which is seen at once.
+        ``gc.get_referrers`` slows down with the number of targets. For many of them, scan chunks of
+        the heap: most refer to no target, which one set operation shows.
         """
         if len(targets) <= FEW:
             return [each for each in gc.get_referrers(*targets) if id(each) in self._keys]
@@ -431,7 +431,7 @@ class _Heap:
         ]
 
     def close(self) -> None:
-        """Let go of all objects."""
+        """Drop all references."""
         self._chunks.clear()
 
 
@@ -452,7 +452,7 @@ def _is_parameter(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether an object's parts are no holders by themselves: a list's, an optimizer's."""
+    """Return whether an object's parts are no holders of their own: a list's, an optimizer's."""
     import torch
 
     kind = type(value)

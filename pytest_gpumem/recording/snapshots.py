@@ -1,4 +1,4 @@
-"""Keeping the allocator's snapshots as files that https://pytorch.org/memory_viz opens."""
+"""Write the allocator's snapshots to files that https://pytorch.org/memory_viz opens."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"
 MAX_NAME_LENGTH: Final = 180
-"""characters before the ending; file systems take 255 bytes"""
+"""characters before the ending; file systems allow 255 bytes"""
 _PLAIN = re.compile(r"\w[\w./]*(::\w+)+(\[[\w.,=+-]*\])?", re.ASCII)
-"""nodeids from which a name can be made that no other nodeid has"""
+"""nodeids that map to a unique file name without a hash"""
 
 
 def snapshot_name(nodeid: str) -> str:
-    """Return the name of a test's snapshot: one name for each nodeid, without any folder.
+    """Return the file name of a test's snapshot, unique per nodeid and without a folder.
 
     "tests/test_a.py::Test::test_b[2]" becomes "tests-test_a.py--Test--test_b[2].pickle". A nodeid
-    that is long or has other characters loses them and gets a hash.
+    that is too long or has other characters is shortened and gets a hash.
     """
     name = nodeid.replace("::", "--").replace("/", "-")
     if _PLAIN.fullmatch(nodeid) and len(name) <= MAX_NAME_LENGTH:
@@ -39,9 +39,9 @@ def snapshot_name(nodeid: str) -> str:
 
 
 def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
-    """Write a recording's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its file.
+    """Write a recording's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its path.
 
-    The file is always whole: of this run or of an earlier one.
+    The file is always complete, from this run or from an earlier one.
 
     Raises:
         GpuMemError: it could not be written; nothing of it is left.

@@ -1,4 +1,4 @@
-"""The way from a name to a tensor in words: the objects on it, as "attribute log of Trainer"."""
+"""Describe the way from a name to a tensor: the objects on it, as "attribute log of Trainer"."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _CONTAINERS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset, deque)
 _OF_FIXTURES: Final = (dict, list, tuple)
-"""what lies between pytest's record of a fixture and the value, or the fixture's function"""
+"""containers between pytest's FixtureDef and the value, or the fixture's function"""
 
 
 def words_of(path: Sequence[object]) -> tuple[str, ...]:
-    """Return the objects on a way down, each in words; the last one may be a tensor."""
+    """Describe the objects on a way; the last one may be a tensor."""
     import torch
 
     words: list[str] = []
@@ -46,7 +46,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
         elif isinstance(owner, FunctionType):
             at, told = _of_function(path, at)
             words += told
-        elif isinstance(owner, FrameType):  # it does not run: a traceback has it
+        elif isinstance(owner, FrameType):  # of a traceback, as it does not run
             child = id(path[at + 1]) if at + 1 < len(path) else 0
             words += [name for key, name in locals_of(owner) if key == child][:1]
             at += 1
@@ -67,7 +67,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
 
 
 def shared_words(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the beginning that some ways share."""
+    """Return the common beginning of some ways."""
     shared: tuple[str, ...] | None = None
     for way in ways:
         if shared is None:
@@ -81,12 +81,12 @@ def shared_words(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def with_way(name: str, words: Sequence[str]) -> str:
-    """Return a name with the way from it: "global variable CACHE of test_it.py (list of 5)"."""
+    """Append the way to a name: "global variable CACHE of test_it.py (list of 5)"."""
     return f"{name} ({', '.join(words)})" if words else name
 
 
 def attributes_of(owner: object) -> dict[str, object]:
-    """Return an object's attributes; a class's own ``__getattribute__`` is not asked."""
+    """Return an object's attributes without calling its class's own ``__getattribute__``."""
     attributes: Any = None
     with suppress(AttributeError):
         attributes = object.__getattribute__(owner, "__dict__")
@@ -94,12 +94,12 @@ def attributes_of(owner: object) -> dict[str, object]:
 
 
 def key_of(mapping: Mapping[Any, object], value: object) -> str:
-    """Return the key of a value; "" where the mapping has it not."""
+    """Return the key of a value in a mapping; "" if it is not there."""
     return next((str(key) for key, member in list(mapping.items()) if member is value), "")
 
 
 def _attribute(path: Sequence[object], at: int) -> tuple[int, str]:
-    """Return the index of the object that an attribute refers to, and the attribute's name."""
+    """Resolve an attribute: return the index of its object in the path, and its name."""
     attributes, child = attributes_of(path[at]), at + 1
     if child < len(path) and path[child] is attributes:
         child += 1
@@ -109,7 +109,7 @@ def _attribute(path: Sequence[object], at: int) -> tuple[int, str]:
 
 
 def _of_module(path: Sequence[object], at: int) -> tuple[int, list[str]]:
-    """Return the words for a module; those inside of it count as parts of the outermost."""
+    """Describe a module; submodules count as parts of the outermost one."""
     import torch
 
     outer = inner = path[at]
@@ -140,12 +140,12 @@ def _of_function(path: Sequence[object], at: int) -> tuple[int, list[str]]:
     kind = "closure" if child is function.__closure__ else "default argument"
     place = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
     words = [f"{kind} of {function.__qualname__}, {place}"]
-    # Without a word for the tuple of its cells or defaults.
+    # Skip the tuple of its cells or defaults.
     return at + 1 + isinstance(child, (tuple, dict)), words
 
 
 def _behind_fixture(path: Sequence[object], at: int) -> int:
-    """Return the index of what a fixture returned, or of its function that waits."""
+    """Return the index of a fixture's value, or of its suspended function."""
     value = attributes_of(path[at]).get("cached_result")
     child = at + 1
     while child < len(path):

@@ -1,10 +1,9 @@
-"""Wrapping PyTorch's own functions so that ``torch.compile`` compiles the code without wrappers.
+"""Wrap PyTorch's own functions such that ``torch.compile`` compiles code without the wrappers.
 
-Guards of compiled code compare PyTorch's functions by their identity and the dictionaries of its
-global hooks by their keys, and Dynamo inlines the hooks. So a function that is replaced, or a hook
-that is registered, puts a graph's inputs into another order, and has everything compiled again in
-the next test. A wrapped function therefore stays the object that it is, and has other code. While
-Dynamo traces, each has its own code again.
+Guards of compiled code compare PyTorch's functions by identity and its dictionaries of global hooks
+by their keys, and Dynamo inlines the hooks. A replaced function or a registered hook would reorder
+a graph's inputs, and recompile everything in the next test. So a wrapped function stays the same
+object with other code, and gets its own code back while Dynamo traces.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
     Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-    """takes a function, and returns one that wraps it"""
+    """takes a function and returns its wrapper"""
 
 TRACER: Final = Patch(
     "torch._dynamo.symbolic_convert",
@@ -32,43 +31,43 @@ TRACER: Final = Patch(
     reason="Dynamo traces PyTorch's functions as they are without measuring",
 )
 RULES: Final = "torch._dynamo.trace_rules"
-"""PyTorch's module with the folders of frames that are never traced"""
+"""PyTorch's module with the folders whose frames Dynamo never traces"""
 HANDED: Final[dict[Any, str]] = {
     inspect.Parameter.VAR_POSITIONAL: "*{0}",
     inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
     inspect.Parameter.VAR_KEYWORD: "**{0}",
 }
-"""how parameters are handed on, by their kinds; others by their names"""
+"""how a parameter is passed on, by its kind; all others positionally"""
 _TARGET: Final = "the function that is called"
-"""a constant of generated code, in the place of which the function is put"""
+"""a constant of the generated code that is replaced by the function"""
 
 
 class WrappedFunctions:
-    """The functions of PyTorch's that are wrapped, and the hooks that are registered."""
+    """The wrapped functions and registered hooks of PyTorch."""
 
     def __init__(self) -> None:
         self._own: dict[FunctionType, CodeType] = {}
-        """the code of each wrapped function before"""
+        """the original code of each wrapped function"""
         self._around: dict[FunctionType, list[Around]] = {}
-        """the wrappers of each, the innermost first"""
+        """the wrappers of each, innermost first"""
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
-        """registered hooks: the dictionary and the key of each"""
+        """registered hooks: dictionary and key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
-        """of functions that guards compare by their code: the code while they are wrapped, which is
-        the same ever after, and what it calls"""
+        """functions whose code guards compare: the code while they are wrapped, which must never
+        change, and the list of what it calls"""
         self._traces = 0
-        """tracers that are at work, one in another"""
+        """nested tracers at work"""
         self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
-        """hooks that are hidden: the dictionary, the key, and the dictionary's content before"""
+        """hidden hooks: the dictionary, the key, and the dictionary's content before"""
 
     def wrap(
         self, stack: ExitStack, arounds: Mapping[FunctionType, Around], *, traced: bool = True
     ) -> None:
-        """Wrap functions until a stack is closed.
+        """Wrap functions until the stack is closed.
 
-        Each of ``arounds`` takes a function that works as its own did, and returns the one to call.
-        ``traced``: Dynamo traces the functions; where it ends the graph instead, guards compare the
-        function's code.
+        Each of ``arounds`` takes the original function and returns the one to call instead.
+        ``traced``: Dynamo traces the functions; pass False where it breaks the graph instead,
+        because guards then compare the function's code.
         """
         for function, around in arounds.items():
             self._around.setdefault(function, []).append(around)
@@ -105,7 +104,7 @@ class WrappedFunctions:
             function.__code__ = code_that_calls(inner, own)
 
     def hook(self, stack: ExitStack, handle: Any) -> None:  # noqa: ANN401 - PyTorch's RemovableHandle
-        """Hide a registered hook from tracers, and remove it as a stack is closed."""
+        """Hide a registered hook from tracers, and remove it when the stack is closed."""
         entry = handle.hooks_dict_ref(), handle.id
         self._hooks.append(entry)
         stack.callback(handle.remove)
@@ -113,7 +112,7 @@ class WrappedFunctions:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Let functions have their own code, and take hooks away, within a block."""
+        """Restore the original code and remove the hooks while the block runs."""
         self._traces += 1
         if self._traces == 1:
             for function, code in self._own.items():
@@ -139,11 +138,10 @@ class WrappedFunctions:
 
 
 WRAPPED: Final = WrappedFunctions()
-"""those of this process"""
 
 
 def lasting_code(own: CodeType) -> tuple[CodeType, list[Callable[..., Any]]]:
-    """Return code that calls the first of a list in the place of a function's own, and the list."""
+    """Return code that calls the first element of a list, and the list, to fill later."""
     calls: list[Callable[..., Any]] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
@@ -154,9 +152,9 @@ def lasting_code(own: CodeType) -> tuple[CodeType, list[Callable[..., Any]]]:
 
 
 def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
-    """Return code that hands its arguments to a function, in the place of a function's own code.
+    """Return code that passes its arguments to another function, to replace a function's own.
 
-    ``own`` tells the arguments' names, and the names in a traceback.
+    ``own`` gives the names of the arguments, and those in tracebacks.
     """
     cells = tuple(CellType() for _ in own.co_freevars)
     signature = inspect.signature(FunctionType(own, {}, closure=cells))
@@ -175,7 +173,7 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
 @functools.cache
 def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
-    """Return code with parameters and free variables of these names, that calls a constant."""
+    """Compile code with such parameters and free variables that calls a constant."""
     variables = [name for name in free if not keyword.iskeyword(name)]
     source = [
         f"def outer({', '.join(variables)}):",
@@ -194,7 +192,7 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
 
 
 class _Hiding:
-    """A tracer's context manager, with wrappers and hooks hidden inside: no frame is added."""
+    """A tracer's context manager that hides wrappers and hooks inside, and adds no frame."""
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a context manager of PyTorch's
         self._inner, self._stack = inner, ExitStack()
@@ -217,7 +215,7 @@ def hide_while_tracing(module: ModuleType) -> None:
 
 
 def skip_own_frames(module: ModuleType) -> None:
-    """Have frames of this package left alone by the rules of a module (RULES), just imported."""
+    """Add this package to the folders that Dynamo skips (RULES), just imported."""
     add = getattr(module, "add", None)
     if add is not None:
         add(__package__)
