@@ -1,4 +1,4 @@
-"""Advice for a test that ran out of memory, each tried: smaller batches, variants."""
+"""Advise on a test that ran out of memory: try smaller batches and variants."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 
 MAX_TRIALS: Final = 12
-"""batch sizes that are tried for the sake of advice: a number, for a slow machine is to give the
-same advice as a fast one"""
+"""batch sizes to try for advice; a count, so that slow and fast machines give the same advice"""
 
 
 def advice(
     runner: Runner, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
 ) -> list[Note]:
-    """Return hints at ways to make a test fit, each tried by running it.
+    """Return hints on how to make a test fit, each tried by running it.
 
     No smaller batch is tried if ``needed``, its peak without limits, is None.
     """
@@ -77,9 +76,9 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     capacity = run.meter.capacity
 
     def tried(size: int) -> Probe | None:
-        """Run the test with another batch size; return None where it fails otherwise."""
+        """Run the test with another batch size; return None if it fails in another way."""
         with runner.trial(item, run.inputs._replace(batch_size=size), handled=error) as trial:
-            # With what earlier runs left its figures are others, and it may lack just that.
+            # Memory left by earlier runs changes the figures, and may be just what is missing.
             if trial.left or not (trial.passed or trial.out_of_memory):
                 return None
             return Probe(
@@ -89,7 +88,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and len(search.probes) <= MAX_TRIALS:  # the declared one is in it
+    while value is not None and len(search.probes) <= MAX_TRIALS:  # with the declared one
         probe = tried(value)
         if probe is None:
             break
@@ -101,7 +100,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
         if len(search.probes) > 1:
             yield f"not even batch size {smallest} fits in {format_size(capacity)}"
         return
-    # Accumulation steps of one size make the declared batch exactly.
+    # Accumulation steps of one size add up to the declared batch exactly.
     even = max(size for size in range(1, largest + 1) if declared % size == 0)
     peaks = (probe.peak for probe in search.probes if probe.fits and probe.value == even)
     peak = next(peaks, None)
@@ -110,7 +109,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
         if probe is None or not probe.fits or probe.peak is None:
             return
         peak = probe.peak
-    ended = value is None  # else the largest is only the largest that was tried
+    ended = value is None  # otherwise larger sizes were not tried
     phrase = (
         "the largest batch size that fits is {}"
         if ended

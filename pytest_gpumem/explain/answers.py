@@ -1,4 +1,4 @@
-"""The answers to the kernel's questions: where a test's peaks come from, and the remedies."""
+"""Answer the kernel's questions: where a test's peaks come from, and what would help."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ class PeakExplainer(Explainer):
         return self._policy.explains(spec)
 
     def of_children(self, root: Path) -> str:
-        """Return the name of the class that explains a child process, with its argument."""
+        """Return the class that explains a child process, with its argument; "" if disabled."""
         return f"pytest_gpumem.explain.attributor:RecordedChild:{root}" if self.enabled else ""
 
     def _explanations(self, recorded: Recorded) -> Explanations:
-        """Return where the peaks of a recorded run come from, if an option allows that."""
+        """Explain the peaks of a recorded run, unless an option forbids it."""
         if not self.enabled:
             return Explanations(recorded.recording)  # for its snapshot
         return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:
-        """Return the breakdown of a run's peak on its first device; None where it is not known."""
+        """Return the breakdown of a run's peak on its first device; None if it is not known."""
         return breakdown_of(recorded, self._runner.root)
 
     def explained(
@@ -88,10 +88,10 @@ class PeakExplainer(Explainer):
         *,
         again: bool = True,
     ) -> tuple[list[Result], Recording | None]:
-        """Return the results of a test with the reasons for its peaks, and a recording of a run.
+        """Return a test's results with the reasons for its peaks, and the recording of a run.
 
-        The test runs again at most once: for where its peak comes from, if it was not recorded;
-        else for the keepers of its peak's blocks, or for the lines that pin host memory.
+        The test runs again at most once: to find where its peak comes from, if it was not recorded,
+        or else to find the keepers of its blocks, or the lines that pin host memory.
         """
         run = test.run
         nothing = found = Explanations(recorded.recording if recorded else None)
@@ -123,7 +123,7 @@ class PeakExplainer(Explainer):
         found: Explanations,
         edits: Mapping[str, Edits] = MappingProxyType({}),
     ) -> list[Result]:
-        """Return the results of a test and its parts, by all that is known."""
+        """Judge a test and its parts again, with all that is known."""
         measured = {
             part: (spec, found.attached(part, measurement))
             for part, (spec, measurement) in test.measured.items()
@@ -134,7 +134,7 @@ class PeakExplainer(Explainer):
     def _with_causes(
         self, test: EndedTest, results: list[Result], found: Explanations, *, again: bool
     ) -> tuple[list[Result], Explanations]:
-        """Find keepers, lines that pin memory, and edits, for a test that takes too much."""
+        """For a test that takes too much, find keepers, lines that pin memory, and edits."""
         more = self._keepers.with_keepers(test.item, results, found) if again else found
         if more is not found:
             found, results = more, self._judged(test, more)
@@ -165,13 +165,13 @@ class PeakExplainer(Explainer):
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
     ) -> list[Note]:
-        """Return advice to make a test fit that ran out of memory; see :mod:`explain.advice`."""
+        """Return advice on a test that ran out of memory; see :mod:`explain.advice`."""
         return advice(self._runner, item, needed, error, batch_norm=batch_norm)
 
     def off_the_line(
         self, item: MarkedItem, run: Run, scaling: Scaling, device: int
     ) -> tuple[Note, ...]:
-        """Run a test with each batch size, and return which lines of source are not on a line."""
+        """Run a test with each batch size, and note the source lines that do not grow linearly."""
         sizes = [size for size, _ in scaling.points]
         breakdowns = {}
         for size in sizes:
@@ -193,11 +193,11 @@ class PeakExplainer(Explainer):
         device: int,
         choose: Callable[[Sequence[Block]], Mapping[Block, int]],
     ) -> tuple[Site, ...]:
-        """Return the source lines of some blocks of a device; none where they are not known."""
+        """Return the source lines of a device's chosen blocks; () where they are not known."""
         if recording is None or recording.overflowed or not self.enabled:
             return ()
         scene = Blocks(recording, device)
-        # Blocks that were live before the recording have no line.
+        # Blocks from before the recording have no line.
         origins = [
             replace(origin_of(scene, block), nbytes=nbytes)
             for block, nbytes in choose(scene.blocks).items()
@@ -206,10 +206,9 @@ class PeakExplainer(Explainer):
         return sites(origins, self._runner.root)[:MAX_SITES]
 
     def hinted(self, test: EndedTest, results: list[Result], *, uncapped: bool) -> list[Result]:
-        """Return the results of a test with hints at fragmented memory.
+        """Return a test's results with hints on fragmentation.
 
-        On the virtual GPU a test that failed with fragmented memory runs again with expandable
-        segments.
+        On the virtual GPU, where a run is quick, the test runs again with expandable segments.
         """
         run = test.run
         if self._policy.attribution != "on" and not (self.enabled and too_much(results)):
@@ -222,7 +221,7 @@ class PeakExplainer(Explainer):
         if not peaks:
             return results
         expandable: dict[str, Peak | None] = {}
-        if run.info.is_predicted:  # a run on a real GPU may take long
+        if run.info.is_predicted:  # on a real GPU a run may take long
             with expandable_segments() as switched:
                 if switched:
                     with self._runner.again(test.item, record=False, uncapped=uncapped) as attempt:
@@ -240,7 +239,7 @@ class PeakExplainer(Explainer):
 
 
 def _with_edits(result: Result, edits: Edits | None) -> Result:
-    """Return a result with the edits that may be the cause, and the command that tells which is."""
+    """Add the edits that may be the cause to a result, and the command that finds out which."""
     lead, command = result.verdict.lead, result.verdict.command
     leads = lead is not None and lead.kind == "edit"
     if edits is None or (leads and edits.number == 1):
@@ -256,7 +255,7 @@ def _with_edits(result: Result, edits: Edits | None) -> Result:
 
 
 def _needed_peak(result: Result) -> Peak | None:
-    """Return the peak of the device that reserved most; after out of memory the peak it needs.
+    """Return the peak of the device that reserved most; after out of memory, the peak it needs.
 
     None where it is not known, or where code before a part had reserved it.
     """

@@ -1,4 +1,4 @@
-"""The origin of a peak: a recording becomes a breakdown, sites and a timeline."""
+"""Explain a peak: turn a recording into a breakdown, sites and a timeline."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recorded, Recording
 
 MAX_SITES: Final = 50
-"""sites of one device that are kept, the largest"""
+"""sites per device, the largest"""
 MAX_LINES: Final = 50
-"""source lines of one device that keep their own peaks, the largest"""
+"""source lines per device whose own peaks are recorded, the largest"""
 
 
 class Attributor:
@@ -47,10 +47,10 @@ class Attributor:
     def explained(
         self, index: int, peak: Peak, foreign: Peak, windows: Sequence[Span], *, timeline: bool
     ) -> tuple[Attribution, hints.Scene] | None:
-        """Return the attribution of a device's peak, and all that is known of the peak.
+        """Return the attribution of a device's peak, and the scene for further hints.
 
-        ``foreign`` is memory of other holders, which is not part of the peak that was measured in
-        the ``windows``.
+        ``foreign`` is other holders' memory, which is not part of the peak that was measured in the
+        ``windows``.
         """
         device = self._devices.get(index)
         if device is None:
@@ -58,8 +58,8 @@ class Attributor:
         blocks = {block for block in device.blocks if block.start >= 0}
         initial = [block for block in device.blocks if block.start < 0]
         unseen = sum(block.size for block in initial) - foreign.allocated
-        # It is known how much of the initial memory is the step's, not which blocks: blocks with a
-        # tag were in use, and are taken for the step's if they are no more than that.
+        # How much of the initial memory is the step's is known, but not which blocks. Tagged blocks
+        # were in use: count them as the step's if they add up to no more than that.
         tagged = [block for block in initial if block.tags]
         tagged_bytes = sum(block.size for block in tagged)
         if unseen > 0 and tagged_bytes <= unseen:
@@ -135,9 +135,9 @@ def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
 def line_peaks(
     device: Blocks, counted: Collection[Block], windows: Sequence[Span], root: Path
 ) -> tuple[LinePeak, ...]:
-    """Return the most memory that each source line had at one time, the largest lines first.
+    """Return the most memory that each source line had at any one time, the largest lines first.
 
-    A peak moves from one moment to another; the peak of a line shows that the line itself grew.
+    A peak may move to another moment; a line's own peak shows whether the line itself grew.
     """
     changes: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = {}
     for block in counted:
@@ -176,22 +176,22 @@ def line_peaks(
 
 
 def lines_before(scene: hints.Scene, spans: Sequence[Span], root: Path) -> tuple[Site, ...]:
-    """Return the lines of a peak's memory that was allocated before the part of the test began.
+    """Return the lines whose memory in a peak was allocated before the part of the test began.
 
-    ``spans`` are those of the part: the memory is that from before the span with the peak.
+    ``spans`` are the part's; the last one that started before the peak counts.
     """
     began = max((span.start for span in spans if span.start <= scene.time), default=scene.time)
     blocks = [block for block in scene.alive if block.start < 0 or block.time < began]
     origins = [origin_of(scene.device, block) for block in blocks]
     seen = sum(block.size for block in scene.blocks if block.start < 0)
-    unseen = scene.totals[0] - seen  # known by their number, and not block by block
+    unseen = scene.totals[0] - seen  # only its total is known, not its blocks
     if unseen > 0:
         origins.append(BlockOrigin("", 0, "", "", "other", unseen))
     return sites(origins, root)
 
 
 def origin_of(device: Blocks, block: Block) -> BlockOrigin:
-    """Return the source line, the module and the category of a block."""
+    """Return the source line, module and category of a block."""
     category = device.categories[block]
     running = device.pass_at(block.time)
     maker = device.made_in(block)
@@ -210,18 +210,19 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
 
 
 class RecordedChild:
-    """Records this process for its parent, which asks where the process's peaks come from."""
+    """Records a child process for its parent, which asks where the child's peaks come from."""
 
     def __init__(self, root: str) -> None:
-        """Begin, once CUDA is initialised; files are named as seen from ``root``."""
+        """Start recording; CUDA is initialised. File names are relative to ``root``."""
         self._root, self._owner, self._began = Path(root), os.getpid(), now()
         self._recorder = Recorder()
         self._recorder.start()
 
     def attributions(self, peaks: Mapping[int, Peak]) -> dict[int, Any]:
-        """End the recording; return the attribution of each device's peak, as plain data.
+        """Stop recording; return the attribution of each device's peak as plain data.
 
-        A device has none if the recording does not show its peak; a fork of the process has none.
+        A device is left out if the recording does not show its peak; a fork of the process returns
+        {}.
         """
         if os.getpid() != self._owner:
             return {}

@@ -1,4 +1,4 @@
-"""The category of each block of memory: by its tags, else by the times it came and went.
+"""Assign each block of memory to a category: by its tags, else by when it was allocated and freed.
 
 ===============  ==================================================================================
 parameters       storage of a module's or an optimizer's parameter
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     PhaseName = Literal["forward", "backward", "optimizer"]
 
 _OWNED: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
-"""categories told by a tensor's owner; the first of them where it has several owners"""
+"""categories that a tensor's owner decides; the first of them if it has several owners"""
 _DDP: Final = "/torch/nn/parallel/distributed.py"
 _BUCKET_MAKERS: Final = {"_ddp_init_helper", "_pre_forward"}
-"""DistributedDataParallel's functions that call its C++ reducer, which allocates the buckets: as it
-is made, and before its second forward, when the order of gradients is known"""
+"""DistributedDataParallel's functions that call its C++ reducer, which allocates the buckets: in
+the constructor, and before its second forward, when the order of gradients is known"""
 _INFINITY: Final = float("inf")
 
 
@@ -63,7 +63,7 @@ class Blocks:
                 else any(span.start <= block.time <= span.end for span in recording.ours)
             )
         ]
-        """without the blocks that only fill rooms"""
+        """without this package's own blocks"""
         self.categories: dict[Block, Category] = {
             block: self._category(block) for block in self.blocks
         }
@@ -92,7 +92,7 @@ class Blocks:
         return category
 
     def made_in(self, block: Block) -> Call | Pass | None:
-        """Return the module's call or the pass that made a block, the innermost."""
+        """Return the innermost module call or pass that allocated a block."""
         if block.start < 0:
             return None
         running = self.pass_at(block.time)
@@ -102,7 +102,7 @@ class Blocks:
         return running
 
     def _awaits_backward(self, block: Block) -> bool:
-        """Return whether a block was made between a module's forward and the backward, for that."""
+        """Return whether a block was allocated between a module's forward and its backward."""
         passes = self.passes
         coming = next((running for running in passes if running.start > block.time), None)
         if coming is None or coming.name != "backward" or block.end_time < coming.start:
@@ -112,12 +112,12 @@ class Blocks:
         return self.calls.any_began(last, block.time)
 
     def pass_at(self, time: float) -> Pass | None:
-        """Return the backward pass or the optimizer's step that was under way, the innermost."""
+        """Return the innermost backward pass or optimizer step that was under way."""
         passes = reversed(self.passes)
         return next((running for running in passes if running.start <= time <= running.end), None)
 
     def phase_at(self, index: int) -> PhaseName | None:
-        """Return the phase in which an event was, where it is known."""
+        """Return the phase of an event; None if it is not known."""
         time = self.history.times[index] if index >= 0 else -_INFINITY
         running = self.pass_at(time)
         if running is not None:
@@ -127,7 +127,7 @@ class Blocks:
     # -- amounts --
 
     def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
-        """Return the bytes that each event adds to each category; index -1: before all events."""
+        """Return the bytes that each event adds to each category; index -1 stands for the start."""
         deltas: dict[int, list[tuple[Category, int]]] = {}
         for block in self.blocks:
             if block in counted:
@@ -138,7 +138,7 @@ class Blocks:
         return deltas
 
     def totals(self, deltas: dict[int, list[tuple[Category, int]]], initial: int) -> list[int]:
-        """Return the bytes allocated before the first event and after each."""
+        """Return the bytes allocated before the first event and after each one."""
         total = initial
         totals = []
         for index in range(-1, len(self.history.times)):
@@ -147,19 +147,19 @@ class Blocks:
         return totals
 
     def reserved(self, index: int) -> int:
-        """Return the bytes that the allocator held from the device after an event."""
+        """Return the bytes that the allocator had reserved after an event."""
         grown = self.history.reserved[index] if index >= 0 else 0
         return self._initially_reserved + grown
 
 
 class Calls:
-    """The calls of modules, by time."""
+    """Module calls, searchable by time."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = sorted(calls, key=lambda call: call.start)
         self._starts = [call.start for call in self._calls]
         self._outer: list[int | None] = []
-        """of each call, the index of the call around it"""
+        """the index of the enclosing call, for each call"""
         around: list[int] = []
         for index, call in enumerate(self._calls):
             while around and self._calls[around[-1]].end <= call.start:
@@ -177,11 +177,11 @@ class Calls:
         return None if at is None else self._calls[at]
 
     def outermost(self) -> list[Call]:
-        """Return the calls that were in no other, in their order."""
+        """Return the calls that no other call encloses, in order."""
         pairs = zip(self._calls, self._outer, strict=True)
         return [call for call, outer in pairs if outer is None]
 
     def any_began(self, start: float, end: float) -> bool:
-        """Return whether a module was called between two times."""
+        """Return whether a module call began between two times."""
         at = bisect_left(self._starts, start)
         return at < len(self._starts) and self._starts[at] < end

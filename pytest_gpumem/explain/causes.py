@@ -1,10 +1,10 @@
-"""The causes of a grown peak: its source lines beside the baseline's, and their blocks' keepers.
+"""Find the causes of a grown peak by comparing its source lines with the baseline's.
 
-A peak is one moment, and a change of the code moves it to another moment: lines then have more
-memory at the peak that had as much before, only not at that moment. So a line is told first by how
-much more it allocates itself: by its own peak, beside that in the baseline.
+A peak is one moment, and a change of the code can move it to another: lines may then have more
+memory at the peak although they allocate as much as before. So a line is judged first by its own
+peak, compared with that in the baseline.
 
-Everything here is pure. Sizes are bytes.
+Everything here is computed from data alone. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Attribution, Breakdown, LineKey, LinePeak, SegmentRequest
 
 MAX_CAUSES: Final = 10
-"""causes of one verdict"""
+"""causes listed in one verdict"""
 MIN_ALIKE: Final = 0.5
-"""of two lines' code, from 0 to 1: from here on one is the other, edited"""
+"""similarity of two lines' code, from 0 to 1, from which one counts as the other, edited"""
 MIN_LEADING: Final = 4
-"""parameters that grew by one part in so many of their gradients and states are the cause"""
+"""parameters lead if they grew by at least 1/N of their gradients and states"""
 MIN_EDITED: Final = 50
-"""a line that was edited and grew by one part in so many of the line that grew most is the cause"""
+"""an edited line leads if it grew by at least 1/N of the line that grew most"""
 SEGMENTS: Final = "new segments"
-"""the category of a cause that is no tensor's: memory that the allocator reserved"""
+"""the category of a cause that is not a tensor: memory that the allocator reserved"""
 MADE: Final = {"parameters", "buffers"}
-"""categories of memory that modules have"""
+"""categories of memory that modules own"""
 ALIKE_FACTOR: Final = 0.03
-"""two factors of growth are the same within this share"""
+"""relative difference up to which two growth factors count as equal"""
 MIN_EVEN_LINES: Final = 3
-"""lines that grow by one factor, from which on none of them is the cause"""
+"""from so many lines that grow by one factor on, none of them is the cause"""
 _COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 FOLLOWING: Final = {"gradients", "optimizer state"}
-"""categories as large as the parameters: the parameters come first"""
+"""categories as large as the parameters, which are named before them"""
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
-    """Return the lines with requests that made the allocator reserve more than the baseline."""
+    """Return the lines whose requests made the allocator reserve more than in the baseline."""
     groups: dict[tuple[str, int], list[SegmentRequest]] = {}
     for request in requests:
         if request.reserved > baseline:
@@ -67,7 +67,7 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
 
 
 def _segment_reason(request: SegmentRequest) -> str:
-    """Return why a request took a segment: the cache then, and the tensors that divided it."""
+    """Describe why a request took a new segment: what was cached, and which tensors divided it."""
     asked = f"requested {format_size(request.requested)}"
     if not request.pieces:
         return f"{asked} when nothing was cached"
@@ -85,7 +85,7 @@ def _segment_reason(request: SegmentRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LineGrowth:
-    """How much more a source line has at its own peak than in the baseline."""
+    """How much a source line's own peak grew since the baseline."""
 
     peak: LinePeak
     nbytes: int
@@ -100,8 +100,8 @@ def growth_causes(
 ) -> tuple[Cause, ...]:
     """Return the causes of a grown peak; none without both breakdowns of its device.
 
-    Categories stand in for lines that are not known. ``of_one_program``: both are of the same code,
-    edited perhaps, and not of two parts.
+    Categories stand in for lines that are not known. ``of_one_program``: both breakdowns are of the
+    same code, edited perhaps, and not of two parts.
     """
     if row.peak == "pinned":
         return ()
@@ -115,7 +115,7 @@ def growth_causes(
     growths = line_growths(current.lines, baseline.lines)
     own = {_line_key(line.peak): line.nbytes for line in growths}
     nets, moved = _net_growths(rows, own)
-    if not any(nets.values()):  # lines have what they had, at another moment
+    if not any(nets.values()):  # every line has what it had, at another moment
         nets, moved = _net_growths(rows, {})
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     growth = sum(current.categories.values()) - sum(baseline.categories.values())
@@ -129,13 +129,13 @@ def growth_causes(
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
     lead = grown[0]
     parameters = [row for row in grown if row.site and row.site.category == "parameters"]
-    # More parameters have more gradients and more optimizer state: these are no causes of their
-    # own. A few bytes of parameters, from blocks that were not split, make no gradients.
+    # More parameters need more gradients and more optimizer state: these are consequences. A few
+    # bytes of parameters, from blocks that were not split, make no gradients.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
     if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
         grown.sort(key=lambda row: row not in parameters)
     if of_one_program:
-        # A line that makes a wider layer is the cause, though lines that run the layer grow more.
+        # A line that makes a wider layer is the cause, although lines that run the layer grow more.
         least = (grown[0].difference or 0) // MIN_EDITED
         makers = [row for row in grown if row.site and row.site.category in MADE]
         edited = [row for row in makers if _is_edited(row) and (row.difference or 0) >= least]
@@ -163,10 +163,11 @@ def growth_causes(
 def _line_at_least(
     category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown, growth: int
 ) -> tuple[str, ...]:
-    """Return the line that has most of a category's growth, and did not make the baseline's list.
+    """Return the line with most of a category's growth, if the baseline does not list it.
 
-    It had no more than the category had beside the lines of the list. Memory beyond the peak's
-    growth came from another category: it may only have moved, and has no line here.
+    In the baseline it had at most what the category had beyond the listed lines. A line with more
+    than the peak's growth took memory from another category: it may only have moved, so it is left
+    out.
     """
     listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
     before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
@@ -183,11 +184,11 @@ def _line_at_least(
 def _net_growths(
     rows: Sequence[BreakdownRow], own: Mapping[LineKey, int]
 ) -> tuple[dict[int, int], Counter[int]]:
-    """Return the bytes that each row of sites adds to a growth, and those that moved to each row.
+    """Return the bytes that each row adds to a growth, and those that only moved to it.
 
-    Both are by the row's id. Memory that another line allocates now, or that counts for another
-    category, only moved: bytes that left a row are taken from the row that has them now. ``own``
-    has the growth of each line's own peak, if that is known.
+    Both are by the row's id. Memory that another line allocates now, or that counts as another
+    category, only moved: what a row lost is subtracted from the row that gained it. ``own`` has the
+    growth of each line's own peak, where it is known.
     """
     gains: dict[int, int] = {}
     for row in rows:
@@ -197,10 +198,10 @@ def _net_growths(
     losses = {id(row): -(row.difference or 0) for row in rows if (row.difference or 0) < 0}
     moved: Counter[int] = Counter()
     keys = {id(row): _row_key(row) for row in rows}
-    # From the same line, else within the category; elsewhere only the same bytes are the same.
+    # First within the same line, then within the category; elsewhere only equal bytes match.
     for shared in (slice(3), slice(3, 4), slice(0)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
-            # A line that allocates as much as before has less at this moment alone.
+            # A line that allocates as much as before only has less at this moment.
             is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
             least = nbytes * (1 - ALIKE_FACTOR)
             kin = [
@@ -223,11 +224,10 @@ def _row_key(row: BreakdownRow) -> SiteKey:
 
 
 def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
-    """Return how much each source line grew, the most first; nothing without the baseline's lines.
+    """Return how much each source line grew, the largest growth first; [] without baseline lines.
 
-    A line that is gone is the line of the same function with the code most alike: it was edited.
-    A baseline keeps its largest lines only: of a line that is smaller than all of these it is not
-    known whether it grew.
+    A line that is gone matches the most similar new line of the same function: it was edited. A
+    baseline lists only its largest lines, so it is unknown whether a smaller line grew.
     """
     if not baseline:
         return []
@@ -247,7 +247,7 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
         if old_key[:2] == new_key[:2]
     ]
     edited: dict[LineKey, LineKey] = {}
-    """lines that were added, each with the line that is gone and which it was before"""
+    """each added line, with the line it replaces"""
     for ratio, new_key, old_key in sorted(pairs, reverse=True):
         if ratio >= MIN_ALIKE and new_key not in edited and old_key not in edited.values():
             edited[new_key] = old_key
@@ -264,10 +264,10 @@ def _line_key(line: LinePeak) -> LineKey:
 
 
 def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
-    """Return the lines that grew by one factor together with two more lines, of different code.
+    """Return the lines that grew by the same factor as at least two other lines.
 
-    With a larger batch, or more layers, all lines grow so: none of them is the cause. A line that
-    makes a module is none of these: a batch makes no parameters.
+    A larger batch or more layers make all lines grow so: none of them is the cause. Lines that make
+    modules are excluded, as a batch makes no parameters.
     """
     factors: dict[tuple[str, int], float] = {}
     for row in rows:
@@ -300,13 +300,13 @@ def _is_edited(row: BreakdownRow) -> bool:
 def _further_reasons(
     cause: Cause, current: Breakdown, baseline: Breakdown, growths: Sequence[_LineGrowth]
 ) -> Iterable[str]:
-    """Yield fragmented memory, autocast that is off now, and the line of a forward that grew most.
+    """Yield fragmentation, autocast that is now off, and the forward line that grew most.
 
     A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
     """
     grown = sum(current.categories.values()) - sum(baseline.categories.values())
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
-    if baseline.unsplit is not None and 2 * unsplit > grown:  # most is no one's request
+    if baseline.unsplit is not None and 2 * unsplit > grown:  # most of the growth was not requested
         yield (
             f"fragmentation: {format_size(unsplit)} more are unused in blocks that are "
             "larger than the request, because the allocator did not split them"
@@ -315,7 +315,7 @@ def _further_reasons(
         yield "no module runs under torch.autocast any more"
     site = cause.site
     calls = {(line.peak.path, line.peak.line) for line in growths if line.peak.calls_pass}
-    if cause.keepers or site is None:  # keepers explain the growth
+    if cause.keepers or site is None:  # keepers already explain the growth
         return
     if (site.path, site.line) not in calls and site.category != "parameters":
         return
@@ -335,10 +335,10 @@ def _further_reasons(
 
 
 def without_comment(code: str) -> str:
-    """Return a line without the comment at its end, if no string is in that."""
+    """Strip a line's trailing comment, unless it has quotes."""
     return _COMMENT.sub("", code)
 
 
 def alike(old: str, new: str) -> float:
-    """Return how much two lines' code has in common, from 0 to 1."""
+    """Return the similarity of two lines' code, from 0 to 1."""
     return SequenceMatcher(None, old, new).ratio()

@@ -1,8 +1,8 @@
-"""The lines that changed since a baseline's commit and bear on a growth, the closest first.
+"""Rank the lines edited since a baseline's commit by how close they are to a growth.
 
-A line that allocates the growth, or that keeps it, comes first; then one that makes a module with
-memory that grew, and one through which the line that grew is called. Of others nothing is known,
-and of several edits only runs without each tell which one is the cause (``gpumem blame``).
+Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
+then lines through which the grown line is called. Other edits are not linked to the growth, and of
+several edits only a run without each shows the cause (``gpumem blame``).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 MAX_BLOCKS: Final = 500
-"""blocks with stacks to look at, the largest first"""
+"""blocks whose stacks are read, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 MAX_NAMED: Final = 3
 """edits that a note names"""
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
-"""names that a line has whatever it does"""
+"""names that say nothing about what a line does"""
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
-"""categories of memory from modules that were made"""
+"""categories of memory that exists because modules were made"""
 
 Place = tuple[str, int]
 """file and line"""
 
 
 class _Growth:
-    """The growth of a figure: its places tell how close an edit is to it."""
+    """The growth of a figure, with the places that show how close an edit is to it."""
 
     def __init__(self, result: Result, scene: Scene, device: int, root: Path) -> None:
         from pytest_gpumem.explain.attributor import origin_of
@@ -52,21 +52,21 @@ class _Growth:
         baseline = result.breakdowns_before[device]
         self._root = root
         self._lines: Counter[Place] = Counter()
-        """lines that allocate more, with bytes"""
+        """bytes by line that allocates more"""
         for cause in causes:
             if cause.site is not None and cause.site.path:
                 self._lines[cause.site.path, cause.site.line] += cause.nbytes
-        # Lines of a forward may have grown for which a backward pass allocates.
+        # A backward pass may allocate for lines of a forward that grew.
         for line in line_growths(current.lines, baseline.lines):
             if line.nbytes > 0:
                 self._lines[line.peak.path, line.peak.line] += line.nbytes
         self._calls: Counter[Place] = Counter()
-        """lines through which the memory was asked for, with bytes"""
+        """bytes by line on the call stacks of the allocations"""
         self._modules: Counter[str] = Counter()
-        """names of modules on the paths of those with the memory, with bytes"""
+        """bytes by name on the paths of the modules that own the memory"""
         categories = {cause.category for cause in causes}
         self._files = {path for path, _ in self._lines}
-        """files through which memory of the test was asked for"""
+        """files on the call stacks of the test's allocations"""
         for block in sorted(scene.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
             origin = origin_of(scene.device, block)
             path = shown_path(origin.filename, root) if origin.filename else ""
@@ -80,16 +80,16 @@ class _Growth:
                     self._modules[name] += block.size
             for frame in frames:
                 self._calls[shown_path(frame["filename"], root), frame["line"]] += block.size
-        # A model keeps its parameters and buffers: that tells nothing of the edit.
+        # That a model keeps its parameters and buffers says nothing about an edit.
         first = [cause for cause in causes[:1] if cause.category not in MADE]
         texts = [keeper.text for cause in first for keeper in cause.keepers]
         self._keepers = {name for text in texts for name in _NAME.findall(text)} - _COMMON
         """words in the names of the memory's keepers"""
         self._together = with_others_alike(site_rows(current, baseline))
-        """lines that grew by one factor together: none of them is the cause"""
+        """lines that grew by one common factor: none of them is the cause"""
 
     def rank(self, edit: Edit) -> tuple[int, int] | None:
-        """Return how close an edit is to the growth, the closest the least; None: it is not."""
+        """Rank an edit by its distance to the growth, closest first; None if not linked."""
         file = str(self._root / edit.path)
         code = edit.new or edit.old
         if edit.path not in self._files:
@@ -99,7 +99,7 @@ class _Growth:
         names = frozenset(_NAME.findall(code)) - _COMMON
         if self._together.intersection(places):
             return None
-        modules = re.findall(r"(?:\bself\.|^)(\w+)\b(?!\()", code)  # made, and not called
+        modules = re.findall(r"(?:\bself\.|^)(\w+)\b(?!\()", code)  # made, not called
         closeness = (
             (0, sum(self._lines[place] for place in places)),
             (0, len(names & self._keepers)),
@@ -110,14 +110,14 @@ class _Growth:
 
 
 class EditFinder:
-    """Finds the edits that bear on the failures of one session."""
+    """Finds the edits linked to the failures of one session."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._changed: dict[Path, Edits] = {}
 
     def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> Edits:
-        """Return the edits since a baseline's commit, with the lines that bear on a growth."""
+        """Return the edits since a baseline's commit; ``lines`` are those linked to a growth."""
         verdict, row = result.verdict, result.leading_comparison
         if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
             return Edits()
@@ -137,7 +137,7 @@ class EditFinder:
 
 
 def edited_since(edits: Edits) -> str:
-    """Return the edits since a baseline in a sentence, the closest to a growth first."""
+    """Describe the edits since a baseline, the closest to a growth first."""
     hunks: dict[tuple[str, int], list[Edit]] = {}
     for edit in (*edits.lines, *edits.all_lines):
         lines = hunks.setdefault((edit.path, edit.hunk), [])

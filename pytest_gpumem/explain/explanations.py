@@ -1,4 +1,4 @@
-"""Which tests are explained, and all that is found on one: an option decides, a recording tells."""
+"""Decide which tests are explained, by the options, and hold what a recording shows."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExplainPolicy:
-    """The session's options that bear on explaining a test."""
+    """The session's options on explaining tests."""
 
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
     """the folder for snapshots; None: none are written"""
     timelines: bool
-    """whether a report shows them"""
+    """whether a report shows timelines"""
     updating: bool
-    """whether baselines are written, which keep breakdowns"""
+    """whether baselines, which contain breakdowns, are written"""
     reporting: bool = False
-    """whether a report is written from which a new baseline may be accepted"""
+    """whether a report is written that can be accepted as a new baseline"""
 
     @property
     def enabled(self) -> bool:
@@ -43,19 +43,19 @@ class ExplainPolicy:
         return self.attribution != "off"
 
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
-        """Whether a test is recorded from the start, so that its own run tells why it failed.
+        """Return whether a test is recorded from the start, so its own run shows why it failed.
 
         Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
-        range of the peaks comes of it. The time of a recording where kernels run has not been
-        measured: a test that failed so runs once more for it. With a JSON report it is recorded
-        too: a figure that passes may be a new baseline, and the report has all that an update would
+        range of the peaks depends on it. Where kernels run, the cost of a recording has not been
+        measured, so a failed test runs once more for it. With a JSON report it is recorded too:
+        figures that pass may become a new baseline, and the report has all that an update would
         have written.
         """
         reported = self.reporting and self.attribution == "auto"
         return predicted or reported or self.explains(spec)
 
     def explains(self, spec: MemorySpec) -> bool:
-        """Whether a test's peaks are explained whatever its verdict is."""
+        """Return whether a test's peaks are explained whatever its verdict is."""
         return (
             (self.enabled and not may_run_again(spec))
             or self.attribution == "on"
@@ -63,11 +63,11 @@ class ExplainPolicy:
         )
 
     def explains_now(self, results: Iterable[Result], *, recorded: bool) -> bool:
-        """Whether the peaks of a test are explained, now that it is judged.
+        """Return whether a test's peaks are explained, now that it is judged.
 
-        Those that are too high are, and those that a later ``gpumem accept`` may write: of failures
-        by their figures, and, where the run is recorded anyhow, any that an update would write. A
-        test that passes does not run again for it.
+        Peaks that are too high are explained, and those that ``gpumem accept`` may write later: of
+        tests that failed by their figures, and, if the run is recorded anyway, any that an update
+        would write. A test that passes is not run again for this.
         """
         if (self.attribution == "auto" or self.snapshots is not None) and too_much(results):
             return True
@@ -91,27 +91,27 @@ class ExplainPolicy:
 
 @dataclass(frozen=True)
 class Explanations:
-    """All that is found on the peaks of a test and of its parts, by part; "" is the whole test."""
+    """What is known about the peaks of a test and its parts, by part; "" is the whole test."""
 
     recording: Recording | None = None
     attributions: dict[str, tuple[Attribution, ...]] = field(default_factory=dict)
-    """one a device"""
+    """one per device"""
     scenes: dict[str, tuple[Scene, ...]] = field(default_factory=dict)
-    """of these peaks, one a device"""
+    """one per device, of the same peaks"""
     peaks: Mapping[str, Sequence[Peak]] = field(default_factory=dict)
-    """of the run that these are of"""
+    """the peaks of the run that was explained"""
     obstacle: str = ""
     """why a part has no attributions"""
     second_run: Note | None = None
-    """on the run after the first that found something"""
+    """says what the run after the first found"""
 
     @property
     def told(self) -> bool:
-        """Whether the peaks are explained, or it is known that they cannot be."""
+        """Whether the peaks are explained, or known to be unexplainable."""
         return bool(self.attributions or self.obstacle)
 
     def attached(self, part: str, measurement: Measurement) -> Measurement:
-        """Return the measurement of a part with its attributions, or with a note of the reason."""
+        """Return a part's measurement with its attributions, or with a note why it has none."""
         attributions = self.attributions.get(part, ())
         second_run = [self.second_run] if self.second_run else []
         if not attributions:
@@ -128,9 +128,9 @@ class Explanations:
 
 
 def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanations:
-    """Return where the peaks of a recorded run come from.
+    """Explain the peaks of a recorded run.
 
-    ``timelines``: a report shows them.
+    ``timelines``: draw them, for a report.
     """
     recording, obstacle = recorded.recording, ""
     if recording is None or not recorded.windows:

@@ -1,7 +1,7 @@
 """Hints: causes in a recording that raise a peak, or will raise the next step's, in bytes.
 
-Each is a sentence with a number that was measured, or "about" where it is an estimate. Without
-evidence in the recording no hint is given.
+Each is a sentence with a measured number, or with "about" if it is an estimate. A hint needs
+evidence in the recording.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Call, Pass
 
 MIN_PERCENT: Final = 1
-"""of the peak: less gives no hint"""
+"""percent of the peak below which no hint is given"""
 MIN_FORWARDS: Final = 2
-"""earlier forward passes that are still held: a single one is held by a variable until it is set"""
+"""earlier forward passes still held; a single one is held by a variable until its next
+assignment"""
 WASTED_PERCENT: Final = 20
-"""of peak reserved above peak allocated, and ..."""
+"""percent of peak reserved beyond peak allocated, and ..."""
 WASTED_BYTES: Final = 512 * MIB
-"""... bytes of it, that are worth a run with expandable segments"""
+"""... bytes beyond it, from which a run with expandable segments is worth it"""
 _INFINITY: Final = float("inf")
 BFLOAT16_SINCE: Final = 8, 0
-"""the first compute capability with bfloat16 in its tensor cores"""
+"""the first compute capability with bfloat16 tensor cores"""
 
 
 class Scene(NamedTuple):
-    """A peak, and all that is known of its causes."""
+    """A peak, with all that is known about its causes."""
 
     device: Blocks
     blocks: set[Block]
-    """the blocks that count for the peak"""
+    """the blocks that count towards the peak"""
     totals: Sequence[int]
-    """bytes allocated before the first event and after each"""
+    """bytes allocated before the first event and after each one"""
     indices: Sequence[int]
-    """the events among which the peak was looked for"""
+    """the events in which the peak was searched"""
     top: int
-    """the event that made the peak; -1: the peak is older than all events"""
+    """the event that made the peak; -1: the peak was there before all events"""
     breakdown: Breakdown
 
     @property
@@ -55,7 +56,7 @@ class Scene(NamedTuple):
 
     @property
     def alive(self) -> Iterator[Block]:
-        """The blocks that were allocated at the peak."""
+        """The blocks allocated at the peak."""
         return (block for block in self.blocks if block.alive(self.top))
 
     @property
@@ -65,12 +66,12 @@ class Scene(NamedTuple):
 
     @property
     def forwards(self) -> list[Call]:
-        """The calls of outermost modules, without those that a backward recomputes."""
+        """The calls of outermost modules, except those that a backward recomputes."""
         device = self.device
         return [call for call in device.calls.outermost() if device.pass_at(call.start) is None]
 
     def passes(self, name: str) -> list[Pass]:
-        """Return the backward passes, or the optimizers' steps."""
+        """Return the backward passes, or the optimizer steps."""
         return [running for running in self.device.passes if running.name == name]
 
     def matters(self, nbytes: int) -> bool:
@@ -79,7 +80,7 @@ class Scene(NamedTuple):
 
 
 def of_peak(scene: Scene) -> tuple[Note, ...]:
-    """Return the hints that one peak of a recording gives."""
+    """Return the hints on one peak of a recording."""
     if scene.top < 0:
         return ()
     finders = (
@@ -96,7 +97,7 @@ def of_peak(scene: Scene) -> tuple[Note, ...]:
 
 
 def fresh_optimizer(scene: Scene) -> str:
-    """Tell the next step's need, where optimizers took their first step and no other."""
+    """Estimate the next step's need, if optimizers took only their first step."""
     steps = scene.passes("optimizer")
     number = Counter(optimizer for step in steps for optimizer in step.fresh)
     lone = [
@@ -124,7 +125,7 @@ def fresh_optimizer(scene: Scene) -> str:
 
 
 def peak_with(scene: Scene, late: Iterable[Block]) -> int:
-    """Return the peak of the same step with these blocks alive from its beginning."""
+    """Return the step's peak if these blocks were alive from its beginning."""
     times = scene.device.history.times
     first_call = min((call.start for call in scene.device.calls.outermost()), default=_INFINITY)
     first_pass = min((running.start for running in scene.device.passes), default=_INFINITY)
@@ -142,11 +143,11 @@ def peak_with(scene: Scene, late: Iterable[Block]) -> int:
     return max(heights, default=0)
 
 
-# -- memory that is held for nothing --
+# -- memory that is kept for nothing --
 
 
 def kept_gradients(scene: Scene) -> str:
-    """Tell the bytes of used gradients in a peak of a forward or backward."""
+    """Find gradients that were already used, in the peak of a forward or backward."""
     last = next((call for call in reversed(scene.forwards) if call.start <= scene.time), None)
     if last is None:
         return ""
@@ -169,8 +170,8 @@ def kept_gradients(scene: Scene) -> str:
         if scene.device.categories[block] == "gradients" and block.time < steps[0].start
     ]
     began = current.start if current else _INFINITY
-    # To add to a gradient, the backward makes a block of the gradient's size, gone when it is
-    # added: any block of that size is taken for that.
+    # To accumulate a gradient, the backward allocates a block of its size and frees it afterwards:
+    # any block of that size counts as one.
     addends = Counter(
         block.size
         for block in scene.blocks
@@ -188,13 +189,13 @@ def kept_gradients(scene: Scene) -> str:
 
 
 def earlier_activations(scene: Scene) -> list[tuple[Call, list[Block]]]:
-    """Return the earlier forwards with the activations at the peak that no backward was to free."""
+    """Return earlier forwards with their activations at the peak that no backward frees."""
     begun = [call for call in scene.forwards if call.start <= scene.time]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = scene.passes("backward")
-    # Activations of earlier forwards that outlived the last one as well. A backward that frees
-    # them later has use for them.
+    # Activations of earlier forwards that outlived the last one, too. If a backward frees them
+    # later, it uses them.
     held: dict[int, list[Block]] = {}
     for block in scene.alive:
         at = bisect_right(starts, block.time) - 1
@@ -208,9 +209,9 @@ def earlier_activations(scene: Scene) -> list[tuple[Call, list[Block]]]:
 
 
 def kept_graphs(scene: Scene) -> str:
-    """Tell the bytes of activations of earlier forwards that no backward was to free."""
+    """Find activations of earlier forwards that no backward frees."""
     held = [(call, blocks) for call, blocks in earlier_activations(scene) if call.grad]
-    # An output, which has a tag, can be kept without its graph: inner activations cannot.
+    # A tagged output can be kept without its graph; inner activations cannot.
     number = Counter(
         call.path
         for call, blocks in held
@@ -228,7 +229,7 @@ def kept_graphs(scene: Scene) -> str:
 
 
 def unused_graphs(scene: Scene) -> str:
-    """Tell the bytes of activations that outlive their forward, and that no backward uses."""
+    """Find activations that outlive their forward although no backward uses them."""
     last = max((running.start for running in scene.passes("backward")), default=-_INFINITY)
     begun = [call for call in scene.forwards if last < call.start <= scene.time and call.grad]
     starts = [call.start for call in begun]
@@ -254,7 +255,7 @@ def unused_graphs(scene: Scene) -> str:
 
 
 def float32_activations(scene: Scene) -> str:
-    """Tell the savings of autocast, where activations are the largest part of a peak."""
+    """Estimate what autocast saves, if activations are the largest part of a peak."""
     recording, categories = scene.device.recording, scene.breakdown.categories
     nbytes = categories.get("activations", 0)
     if recording.autocast or recording.dtypes != {"float32"}:
@@ -273,15 +274,15 @@ def float32_activations(scene: Scene) -> str:
 
 
 def is_fragmented(peak: Peak) -> bool:
-    """Return whether so much more was reserved than allocated that it is worth another run."""
+    """Return whether so much is reserved beyond allocated that another run is worth it."""
     wasted = peak.reserved - peak.allocated
     return wasted > max(WASTED_BYTES, peak.reserved * WASTED_PERCENT // 100)
 
 
 def fragmentation(peak: Peak, expandable: Peak | None) -> str:
-    """Return the hint about expandable segments; "" where they save nothing.
+    """Return the hint on expandable segments; "" if they save nothing.
 
-    ``expandable`` is the peak with expandable segments; None if that was not measured.
+    ``expandable`` is the peak with expandable segments; None if it was not measured.
     """
     wasted = format_size(peak.reserved - peak.allocated)
     sentence = f"peak reserved is {wasted} above peak allocated"

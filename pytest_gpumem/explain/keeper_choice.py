@@ -1,7 +1,7 @@
-"""The keepers that made a line's growth; pure.
+"""Choose the keepers that made a line's growth.
 
-A baseline has the number and the bytes of a line's blocks, and not their keepers. So a keeper is
-certain if the growth cannot be made of the blocks of different keepers. Sizes are bytes.
+A baseline has the number and the bytes of a line's blocks, but not their keepers. So a keeper is
+certain only if the growth cannot be made up of other keepers' blocks. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import ExtraBlocks
 
 MAX_STATES: Final = 20_000
-"""numbers and bytes of blocks that a search goes through, until it takes a growth for unknown"""
+"""(number, bytes) states that a search visits before it gives up"""
 MAX_UNSPLIT: Final = MIB
-"""bytes by which blocks may differ that were asked for alike: the allocator splits off no less"""
+"""size difference of blocks with equal requests: the allocator splits off no less"""
 MAX_OTHERS: Final = 0.75
-"""of a growth that blocks of other keepers may make, where their sizes do not tell"""
+"""share of a growth that other keepers' blocks may reach, where their sizes do not decide"""
 MAX_ALIKE: Final = 3
-"""keepers that are named together where either may have made the growth"""
+"""keepers that are named together if any of them may have made the growth"""
 
 
 class KeptBlock(NamedTuple):
     """A block of a line at the peak."""
 
     keeper: str
-    """its name; "" of a block that nothing with a name keeps"""
+    """the keeper's name; "" if nothing with a name keeps the block"""
     nbytes: int
     unsplit: int
-    """bytes of the block beyond the request"""
+    """bytes beyond the request"""
     earlier: bool
-    """whether a step allocated it before the one that made the peak"""
+    """whether a step before the peak's allocated it"""
 
 
 class NamedKeeper(NamedTuple):
-    """A keeper, or several of which one is meant, and its blocks."""
+    """A keeper, or alternatives of which one is meant, with its blocks."""
 
     name: str
     blocks: tuple[int, ...]
-    """indices"""
+    """indices into the blocks"""
 
 
 def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
     """Return the keepers that made the growth of one line.
 
-    Where the sizes leave it open, the blocks of earlier steps are taken for the growth: the
-    baseline's peak had blocks of its set-up and of its own step too. If it is still open, up to
-    three names stand for one: "x or y".
+    If sizes do not decide, blocks of earlier steps are preferred: the baseline's peak had blocks of
+    its set-up and of its own step too. If that does not decide either, up to three names are
+    joined: "x or y".
     """
     every = range(len(blocks))
     earlier = [at for at in every if blocks[at].earlier]
@@ -60,7 +60,7 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
         certain = _certain(blocks, earlier, extra)
     if certain:
         return [choice for choice in certain if choice.name]
-    # Earlier blocks may be too few or too small for the growth, whichever the baseline had.
+    # Earlier blocks may be too few or too small for the growth, whatever the baseline had.
     is_short = len(earlier) < extra.blocks or _bytes(blocks, earlier) + MAX_UNSPLIT < extra.nbytes
     among = every if is_short else earlier
     names = dict.fromkeys(blocks[at].keeper for at in (*earlier, *reversed(among)))
@@ -72,7 +72,7 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
 def _certain(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> list[NamedKeeper]:
-    """Return the keepers with blocks that each choice for the growth needs."""
+    """Return the keepers without whose blocks nothing makes the growth."""
     made = _made(blocks, among, extra)
     certain = []
     for name in dict.fromkeys(blocks[at].keeper for at in among):
@@ -86,7 +86,7 @@ def _certain(
                     left[_requested(blocks[at])] -= 1
                     chosen.append(at)
             certain.append(NamedKeeper(name, tuple(chosen)))
-        # Blocks of the baseline are gone, or have other sizes: the others may still be too small.
+        # Baseline blocks are gone or have other sizes: other keepers may still have too little.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS
             or _bytes(blocks, others) <= extra.nbytes * MAX_OTHERS
@@ -98,7 +98,7 @@ def _certain(
 def _made(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> Counter[tuple[str, int]] | None:
-    """Return how many blocks of each keeper and size make the growth; None: no choice does."""
+    """Return how many blocks of each keeper and size make the growth; None if none do."""
     total = sum(map(_requested, blocks))
     held_before = sum(block.nbytes for block in blocks) - extra.nbytes
     most = total - held_before + extra.unused
@@ -125,7 +125,7 @@ def _made(
 
 
 def _keepers(way: Counter[tuple[str, int]]) -> int:
-    """Return the number of keepers of a way to make a growth: the fewest are likeliest."""
+    """Count the keepers of a choice: the fewest are the likeliest."""
     return len({name for name, _ in way})
 
 

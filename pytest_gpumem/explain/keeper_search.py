@@ -1,4 +1,4 @@
-"""Found in the one run after a failure: keepers of a peak's blocks, lines that pin host memory."""
+"""Run a failed test once more: find keepers of a peak's blocks, or lines that pin host memory."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
 
 ALIKE: Final = 3
-"""tests in turn with one first cause and the same keepers: after these the next ones with that
-cause, which are told as one, are not run once more"""
+"""after so many tests in a row with one first cause and the same keepers, tests with that cause are
+not run again: the report groups them anyway"""
 NO_MOMENT: Final = (
     "no keeper is named, because no module's call, backward pass or optimizer's step begins or "
     "ends while the blocks are there"
 )
 MAX_LINES: Final = 3
-"""lines that are told"""
+"""lines that are reported"""
 RETURNS: Final = frozenset({"c_return", "c_exception"})
-"""events of a profile function after a function of C, as PyTorch's are"""
+"""profiler events after a C function, as PyTorch's are"""
 
 
 class KeeperFinder:
@@ -49,19 +49,20 @@ class KeeperFinder:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._names: dict[object, list[frozenset[str]]] = {}
-        """the names of the keepers of each test that was searched, by its first cause"""
+        """by first cause: the keepers' names of each test that was searched"""
 
     def search(
         self, results: Sequence[Result], explanations: Explanations
     ) -> tuple[str, int, KeeperSearch, list[frozenset[str]]] | None:
-        """Return the search for the keepers of a peak that is too high; None without one.
+        """Prepare the search for the keepers of a peak that is too high; None if there is none.
 
-        Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
-        the largest source lines. After out of memory the peak is of the run that failed.
+        For a peak that grew, it looks for the blocks that the baseline did not have; for one over a
+        limit, for those of its largest source lines. After running out of memory the peak is that
+        of the failed run.
 
         Returns:
-            the part, the index of its device, the search, and the names that earlier searches with
-            this first cause had.
+            the part, its device's index, the search, and the names that earlier searches with this
+            first cause found.
         """
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
@@ -101,7 +102,7 @@ class KeeperFinder:
     def with_keepers(
         self, item: MarkedItem, results: Sequence[Result], explanations: Explanations
     ) -> Explanations:
-        """Run a failed test once more, to find the keepers of its blocks; return these, too."""
+        """Run a failed test once more to find its blocks' keepers, and add them."""
         planned = self.search(results, explanations)
         if planned is None:
             return explanations
@@ -126,13 +127,13 @@ class KeeperFinder:
 
 
 def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, ExtraBlocks]:
-    """Return the blocks that each source line has more than in the baseline, where that is known.
+    """Return how many more blocks each source line has than in the baseline, where that is known.
 
-    They are by the category as well: what a checkpoint's line made for the optimizer is no part of
-    what it made for the model. A category depends on the moment: where a line has fewer blocks of
-    one, they may count for another now. Then its blocks of all categories ("") count together.
+    Blocks count per category: what a checkpoint's line allocates for the optimizer is separate from
+    what it allocates for the model. But a category depends on the moment: if a line has fewer
+    blocks of one category, they may count as another now, and its categories count together ("").
     """
-    # The baseline tells its unused bytes of all lines together: any of them may be a line's.
+    # The baseline has its unused bytes only in total: any of them may belong to one line.
     unused = baseline.unsplit or 0
     lines: dict[LineKey, dict[str, ExtraBlocks]] = {}
     for row in site_rows(current, baseline):
@@ -150,7 +151,7 @@ def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, Extra
 
 
 class PinWatch:
-    """Notes which lines pin memory: PyTorch's allocator is asked after each function of C."""
+    """Finds the lines that pin memory by reading PyTorch's statistics after each C function."""
 
     def __init__(self) -> None:
         self._bytes: Counter[Line | None] = Counter()
@@ -158,7 +159,7 @@ class PinWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch this thread, and threads that it starts."""
+        """Watch this thread and the threads that it starts."""
         self._total = self._pinned()
         outer = sys.getprofile()
         threading.setprofile(self._see)
@@ -179,7 +180,7 @@ class PinWatch:
             self._total = total
 
     def lines(self, root: Path) -> tuple[LinePeak, ...]:
-        """Return the lines that pinned most, with the bytes that they pinned, the largest first."""
+        """Return the lines that pinned most, with their bytes, the largest first."""
         return tuple(
             LinePeak(
                 shown_path(line.filename, root),

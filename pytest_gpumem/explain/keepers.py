@@ -1,9 +1,9 @@
-"""Keepers of the blocks at a peak that the baseline's had not: found by a run of its own.
+"""Find the keepers of blocks that a peak has beyond its baseline's, in a run of their own.
 
-A recording has told which blocks were alive at the peak. In another run of the same step the search
-waits for the last hook before the peak and for the first one after it: then it looks up the same
-blocks, by their number among the allocations, and climbs to the objects that refer to them. The
-search holds no tensor, and allocates nothing.
+A recording shows which blocks were alive at the peak. In another run of the same step the search
+waits for the last hook before the peak and the first one after it. There it identifies the same
+blocks by counting allocations, and climbs to the objects that refer to them. The search keeps no
+tensor alive, and allocates nothing.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ if TYPE_CHECKING:
     from pytest_gpumem.source_lines import Line
 
 MAX_BLOCKS: Final = 100
-"""blocks of one line that are looked up, the oldest first"""
+"""blocks of one line to look up, the oldest first"""
 Identity = tuple[int, str, int]
-"""bytes that an allocation asked for, and the file and the line of the user's that it is of"""
+"""requested bytes, user file and user line of an allocation"""
 
 
 class _Candidate(NamedTuple):
-    """A block alive at the peak, of a line that has more blocks than in the baseline."""
+    """A block alive at the peak, on a line that has more blocks than in the baseline."""
 
     key: SiteKey
-    """of the growth that it may be a part of: without a category where these count together"""
+    """the growth that it may belong to; its category is "" where a line's categories count
+    together"""
     line: int
     category: Category
     nbytes: int
     unsplit: int
-    """bytes of it beyond the request"""
+    """bytes beyond the request"""
     start: int
     """index of the event that allocated it"""
     step: int | None
-    """the step of training that allocated it; None where steps are not known"""
+    """the training step that allocated it; None where steps are not known"""
     earlier: bool
-    """whether an earlier step than the peak's allocated it; without an optimizer, forward pass"""
+    """whether an earlier step than the peak's allocated it (forward pass, without an optimizer)"""
     last_moment: int
     """the number of moments that it outlived"""
 
 
 class _Naming(NamedTuple):
-    """How a block's keeper is named."""
+    """The parts of a keeper's name in a report."""
 
     before: str
     kept: Kept
@@ -72,14 +73,14 @@ class _Naming(NamedTuple):
 
 
 class KeeperSearch:
-    """The search in one run for the keepers of one device's blocks."""
+    """Searches one run for the keepers of one device's blocks."""
 
     def __init__(self, scene: Scene, extra: Mapping[SiteKey, ExtraBlocks], root: Path) -> None:
         """Look for ``extra``, the blocks that each source line has more than in the baseline."""
         self._extra = extra
         self._device = scene.device.index
         self._number: Counter[SiteKey] = Counter()
-        """of each line's blocks, looked up or not"""
+        """all blocks of each line, looked up or not"""
         self._candidates = list(self._candidates_of(scene, root))
         self._sizes = frozenset(
             scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
@@ -87,8 +88,8 @@ class KeeperSearch:
         recording = scene.device.recording
         last = recording.moments_until(scene.time)
         self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
-        """by the number of a moment: the candidates that outlive the moment, by identity and number
-        of their allocations, counted from the moment backwards"""
+        """by moment number: the candidates that outlive the moment, by the identity of their
+        allocation and its count backwards from the moment"""
         history = scene.device.history
         for number in (last, last + 1):
             if not 0 < number <= recording.moment:
@@ -105,13 +106,13 @@ class KeeperSearch:
                 if end - 1 - place in by_start
             }
         self._namings: dict[int, _Naming] = {}
-        """by the index of a candidate"""
+        """by index of the candidate"""
 
     def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
-        """Yield the blocks alive at the peak of the lines in question."""
+        """Yield the blocks alive at the peak on the lines in question."""
         device = scene.device
         steps = scene.passes("optimizer")
-        # A step of training ends with the step of the optimizer that stepped first.
+        # A training step ends with the step of the optimizer that stepped first.
         lead = next(iter(steps[0].fresh), None) if steps else None
         ends = [each.end for each in steps if lead in each.fresh]
         rounds = ends or [call.end for call in scene.forwards]
@@ -124,7 +125,7 @@ class KeeperSearch:
             line = place_of_origin(block_origin, root)
             by_category: SiteKey = (*line, block_origin.category)
             key = by_category if by_category in self._extra else (*line, "")
-            # PyTorch itself keeps the workspaces, and did so in the baseline.
+            # PyTorch itself keeps the workspaces, as it did in the baseline.
             if key not in self._extra or block_origin.category == "workspaces":
                 continue
             self._number[key] += 1
@@ -148,8 +149,9 @@ class KeeperSearch:
     ) -> Iterator[tuple[int, tuple[Identity, int]]]:
         """Yield the allocations of the candidates' sizes, the last one first.
 
-        Each is its place from the end, its identity and its number among those. Other allocations
-        may come between in another run: fixtures of wider scope are set up in the first one alone.
+        Each has its place from the end, its identity, and its count among equal ones. Counting is
+        per identity because another run may allocate more in between: the first one alone sets up
+        fixtures of wider scope.
         """
         number: Counter[Identity] = Counter()
         for place, event in enumerate(reversed(events)):
@@ -162,16 +164,16 @@ class KeeperSearch:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether the search has any block to look for."""
+        """Whether there is any block to search for."""
         return bool(self._candidates)
 
     @property
     def has_moments(self) -> bool:
-        """Whether a hook runs while any of these blocks lives."""
+        """Whether a hook runs while any of the blocks is alive."""
         return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:
-        """Look for keepers, if this is the moment before the peak or the one after it."""
+        """Look for keepers, if this is the moment before or after the peak."""
         candidates = self._at_moment.get(recording.moment, {})
         if all(index in self._namings for index in candidates.values()):
             return
@@ -181,7 +183,7 @@ class KeeperSearch:
             for index, event in enumerate(events)
             if event["action"] in {"alloc", "free_requested"}
         }
-        """by address: the place from the end of the last event of a block at it"""
+        """by address: the last event of its block, counted from the end"""
         places = {
             (self._device, events[-1 - place]["addr"]): candidates[allocation]
             for place, allocation in self._allocations(events)
@@ -209,7 +211,7 @@ class KeeperSearch:
                 for name, each in zip(names, (self._candidates[at] for at in members), strict=True)
             ]
             number, found = self._number[key], len(blocks)
-            if found != number:  # the growth of those that were looked up
+            if found != number:  # scale the growth down to the blocks that were looked up
                 of_blocks, nbytes = extra.blocks * found // number, extra.nbytes * found // number
                 extra = extra._replace(blocks=of_blocks, nbytes=nbytes)  # noqa: PLW2901
             for choice in choices(blocks, extra):
@@ -232,7 +234,7 @@ class KeeperSearch:
 
 
 def _naming_of(kept: Kept, recording: Recording) -> _Naming | None:
-    """Return how a block's keeper is named; None where it has no name."""
+    """Return the parts of a keeper's name; None if it has none."""
     if kept.is_gradient and kept.is_parameters and not kept.is_of_graph:
         lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
@@ -250,7 +252,7 @@ def _naming_of(kept: Kept, recording: Recording) -> _Naming | None:
 
 
 def _texts(namings: Sequence[_Naming | None]) -> list[str]:
-    """Return the names of some blocks' keepers, "" without one; one for all that one keeps."""
+    """Return the name of each block's keeper, "" without one; one keeper has one name."""
     ways: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for naming in filter(None, namings):
         ways.setdefault(naming.key, []).append(naming.kept.way)

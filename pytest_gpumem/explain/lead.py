@@ -1,7 +1,7 @@
-"""The causes of a growth, and its lead: the one sentence that every report begins with.
+"""Find the causes of a growth, and its lead: the sentence that every report begins with.
 
-A change leads: a line that was edited and that allocates the memory; a version of the
-toolchain; a line that was edited elsewhere. Else it is the line that grew most. Pure.
+A change leads, in this order: an edited line that allocates the memory; a toolchain version; a line
+edited elsewhere. Otherwise the line that grew most leads.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = re.compile(r"[\w.]+|\S")
 _ENDS: Final = frozenset("()[]{},=:")
-"""tokens at which an argument ends: a change is shown as whole arguments"""
+"""tokens that end an argument; a change is shown as whole arguments"""
 NO_EDITS: Final = Edits()
 MAX_ARGUMENT_LENGTH: Final = 60
 """characters of a changed argument; a longer change is shown as the whole line"""
 
 
 def why(growth: Growth, edits: Edits = NO_EDITS) -> tuple[tuple[Cause, ...], Lead | None]:
-    """Return the causes of a growth and the lead on it; ``edits`` bear on it."""
+    """Return the causes of a growth and the lead on it; ``edits`` are linked to it."""
     causes = growth_causes(growth.row, growth.old, growth.new, of_one_program=growth.of_one_program)
     lead = lead_of(causes, edits, growth.toolchain, growth=growth.row.difference or 0)
     return causes, lead
@@ -42,9 +42,9 @@ def lead_of(
     *,
     growth: int,
 ) -> Lead | None:
-    """Return the lead on a growth; None where nothing is known of its cause.
+    """Return the lead on a growth; None if nothing is known about its cause.
 
-    A line that grew by more than ``growth``, the peak's bytes, explains no more than that.
+    A line that grew by more than ``growth``, the peak's bytes, is shown with that.
     """
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
@@ -68,27 +68,27 @@ def lead_of(
 
 def _edit_lead(edit: Edit, edits: Edits) -> Lead:
     sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
-    if edits.number > 1:  # another edit may be the cause: only a run without each tells
+    if edits.number > 1:  # another edit may be the cause: only a run without each shows it
         sentence += f" (the nearest of {edits.number} edits)"
-    elif not edits.number:  # so may one that git does not tell, as in a shallow clone
+    elif not edits.number:  # git may not show other edits, as in a shallow clone
         sentence += " (other edits are not known)"
     return Lead("edit", sentence, edit.path, edit.line, sentence)
 
 
 def edit_words(old: str, new: str) -> str:
-    """Return an edit of a line in words: "changed: 4096 -> 16384", "is new: x = f(x)"."""
+    """Describe a line's edit: "changed: 4096 -> 16384", "is new: x = f(x)"."""
     if not old:
         return f"is new: {new}"
     if not new:
         return f"is gone: {old}"
-    # The stretch in which the lines differ, from an argument's start to its end.
+    # The tokens in which the lines differ, widened to whole arguments.
     sides = list(_TOKEN.finditer(old)), list(_TOKEN.finditer(new))
     words = [[token[0] for token in side] for side in sides]
     shortest = min(map(len, words))
     first = next((i for i in range(shortest) if words[0][i] != words[1][i]), shortest)
     room = shortest - first
     last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
-    # Both ends move outwards to the end of an argument; what they pass is the same on both sides.
+    # Move both ends outwards to the end of an argument; the tokens passed are equal on both sides.
     starts = {side[first] for side in words if first < len(side) - last}
     while first and not starts & _ENDS and words[0][first - 1] not in _ENDS:
         first -= 1

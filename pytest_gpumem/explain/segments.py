@@ -1,7 +1,7 @@
-"""The requests for which the allocator took new segments: why peak reserved grew, and no tensor.
+"""List the requests that made the allocator reserve new segments: why peak reserved grew.
 
-A request takes a segment where no cached piece of memory is large enough. The records have the
-cache then, and the live blocks that lie in the segment that could have held it.
+A request takes a new segment if no cached piece of memory is large enough. Each record has the
+cache at that time, and the live blocks in the segment that could have served the request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_REQUESTS: Final = 30
-"""requests that are told: the last ones, which made the peak"""
+"""requests to report: the last ones, which made the peak"""
 MAX_PLACES: Final = 2
-"""source lines of live blocks that are named"""
+"""source lines of live blocks to name"""
 
 
 def segment_requests(
@@ -31,7 +31,7 @@ def segment_requests(
     foreign: int,
     place_of: Callable[[Block], tuple[str, int, str, str]],
 ) -> tuple[SegmentRequest, ...]:
-    """Return the requests that raised the memory reserved to a new height, in their order.
+    """Return the requests that raised reserved memory to a new maximum, in order.
 
     ``foreign`` are bytes that were reserved before the test.
     """
@@ -76,9 +76,9 @@ def segment_requests(
 
 
 def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[Block]]:
-    """Return the cached pieces before an event, and the live blocks that split the best room.
+    """Return the cached pieces before an event, and the live blocks that split the best segment.
 
-    The room is the segment with most cached memory among those that are as large as the request.
+    That is the segment with most cached memory among those at least as large as the request.
     """
     alive = sorted(
         (block for block in device.history.blocks if block.alive(index)),

@@ -1,4 +1,4 @@
-"""Sites: the source line of each block, and the blocks of each line together."""
+"""Sites: the source line of each block, and all blocks of a line together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BlockOrigin:
     line: int
     function: str
     module: str
-    """the path of the module that ran, or that has the parameter"""
+    """the path of the module that ran, or that owns the parameter"""
     category: Category
     nbytes: int
 
@@ -32,7 +32,7 @@ class BlockOrigin:
 def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the innermost frame outside of torch and this package.
 
-    A decorator's frame that only hands on a call counts if no other is found.
+    A decorator's frame that only passes the call on counts if there is no other.
     """
     users = [frame for frame in frames if is_users(frame["filename"])]
     telling = (frame for frame in users if not hands_on(frame["filename"], frame["line"]))
@@ -47,9 +47,9 @@ def origin(
     category: Category,
     nbytes: int,
 ) -> BlockOrigin:
-    """Return the origin of a block: the user's frame among its own, else the line of its pass.
+    """Return a block's origin: the user's frame that allocated it, else the line of its pass.
 
-    The backward runs in autograd's threads, which have no frame of Python.
+    Autograd's threads, which run the backward, have no Python frames.
     """
     frame = users_frame(frames)
     if frame is not None:
@@ -60,7 +60,7 @@ def origin(
 
 
 def sites(origins: Iterable[BlockOrigin], root: Path) -> tuple[Site, ...]:
-    """Return the sites, one for each line and category, the largest first."""
+    """Group blocks into sites, one per line and category, the largest first."""
     groups: dict[tuple[str, int, Category], list[BlockOrigin]] = {}
     for block_origin in origins:
         key = (block_origin.filename, block_origin.line, block_origin.category)
@@ -81,14 +81,14 @@ def sites(origins: Iterable[BlockOrigin], root: Path) -> tuple[Site, ...]:
                 blocks=len(group),
             )
         )
-    # Ties are broken by place, so that two runs tell the same.
+    # Break ties by place, so that two runs give the same order.
     return tuple(
         sorted(merged, key=lambda site: (-site.nbytes, site.path, site.line, site.category))
     )
 
 
 def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, str]:
-    """Return the file, the function and the code of a block's line, as a site has them."""
+    """Return the file, function and code of a block's line, in a site's format."""
     filename, line = block_origin.filename, block_origin.line
     return (
         shown_path(filename, root) if filename else "",
@@ -98,9 +98,9 @@ def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, st
 
 
 def merged_paths(paths: Iterable[str]) -> str:
-    """Return the common pattern of module paths.
+    """Merge module paths into a common pattern.
 
-    "GPT2.h.0.attn" and "GPT2.h.1.attn" give "GPT2.h.*.attn".
+    "GPT2.h.0.attn" and "GPT2.h.1.attn" become "GPT2.h.*.attn".
     """
     split = [path.split(".") for path in dict.fromkeys(paths)]
     if len({len(parts) for parts in split}) == 1:

@@ -1,4 +1,4 @@
-"""The lines of the project that changed since a baseline was committed, as git tells them."""
+"""Ask git for the project's lines that changed since a baseline was committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_NEW_FILES: Final = 50
-"""files that git does not know yet, which are read; of more none is"""
+"""untracked files to read; if there are more, none is read"""
 _HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 
 
@@ -25,39 +25,39 @@ class Edit:
     """A line of the project that changed since a baseline was committed."""
 
     path: str
-    """as a :class:`~pytest_gpumem.measurement.Site` has it"""
+    """in the format of :class:`~pytest_gpumem.measurement.Site`"""
     line: int
-    """from 1: its number now; of a line that is gone, that of the line in its place"""
+    """from 1: its current number; for a removed line, that of the line now in its place"""
     old: str
-    """the line itself, without its indent; "" of one that is new"""
+    """the line before, without indent; "" if it is new"""
     new: str
-    """"" of one that is gone"""
+    """the line now; "" if it was removed"""
     hunk: int = 0
-    """the number of the first line of those that stand together"""
+    """the number of its hunk's first line"""
     grows: bool = False
-    """whether the line itself allocates memory that grew, or keeps it"""
+    """whether the line itself allocates or keeps memory that grew"""
 
 
 class Edits(NamedTuple):
-    """The edits since the commit of a baseline; none where git cannot tell."""
+    """The edits since a baseline's commit; none where git cannot tell."""
 
     commit: str = ""
     number: int = 0
-    """lines that stand together are one"""
+    """hunks"""
     lines: Sequence[Edit] = ()
-    """all lines, or those that bear on a growth, the closest first"""
+    """all lines, or those linked to a growth, the closest first"""
     all_lines: Sequence[Edit] = ()
-    """of edits that bear on a growth, and of all others"""
+    """if ``lines`` are those linked to a growth: all lines"""
 
 
 def changed_lines(root: Path, baseline: Path) -> Edits:
     """Return the lines of Python files that changed since a baseline file's last commit.
 
-    Changes that are not committed count as well; comments, docstrings and indents do not.
+    Uncommitted changes count; comments, docstrings and indents do not.
 
     Returns:
-        none where git cannot tell: without git, outside of a repository, of a baseline that is not
-        committed as it is, and where a shallow clone ends at its commit.
+        none where git cannot tell: without git, outside a repository, if the baseline has
+        uncommitted changes, or if its commit is where a shallow clone ends.
     """
     try:
         where, file = ("-C", str(root)), ("--", str(baseline))
@@ -65,7 +65,7 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
             return Edits()
         line = run_git(*where, "log", "-1", "--format=%H %P", *file).decode().split()
         shallow = run_git(*where, "rev-parse", "--is-shallow-repository").strip() == b"true"
-        # Where a shallow clone ends, each file looks as if the last commit had made it.
+        # In the last commit of a shallow clone every file looks newly added.
         if not line or (shallow and len(line) == 1):
             return Edits()
         patch = run_git(
@@ -88,7 +88,7 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
 
 
 def edits_of_patch(patch: str) -> Iterator[Edit]:
-    """Yield the edits of a patch that has no lines of context."""
+    """Parse a patch without context lines."""
     path, first = "", 0
     old: list[str] = []
     new: list[str] = []
@@ -103,7 +103,7 @@ def edits_of_patch(patch: str) -> Iterator[Edit]:
             if hunk is None:
                 path, first = "", 0
             else:
-                # Of lines that are gone, git names the line before them.
+                # For removed lines git gives the number of the line before.
                 first = int(hunk[1]) + (hunk[2] == "0")
         elif first and line.startswith("-"):
             old.append(line[1:])
@@ -113,7 +113,7 @@ def edits_of_patch(patch: str) -> Iterator[Edit]:
 
 
 def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]) -> Iterator[Edit]:
-    """Yield the edits of lines that stand together: each new line with the old one it was."""
+    """Match the new lines of a hunk with the old ones, and yield its edits."""
     old_codes = [line.strip() for line in old]
     waiting = 0
     for offset, line in enumerate(new):
@@ -145,5 +145,5 @@ def _codes(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _is_nothing(code: str) -> bool:
-    """Return whether a line has no code, as far as the line tells."""
+    """Return whether a line has no code, judged by the line alone."""
     return not code or code.startswith("#") or not code.strip("()[]{},:'\"")

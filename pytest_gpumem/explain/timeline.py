@@ -1,4 +1,4 @@
-"""The timeline of a step: its memory by category, its phases and its peak."""
+"""Draw a step's timeline: memory by category, phases and the peak."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_POINTS: Final = 400
-"""points of a timeline; of longer histories each stretch gives its highest"""
+"""points of a timeline; in longer histories each stretch is drawn by its highest"""
 COURSE_POINTS: Final = 40
-"""levels of a course, which baselines keep: one line of a diff"""
+"""levels of a course, which baselines keep on one line"""
 
 
 def drawn_timeline(
@@ -29,8 +29,8 @@ def drawn_timeline(
 ) -> Timeline:
     """Return the timeline around a peak.
 
-    ``deltas`` are bytes that each event adds to each category; ``foreign_reserved``, bytes of other
-    holders, is not drawn.
+    ``deltas`` are the bytes that each event adds to each category. ``foreign_reserved``, other
+    holders' bytes, is not drawn.
     """
     device, totals = scene.device, scene.totals
     indices, points = scene.indices, {scene.indices[0], scene.indices[-1], scene.top}
@@ -38,7 +38,7 @@ def drawn_timeline(
     for start in range(0, len(indices), step):
         points.add(max(indices[start : start + step], key=lambda index: totals[index + 1]))
     drawn = sorted(points)
-    """the events to draw: of each stretch the highest, and the first and last of all"""
+    """the events to draw: the highest of each stretch, and the first and last of all"""
     initially_known = sum(size for _, size in deltas.get(-1, ()))
     levels: Counter[Category] = Counter({"other": totals[0] - initially_known})
     rows = []
@@ -75,9 +75,9 @@ def drawn_timeline(
 
 
 def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
-    """Return the memory in the course of a step: of equal stretches of events the highest level.
+    """Return a step's course: the highest level in each of several equal stretches of events.
 
-    ``totals`` are the bytes allocated before the first event and after each.
+    ``totals`` are the bytes allocated before the first event and after each one.
     """
     number = min(COURSE_POINTS, len(indices))
     edges = [len(indices) * place // number for place in range(number + 1)]
