@@ -1,4 +1,4 @@
-"""Tests that were skipped because no GPU was shown while their file was imported, in words."""
+"""Report tests that were skipped because no GPU was visible while their file was imported."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NOUNS: Final = {
 
 
 class HiddenSkip(NamedTuple):
-    """A skipped test, or file of tests: its condition was evaluated while the GPU was hidden."""
+    """A test, or file of tests, that a condition skipped while the GPU was hidden."""
 
     whole_file: bool
     reason: str
-    """as its skip gives it"""
+    """the skip's own reason"""
     place: str
-    """the line that asked for GPUs: "tests/test_model.py:12" """
+    """the line that looked for GPUs: "tests/test_model.py:12" """
 
 
 def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
-    """Yield a sentence for each reason of such skips."""
+    """Yield one sentence per reason."""
     groups: dict[tuple[bool, str], list[HiddenSkip]] = {}
     for skip in skips:
         groups.setdefault((skip.whole_file, skip.reason), []).append(skip)

@@ -1,4 +1,4 @@
-"""The marked tests of one session: each begins before its set-up, and is finished once it ended."""
+"""Run one session's marked tests: begin each before its setup, and finish it after its call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OF_COMPILED = (
 
 
 class MemorySession:
-    """The marked tests of one process's session: their device, their baselines, their results."""
+    """One process's marked tests, with their device, baselines and results."""
 
     def __init__(
         self, settings: Settings, runner: Runner, launcher: tuple[str, ...] = ("pytest",)
@@ -60,7 +60,7 @@ class MemorySession:
         if settings.attribution == "off" and settings.snapshots is None:
             self.explainer = Explainer(judging)
         else:
-            # The only import of the room: what explains takes no part in measuring.
+            # Nothing else imports explain: explaining takes no part in measuring.
             from pytest_gpumem.explain.answers import PeakExplainer
             from pytest_gpumem.explain.explanations import ExplainPolicy
 
@@ -82,11 +82,11 @@ class MemorySession:
 
     @property
     def run(self) -> Run | None:
-        """The marked test that runs."""
+        """The marked test that runs now; None outside of one."""
         return self.runner.run
 
     def begin(self, item: MarkedItem, spec: MemorySpec) -> None:
-        """Open the device for a test; ``run`` stays None where the session has no device."""
+        """Open the device for a test; ``run`` stays None if the session has no device."""
         self.runner.begin(
             item,
             spec,
@@ -100,8 +100,8 @@ class MemorySession:
     ) -> list[Result]:
         """Measure, explain and judge a test that has ended, and its parts.
 
-        With ``debugging`` a debugger is to see the error's frames: the test is not run again. A
-        test with another error than running out of memory has no results.
+        With ``debugging`` the test is not run again, so that a debugger sees the error's frames. A
+        test with an error other than out of memory has no results.
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
@@ -115,16 +115,16 @@ class MemorySession:
         return self._pipeline.finish_torn_down(item, results)
 
     def end(self) -> None:
-        """Let go of the device."""
+        """Release the device."""
         self.runner.end()
 
 
 def _explain_values(run: Run, error: BaseException) -> None:
-    """Add to a test's own error that it may come of values that the virtual GPU did not compute."""
+    """Note on a test's own error that values which the virtual GPU did not compute may cause it."""
     own, values = isinstance(error, GpuMemError), run.device.values
-    # With these a test or a library refuses a value, and with a RuntimeError PyTorch sizes.
+    # A test or a library rejects a value with these; PyTorch rejects sizes with a RuntimeError.
     kinds: tuple[type, ...] = (AssertionError, ValueError, ArithmeticError, LookupError)
-    if "pytest" in sys.modules:  # gpumem run has none
+    if "pytest" in sys.modules:  # not in gpumem run
         kinds += (sys.modules["pytest"].fail.Exception,)
     of_values = isinstance(error, kinds) and not own
     of_sizes = isinstance(error, RuntimeError) and not (
@@ -140,7 +140,7 @@ def _explain_values(run: Run, error: BaseException) -> None:
         reason = OF_COMPILED
     else:
         reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
-    # As add_note() of Python 3.11, from which on pytest shows it.
+    # What add_note() does in Python 3.11 and later; pytest shows these notes.
     vars(error).setdefault("__notes__", []).append(
         f"{reason}; the peak before the failure was {format_size(measured.peak_allocated)} "
         f"allocated, {format_size(measured.peak_reserved)} reserved"

@@ -1,7 +1,7 @@
-"""Where a session runs: its commit, its shard, and the command that accepts its figures elsewhere.
+"""Find where a session runs: its commit and shard, and how its figures are accepted elsewhere.
 
-All of it comes of git and of variables that the makers of CI document: GitHub's "Variables
-reference", GitLab's "Predefined CI/CD variables reference".
+Read from git and from the variables that CI providers document: GitHub's "Variables reference",
+GitLab's "Predefined CI/CD variables reference".
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from pytest_gpumem.session.settings import Settings
 
 SPLITS: Final = (("splits", "group", 0), ("num_shards", "shard_id", 1))
-"""options of pytest-split and pytest-shard: how many shards, which of them, and the addend that
-makes the first one's number 1"""
+"""options of pytest-split and pytest-shard: the number of shards, this shard's number, and the
+addend that makes the first number 1"""
 _PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
 
 
 def shard_of(get: Callable[[str], object]) -> Shard | None:
-    """Return which shard of its suite a session is; None where nothing says that it is one.
+    """Return which shard of its suite a session runs; None where nothing says that it is one.
 
-    ``get`` returns the value of an option of pytest, None of one that is unknown.
+    ``get`` returns the value of a pytest option, None if pytest does not know it.
     """
     pairs = [(get(index), get(count), shift) for count, index, shift in SPLITS]
     node, nodes = (os.environ.get(f"CI_NODE_{name}", "") for name in ("INDEX", "TOTAL"))
@@ -55,7 +55,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
 
 
 def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
-    """Return where a session ran, for its report, without its collection."""
+    """Return where a session ran, for its report; the collection is filled in later."""
     checkout = checkout_of(root)
     top = root if checkout is None else checkout.top
     folder = Path(os.path.relpath(os.path.realpath(settings.baseline_dir), os.path.realpath(top)))
@@ -81,8 +81,8 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
 def accept_command(report: str, artifact: str) -> str:
     """Return the command that accepts a report's figures on another machine.
 
-    Of a run of GitHub Actions it names the run, by the variables of GitHub's "Variables reference";
-    "" where nothing says under which name CI keeps the report.
+    In GitHub Actions it names the run, by the variables of GitHub's "Variables reference". "" where
+    the name of CI's artifact with the report is not known.
     """
     variables = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     server, repository, run = (os.environ.get(name, "") for name in variables)
@@ -96,7 +96,7 @@ def accept_command(report: str, artifact: str) -> str:
 def session_accept_command(settings: Settings) -> str:
     """Return the command that accepts a session's figures on another machine; "" without one.
 
-    CI has to keep the session's JSON report.
+    It needs the session's JSON report, so CI must keep that file.
     """
     if settings.json is None:
         return ""
@@ -108,15 +108,15 @@ def session_accept_command(settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A working tree of git."""
+    """A git working tree."""
 
     top: Path
-    """the top folder of the repository"""
+    """the repository's top folder"""
     commit: str
     """"" before the first commit"""
 
     def has(self, commit: str) -> bool:
-        """Return whether the repository has a commit; no text that names none is given to git."""
+        """Return whether the repository has a commit; only a full hash is passed to git."""
         if not re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", commit):
             return False
         try:
@@ -126,16 +126,16 @@ class Checkout:
         return True
 
     def place(self, folder: Path) -> str:
-        """Return a folder's path from the top; "" of the top itself, and of one outside."""
+        """Return a folder's path from the top; "" for the top itself and for a folder outside."""
         try:
             return path_in_repository(folder, self.top)
         except OutsideRepositoryError:
             return ""
 
     def merged_parent(self) -> str:
-        """Return the second parent of the commit; "" where it is no merge of two.
+        """Return the commit's second parent; "" if it is not a merge of two.
 
-        The commit itself names its parents, also in a shallow clone, which does not have them.
+        Reads the commit object, which names its parents even in a shallow clone that lacks them.
         """
         try:
             content = run_git("-C", str(self.top), "cat-file", "commit", self.commit)
@@ -146,7 +146,7 @@ class Checkout:
         return parents[1] if len(parents) == 2 else ""  # noqa: PLR2004 - a merge of two
 
     def is_modified(self, but: str) -> bool:
-        """Return whether a known file outside the folder ``but`` differs from the commit."""
+        """Return whether a tracked file outside the folder ``but`` differs from the commit."""
         excluded = (f":(top,exclude,literal){but}",) if but else ()
         question = ("status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded)
         try:
@@ -156,7 +156,7 @@ class Checkout:
 
 
 def checkout_of(folder: Path) -> Checkout | None:
-    """Return the working tree that a folder lies in; None outside of any, or without git."""
+    """Return the working tree around a folder; None outside any, or without git."""
     try:
         top = repository_root(folder)
     except GitError:

@@ -1,4 +1,4 @@
-"""The files of a session's report. A renderer is imported when its file is written."""
+"""Describe the files of a session's report. A renderer is imported when its file is written."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 _READ: Final = 1 << 16
-"""bytes of a file that are read; the longest beginning has a test's name"""
+"""bytes to read of a file; the longest pattern for a beginning includes a test's name"""
 
 
 class Output(NamedTuple):
-    """A form of report; an option of :class:`~pytest_gpumem.session.settings.Settings` has it."""
+    """A report format, with its option in :class:`~pytest_gpumem.session.settings.Settings`."""
 
     name: str
-    """of the option: "json" of ``--gpumem-json``, and of ``gpumem report --json``"""
+    """the option's name: "json" for ``--gpumem-json`` and ``gpumem report --json``"""
     title: str
-    """as messages name the file"""
+    """what messages call the file"""
     example: str
-    """a name that the file may have"""
+    """a possible file name"""
     beginning: bytes
-    """a pattern of the first bytes: only such a file is replaced"""
+    """a pattern for the first bytes: only a file that matches is replaced"""
     renderer: str
-    """the function that returns the text, or yields pieces: "report.markdown:markdown" """
+    """the function that returns the text, or yields pieces of it: "report.markdown:markdown" """
     needs: tuple[str, str] | None = None
-    """a module that the renderer imports, and what to do without it"""
+    """a module that the renderer imports, and what to do if it is missing"""
 
     def require(self, given: str) -> None:
-        """Refuse the option without the module that the renderer needs."""
+        """Refuse the option if the module that the renderer needs is not installed."""
         if self.needs and find_spec(self.needs[0]) is None:
             problem = f"the {self.title} needs {self.needs[0]}, which is not installed"
             raise SpecError(given, problem, self.needs[1])
 
     def pieces(self, report: Report, created: str, when: str, json_name: str) -> Iterable[str]:
-        """Return the text of a report, in pieces.
+        """Render a report, in pieces of text.
 
-        Of these, the renderer gets those that it has arguments for. ``created`` is the time of the
-        report for programs, "2026-11-21T15:06:07Z", ``when`` the same for a reader, and
-        ``json_name`` the JSON report, as seen from this file's folder.
+        The renderer gets those of these that it has parameters for: ``created`` is the report's
+        time for programs, "2026-11-21T15:06:07Z"; ``when`` the same for readers; ``json_name`` the
+        path of the JSON report from this file's folder.
         """
         render = resolve_name(f"pytest_gpumem.{self.renderer}")
         told = {"created": created, "when": when, "json_name": json_name}
@@ -58,20 +58,20 @@ class Output(NamedTuple):
 
 
 def require_replaceable(path: str | os.PathLike[str], beginning: bytes, given: str) -> None:
-    """Refuse a file that exists and is no earlier output of this kind; an empty file is replaced.
+    """Refuse to replace a file that is not empty and not an earlier output of this kind.
 
-    A path that cannot be looked at is left to the error of its writing. ``beginning`` is a pattern
-    of the first bytes of such an output, ``given`` the option that names the file.
+    If the path cannot be examined, the error of writing it is reported later. ``beginning`` is a
+    pattern for the first bytes of such an output, ``given`` the option that names the file.
 
     Raises:
-        SpecError: it is another file, cannot be read, or is no regular file.
+        SpecError: it is another file, is not readable, or is not a regular file.
     """
     path = Path(path)
     problem = "this file exists, and was not written by this option"
     try:
         if not path.exists() or path.is_dir():
             return
-        if path.is_file():  # reading a named pipe would wait for ever
+        if path.is_file():  # reading a named pipe would block
             with path.open("rb") as stream:
                 start = stream.read(_READ)
             if not start or re.match(beginning, start):

@@ -1,4 +1,4 @@
-"""The record of a session, and its files: JSON, Markdown, the page, and GitHub's summary."""
+"""Write a session's reports: JSON, Markdown, the page, and GitHub's job summary."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
 class Published(NamedTuple):
-    """The outcome of writing a report."""
+    """The result of writing one report."""
 
     line: str
-    """for the terminal"""
+    """shown on the terminal"""
     failed: bool = False
     """whether it fails the session"""
 
@@ -47,13 +47,13 @@ def session_report(
     updates: UpdateSummary | None,
     origin: Origin | None,
 ) -> Report:
-    """Return the record of a session, which all renderers start from."""
+    """Return the record of a session, which every renderer starts from."""
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:
         value = getattr(settings, option.name)
         if option.shown and value not in {option.default, None, ()}:
-            # As on the command line.
+            # in the form of the command line
             options[option.flag] = ",".join(value) if isinstance(value, tuple) else str(value)
     remarks = [change.sentence for change in moved_together(results)]
     remarks += session_results.problems
@@ -85,9 +85,9 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
     origin: Origin | None,
     tell: Callable[[Report], object] | None = None,
 ) -> list[Published]:
-    """Write the files that are asked for; an error with one of them changes no other.
+    """Write the requested files; an error with one of them does not affect the others.
 
-    ``tell`` is called with the record, for reports of other forms.
+    ``tell`` is called with the record, so that hooks can write other formats.
     """
     report = session_report(session_results, settings, header, updates=updates, origin=origin)
     created = datetime.now(timezone.utc)
@@ -105,7 +105,7 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
 
 
 def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
-    """Yield the lines by which GitHub Actions annotates failures; none elsewhere."""
+    """Yield the lines with which GitHub Actions annotates failures; none elsewhere."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
         results = session_results.results()
@@ -121,7 +121,7 @@ def _write_report(
     output: Output, path: Path, report: Report, created: datetime, settings: Settings
 ) -> Published:
     def write() -> str:
-        # A test may have written it since the start.
+        # A test may have written this file since the session started.
         require_replaceable(path, output.beginning, str(path))
         json_name = ""
         if settings.json is not None:
@@ -138,9 +138,9 @@ def _write_report(
 
 
 def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[Published]:
-    """Add the report to the summary of GitHub's step, shortened to the size that GitHub takes.
+    """Append the report to GitHub's step summary, shortened to the size that GitHub accepts.
 
-    No option asks for it, so that an error is shown and fails nothing.
+    No option requests it, so an error is shown but fails nothing.
     """
 
     def write() -> str:
@@ -160,10 +160,10 @@ def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[P
 
 
 def _problem(write: Callable[[], str]) -> str:
-    """Return what a function that writes a file returns, or its error in words."""
+    """Run a function that writes a file; return its problem, or its error in words."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # not the tests': a suite may make errors of warnings
+            warnings.simplefilter("ignore")  # in a suite that turns warnings into errors
             return write()
     except OSError as error:
         return error.strerror or str(error)

@@ -1,6 +1,6 @@
-"""The results of a session's tests, gathered from their reports; imports wait for a result.
+"""Collect the results of a session's tests from their reports, with imports only for a result.
 
-Under torchrun those of all ranks are joined: a test's result is then the worst rank's.
+Under torchrun the ranks' results are merged: a test's result is the worst rank's.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 
 
 class SessionResults:
-    """The results of tests, as their reports bring them."""
+    """The results of tests, collected report by report."""
 
     def __init__(self) -> None:
         self._unread: dict[str, tuple[object, bool]] = {}
-        """results as text, and whether they were expected to fail; thousands of objects each once
-        they are read, which is left to the end of the session"""
+        """results as text, and whether they were expected to fail; parsed at the session's end, as
+        each becomes thousands of objects"""
         self._read: dict[str, list[Result]] = {}
         self._failed: set[str] = set()
         self._complete: set[str] = set()
         """tests that were torn down"""
         self._outcomes: dict[str, Outcome] = {}
-        """tests with an error that no verdict on their memory made, and those with an xfail"""
+        """tests with an error other than a verdict on memory, and those with an xfail"""
         self.skipped: list[str] = []
-        """the reason of each marked test that was skipped for want of a device"""
+        """the reason of each marked test that was skipped because there is no device"""
         self.unmeasured: list[str] = []
-        """the reason of each unmarked test that an option has measured, and that had no device: it
-        ran as without the plugin"""
+        """the reason of each unmarked test that an option would have measured, but that had no
+        device: it ran as without the plugin"""
         self.hidden_skips: dict[str, HiddenSkip] = {}
-        """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
+        """by nodeid: tests, and files of them, that were skipped because no GPU was visible"""
         self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
-        """phases of tests that ended by the test's own error or skip, by nodeid and phase"""
+        """by nodeid and phase: how tests ended by their own error or skip"""
         self.lost: list[str] = []
-        """the nodeids of tests during which their worker of pytest-xdist ended"""
+        """nodeids of tests whose pytest-xdist worker crashed"""
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
-        """results that fail the session, of tests that passed in this process"""
+        """failed results of tests that passed in this process: they fail the session"""
         self.rank_count = 0
-        """ranks of torchrun's that the results are of; 0: torchrun started none"""
+        """torchrun ranks that the results come from; 0: no torchrun"""
 
     def __bool__(self) -> bool:
         of_tests = self._unread, self._read, self.skipped, self.unmeasured, self.hidden_skips
@@ -65,11 +65,11 @@ class SessionResults:
         expected: bool = False,
         outcome: Outcome = "",
     ) -> None:
-        """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
+        """Add one report: a test's setup, call or teardown; a rerun starts with a setup.
 
-        ``data`` has the results as text, if the report has them; ``expected``: it failed as its
-        ``xfail`` says. ``outcome`` is "xfail" of a test with that marker, "failed" of an error
-        beside its verdict.
+        ``data`` has the results as text, if the report has any. ``expected``: it failed as its
+        ``xfail`` says. ``outcome`` is "xfail" for a test with that marker, "failed" for an error
+        besides its verdict.
         """
         if when == "setup":
             self._unread.pop(nodeid, None)
@@ -88,17 +88,17 @@ class SessionResults:
             self._unread[nodeid] = data, expected
 
     def add_own(self, when: str, outcome: OwnOutcome) -> None:
-        """Take the outcome of a marked test's phase that its own code decided."""
+        """Add the outcome of a marked test's phase that its own code decided."""
         self._own_outcomes.setdefault(outcome.nodeid, {})[when] = outcome
 
     @property
     def own_outcomes(self) -> list[OwnOutcome]:
-        """Return the outcomes that tests' own code decided, in the order in which they ended."""
+        """The outcomes that the tests' own code decided, by when they ended."""
         return [outcome for phases in self._own_outcomes.values() for outcome in phases.values()]
 
     @property
     def problems(self) -> list[str]:
-        """Results that could not be read, and ranks that gave none."""
+        """Results that could not be read, and ranks that sent none."""
         self._read_pending()
         return self._problems
 
@@ -131,7 +131,7 @@ class SessionResults:
         return [result for results in self._by_test.values() for result in results]
 
     def results_with_outcomes(self) -> list[Result]:
-        """Return all results, each with the outcome of its test."""
+        """Return all results, with their tests' outcomes."""
         ends: dict[str, Outcome] = dict.fromkeys(self._complete, "passed")
         ends |= self._outcomes
         return [
@@ -163,7 +163,7 @@ class SessionResults:
     # -- ranks --
 
     def to_plain(self) -> dict[str, Any]:
-        """Return all as plain data, for the rank that makes the report."""
+        """Return everything as plain data, for the rank that writes the report."""
         from pytest_gpumem.report.serialize import to_text
 
         return {
@@ -175,7 +175,7 @@ class SessionResults:
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> SessionResults:
-        """Return the results that a rank gave as plain data."""
+        """Rebuild the results that a rank sent as plain data."""
         from pytest_gpumem.report.serialize import from_text
 
         session_results = cls()
@@ -192,11 +192,11 @@ class SessionResults:
     def join(
         self, data_by_rank: Mapping[int, dict[str, Any] | None], *, shrinkage_fails: bool
     ) -> None:
-        """Join the results of other ranks: a test's result is the worst rank's from then on.
+        """Merge other ranks' results: a test's result is then the worst rank's.
 
-        A test that failed in any rank, or that a rank did not bring to its end, gets no baseline.
+        A test that failed on any rank, or that a rank did not finish, gets no baseline.
 
-        ``shrinkage_fails``: the fullest rank's peak has to be as high as its baseline.
+        ``shrinkage_fails``: a fullest rank whose peak is below its baseline fails.
         """
         by_test = {nodeid: [results] for nodeid, results in self._by_test.items()}
         self.rank_count = 1 + len(data_by_rank)
@@ -224,9 +224,9 @@ class SessionResults:
 def worst_of_ranks(
     results_of_ranks: Sequence[Sequence[Result]], *, shrinkage_fails: bool
 ) -> list[Result]:
-    """Return a test's results, one for the whole test and one for each part: the worst rank's.
+    """Return one result for the whole test and for each part: the worst rank's.
 
-    ``shrinkage_fails``: the fullest rank's peak has to be as high as its baseline.
+    ``shrinkage_fails``: a fullest rank whose peak is below its baseline fails.
     """
     from pytest_gpumem.judge.verdict import Kind
     from pytest_gpumem.notes import Note, NoteKind

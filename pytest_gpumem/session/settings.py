@@ -1,8 +1,8 @@
-"""The options: each on the command line as --gpumem-NAME and in the ini file as gpumem_NAME.
+"""Define the options: each is --gpumem-NAME on the command line and gpumem_NAME in the ini file.
 
-:class:`Settings` is the table of them. The options of pytest and of ``gpumem run``, the settings of
-the ini file, and docs/reference/options.md are made of it. Every pytest session of a machine that
-has the plugin imports this: slow imports wait for a value that needs them.
+:class:`Settings` is their table: the options of pytest and of ``gpumem run``, the ini settings and
+docs/reference/options.md are generated from it. Every pytest session on a machine with the plugin
+imports this module, so slow imports wait for a value that needs them.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ class Option(NamedTuple):
     """One option of the plugin."""
 
     name: str
-    """as in the ini file, without "gpumem_" """
+    """the name in the ini file, without "gpumem_" """
     default: str | bool
     text: str
     """its effect, in Markdown"""
     metavar: str = ""
-    """the help's word for the value; "": the choices"""
+    """the value's placeholder in the help; "": the choices"""
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
-    """returns the value of a text; None: a choice, or the text itself"""
+    """parses a text; None: the value is a choice, or the text itself"""
     page: str = ""
-    """a link to the page that tells more, for the documentation"""
+    """a link to further documentation"""
     is_list: bool = False
     """whether the ini file may have a list"""
     of_flag: str = ""
-    """the value on the command line, where the option takes none; "": it takes one"""
+    """the value if the flag is given, for a flag without a value; "": the flag takes a value"""
     repeated: bool = False
-    """whether it decides the figures, or the baselines to compare with"""
+    """whether it affects the figures, or the baselines to compare with"""
     shown: bool = False
-    """whether reports show it, where it was given"""
+    """whether reports show it if it was given"""
     of_run: str = ""
-    """the name that ``gpumem run`` has for it; "": none"""
+    """its name in ``gpumem run``; "": not available there"""
     text_of_run: str = ""
-    """its effect there, where that is another; in Markdown"""
+    """its effect there, if different; in Markdown"""
 
     @property
     def flag(self) -> str:
-        """As on the command line."""
+        """Its name on the command line."""
         return f"--gpumem-{self.name.replace('_', '-')}"
 
     @property
     def ini(self) -> str:
-        """As in the ini file."""
+        """Its name in the ini file."""
         return f"gpumem_{self.name}"
 
     @property
     def help(self) -> str:
-        """Its effect, for a terminal."""
+        """Its effect, as plain text for a terminal."""
         return self.text.replace("`", "")
 
 
 def _option(default: str | bool, text: str, **more: Any) -> Any:  # noqa: ANN401, FBT001 - a field of any type
-    """Return the field of an option."""
+    """Declare an option's field."""
     return field(metadata={"option": partial(Option, default=default, text=text, **more)})
 
 
 def _output(text: str, **more: Any) -> Any:  # noqa: ANN401 - likewise
-    """Return the field of an option that names the file of a report; ``more`` are Output's."""
+    """Declare the field of an option that names a report's file; ``more`` goes to Output."""
 
     def option(name: str) -> Option:
         report = f"write the report --gpumem-{name}"
@@ -87,9 +87,9 @@ DEVICES: Final = ("auto", "cuda", "virtual", "none")
 """values of ``--gpumem-device``"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 FIRST_OPTIONS: Final = 5
-"""options that a newcomer needs: help and documentation begin with them"""
+"""options that a newcomer needs, listed first in help and documentation"""
 MAX_SHOWN_LENGTH: Final = 100
-"""characters of a value that an error shows"""
+"""characters of a value to show in an error"""
 
 
 def _read_card(name: str) -> str:
@@ -102,7 +102,7 @@ def _read_card(name: str) -> str:
 
 
 def _read_against(device: str) -> str:
-    """Return the key of the baselines of a device that is given as KIND:NAME."""
+    """Return the baseline key of a device given as KIND:NAME."""
     from pytest_gpumem.measurement import device_key
 
     kind, _, name = device.strip().partition(":")
@@ -114,7 +114,7 @@ def _read_against(device: str) -> str:
 
 
 def _read_visible(visible: str) -> str:
-    """Return the audience of the virtual GPU: "test", "session" or "session:4"."""
+    """Parse who sees the virtual GPU: "test", "session" or "session:4"."""
     from pytest_gpumem.spec import MAX_DEVICES
 
     word, colon, number = visible.strip().partition(":")
@@ -133,7 +133,7 @@ def _read_tolerance(tolerance: str) -> Tolerance:
 
 
 def _read_patterns(patterns: str) -> tuple[str, ...]:
-    """Return patterns of node ids; "true" stands for all of them, "false" for none."""
+    """Parse patterns of node ids; "true" stands for all tests, "false" for none."""
     word = patterns.strip().lower()
     if word in {"", "0", "false", "no", "off"}:
         return ()
@@ -149,7 +149,7 @@ def _read_cards(cards: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a session, checked; in the order of help and documentation."""
+    """A session's options, validated; in the order of help and documentation."""
 
     card: str = _option(
         "H100",
@@ -328,25 +328,25 @@ class Settings:
         shown=True,
     )
     repeated: tuple[str, ...] = ()
-    """the options of the command line that decide the figures and the comparison"""
+    """command-line options that affect the figures and the comparison"""
     arguments: tuple[str, ...] = ()
-    """the files and folders that the command line names"""
+    """files and folders given on the command line"""
     nearest_dirs: tuple[Path, ...] = ()
-    """folders of other versions of torch, the nearest first, for tests without a baseline in the
-    first"""
+    """baseline folders of other torch versions, the nearest first, for tests without a baseline in
+    ``baseline_dir``"""
     folder_by_torch: str = ""
-    """the name of the folder with torch's version in it, which is proposed; "": the name has it"""
+    """a proposed folder name with torch's version in it; "" if the name has it already"""
     names_card: bool = False
-    """whether an option names the card; else it is the default"""
+    """whether an option names the card; False: it is the default"""
 
     @property
     def writes(self) -> bool:
-        """Whether it names a file for a report."""
+        """Whether a report file is requested."""
         return any(getattr(self, output.name) is not None for output in OUTPUTS)
 
     @property
     def shown_always(self) -> int:
-        """The number of virtual GPUs that all code of the session sees; 0: marked tests alone."""
+        """The virtual GPUs that all code of the session sees; 0: only marked tests see one."""
         word, _, number = self.visible.partition(":")
         return int(number or 1) if word == "session" else 0
 
@@ -358,12 +358,12 @@ class Settings:
 
     @property
     def strict_in_ci(self) -> bool:
-        """Whether tests without a baseline fail because of CI alone: no option decides."""
+        """Whether CI alone makes tests without a baseline fail, with no option deciding it."""
         return self.missing_baseline == "auto" and in_ci()
 
     @property
     def absent_device_fails(self) -> bool:
-        """Whether marked tests fail without a device, so that CI does not pass unmeasured.
+        """Whether marked tests fail without a device, so that CI cannot pass unmeasured.
 
         With ``--gpumem-device=none`` they are skipped on purpose.
         """
@@ -371,7 +371,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """The options that bear on verdicts."""
+        """The options that affect verdicts."""
         from pytest_gpumem.judge.verdict import BASE_COMMIT, Policy
 
         fails = self.missing_baseline == "fail" or self.strict_in_ci
@@ -400,7 +400,7 @@ OUTPUTS: Final[tuple[Output, ...]] = tuple(
 
 
 def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
-    """Add the options that ``gpumem run`` has of the plugin, with its own names for them."""
+    """Add the plugin's options that ``gpumem run`` has, under its names for them."""
     for option in OPTIONS:
         text = (option.text_of_run or option.text).replace("`", "").replace("%", "%%")
         flag = f"--{option.of_run}"
@@ -411,16 +411,16 @@ def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
 
 
 def in_ci() -> bool:
-    """Return whether the environment says that this session runs in CI."""
+    """Return whether the environment says that this is CI."""
     return os.environ.get("CI", "").strip().lower() not in {"", "0", "false"}
 
 
 def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Settings:
-    """Return the session's settings.
+    """Read and validate the session's settings.
 
     ``get`` returns an option's value and where it was given: "--gpumem-card" or "gpumem_card".
-    Relative folders start from ``root``, and so do relative files of the ini file; those of the
-    command line start from the working folder.
+    Relative folders start at ``root``, as do relative files in the ini file; files on the command
+    line start at the working folder.
     """
     read = {option: get(option) for option in OPTIONS}
     values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}
@@ -438,7 +438,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     for name, nothing in (("cards", ()), ("all", ()), ("tolerance", None)):
         values[name] = values[name] or nothing
     if values["all"] and "visible" not in given:
-        values["visible"] = "session"  # or conditions at the top of files would skip the tests
+        values["visible"] = "session"  # otherwise conditions at module level would skip the tests
     template = folder_of_root(str(values["baseline_dir"]), root)
     folders = [root / template]
     names_torch = "{torch}" in str(template)
@@ -452,7 +452,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     _require_possible(root / str(values["snapshots"]), written["snapshots"], "snapshots")
     option_of: dict[object, str] = {}
     for name, path in ((output.name, values[output.name]) for output in OUTPUTS):
-        if path is not None and path in option_of:  # the second would replace the first
+        if path is not None and path in option_of:  # the second would overwrite the first
             problem = f"--gpumem-{option_of[path]} names the same file"
             raise SpecError(f"--gpumem-{name}={path}", problem, "name two different files")
         option_of[path] = name
@@ -497,26 +497,26 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
 
 
 def folder_of_root(name: str, root: Path) -> str:
-    """Return the name of the baselines' folder: of one above the root, the root's own part.
+    """Return the baseline folder; one above the root gets a subfolder for this root.
 
-    Packages of one repository have roots of their own, and modules of the same names: in a common
-    folder ("../baselines") each has a folder, named as the root is from that folder.
+    Packages of one repository have separate roots, and modules with equal names: in a shared folder
+    ("../baselines") each root has its own subfolder, named by its path from there.
     """
     above = Path(os.path.normpath(name)).parts.count(os.pardir)
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
         return name
     if any(path.name.startswith(("virtual-", "cuda-")) for path in (root / name).glob("*-*/")):
-        return name  # the folder of a root above
+        return name  # another root's baselines lie in it directly
     return str(Path(name, *root.parts[-above:]))
 
 
 def _require_possible(path: Path, argument: str, example: str) -> None:
-    """Refuse a path that no file can have: with a NUL, too long, of no encoding."""
+    """Refuse a path that cannot exist: with a NUL, too long, or not encodable."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
-    except (OSError, ValueError) as error:  # else the session's last act would fail, its writing
+    except (OSError, ValueError) as error:  # fail now, not when the session's last act writes it
         from pytest_gpumem.report.text import printable
 
         problem = error.strerror if isinstance(error, OSError) else error

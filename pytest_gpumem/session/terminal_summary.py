@@ -1,4 +1,4 @@
-"""The text that marked tests add to pytest's terminal: failures, and the end of the session."""
+"""Render what marked tests add to pytest's terminal: failures, and the end of the session."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.session.settings import Settings
 
 MIN_WIDTH: Final = 80
-"""columns that a failure's text is laid out for at least"""
+"""columns that a failure is formatted for at least"""
 BLANK: Final[Line] = ()
-"""a line without text"""
+"""an empty line"""
 
 
 def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> list[str]:
-    """Return the sentences for the head of the session."""
+    """Return the sentences on the device for pytest's header."""
     if choice.device is None:
         fails = settings.absent_device_fails
         return session_text.header(None, reason=choice.reason, fails=fails)
     card = choice.card
-    # Code without a marker sees the default card.
+    # Unmarked code sees the default card.
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
     further = [other.name for other in named[1:]]
@@ -65,9 +65,9 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
 
 
 def card_hint(results: Sequence[Result], settings: Settings) -> str:
-    """Return the advice for a project's first baselines, to say which card they are of; else "".
+    """Advise on naming the card in the configuration when a project gets its first baselines.
 
-    If only the command line names the card, the next run compares with nothing.
+    If only the command line names the card, the next run would not find these baselines.
     """
     on_command_line = any(word.startswith("--gpumem-card=") for word in settings.repeated)
     key = device_key("virtual", settings.card)
@@ -88,7 +88,7 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
 
 
 def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> str:
-    """Return how to keep baselines of two versions of torch; "" where no test failed by that."""
+    """Return how to keep baselines for two versions of torch; "" if no test failed by that."""
     if not settings.folder_by_torch:
         return ""
     for result in results:
@@ -110,34 +110,34 @@ def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> st
 
 
 def failure_text(results: Sequence[Result], verbosity: int) -> str:
-    """Return the text of a failed test's report; "" where nothing failed."""
+    """Return the text of a failed test's report; "" if nothing failed."""
     if not any(result.verdict.failed for result in results):
         return ""
     lines = failure_sections(
         results,
         width=max(MIN_WIDTH, shutil.get_terminal_size().columns),
         max_rows=None if verbosity > 1 else MAX_ROWS,
-        whole_code=True,  # it is for files, JUnit's say, as well
+        whole_code=True,  # it also goes to files such as JUnit's
     )
     return "\n".join(line.text for line in lines)
 
 
 class Screen(NamedTuple):
-    """The terminal that a text is laid out for."""
+    """The terminal to format for."""
 
     width: int
-    """columns of the terminal"""
+    """columns"""
     encoding: str
     interactive: bool
-    """whether it is a terminal, which has columns, and not a log"""
+    """whether it is a real terminal, with a width, rather than a log"""
 
 
 def failure_lines(
     results: Sequence[Result], screen: Screen, verbosity: int
 ) -> dict[str, list[StyledText]]:
-    """Return the lines in place of each failed test's report, by its nodeid.
+    """Return the lines that replace each failed test's report, by nodeid.
 
-    With ``verbosity`` (pytest's) above 0 each failure is told in full.
+    If pytest's ``verbosity`` is above 0, each failure is shown in full.
     """
     width, whole_code = screen.width, not screen.interactive
     by_test: dict[str, list[Result]] = {}
@@ -176,9 +176,9 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     verbosity: int,
     screen: Screen,
 ) -> list[Line]:
-    """Return the lines for the end of the session; none where no marked test ran.
+    """Return the lines for the end of the session; none if no marked test ran.
 
-    Below ``verbosity`` 0 all is left out that the tests' own failures say.
+    Below ``verbosity`` 0, leave out what the tests' own failures say.
     """
     results, width = session_results.results(), screen.width
     lines: list[Line] = []
@@ -188,7 +188,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
         lines += _told(f"{tests} not measured (--gpumem-all): {reason}", width)
     leads = lead_lines(results, width, arguments=arguments)
-    if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
+    if not leads:  # a new toolchain that moves many tests at one line is the cause, not the line
         leads = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
     lines += leads
     if verbosity >= 0:

@@ -1,6 +1,6 @@
-"""The sessions of torchrun's ranks: the first makes one report of all their results.
+"""Join the sessions of torchrun's ranks: the first rank reports the results of all of them.
 
-The ranks of a machine leave files for each other in a folder of the temporary directory.
+The ranks of one machine exchange files in a folder of the temporary directory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def open_rank_session() -> Exchange | None:
-    """Return this rank's exchange; None where torchrun started no other ranks.
+    """Return this rank's exchange; None if torchrun started no other ranks.
 
     Raises:
-        GpuMemError: ranks cannot leave files for each other.
+        GpuMemError: the ranks cannot exchange files.
     """
     rank = current_rank()
     if rank is None:
@@ -54,7 +54,7 @@ POLL_S: Final = 0.05
 # not, and a rank that has died keeps its readers waiting for the whole time-out, as it knows no
 # process ids. Not filelock: a lock says that a rank lives, but carries no results.
 class Exchange:
-    """The session of one rank, and the files that the ranks of one machine leave for each other."""
+    """One rank's session, and the files through which the ranks of one machine communicate."""
 
     def __init__(self, rank: TorchrunRank) -> None:
         self.rank = rank
@@ -63,10 +63,10 @@ class Exchange:
         self._folder = Path(tempfile.gettempdir()) / name
 
     def begin(self) -> None:
-        """Note that this rank runs; remove the files of an earlier run with the same key.
+        """Announce this rank; remove the files of an earlier run with the same key.
 
         Raises:
-            OSError: the folder cannot be made, or is another user's.
+            OSError: the folder cannot be created, or belongs to another user.
         """
         with suppress(FileExistsError):
             self._folder.mkdir(mode=0o700)
@@ -79,14 +79,14 @@ class Exchange:
 
     @property
     def reports(self) -> bool:
-        """Whether this is the rank that makes the report."""
+        """Whether this rank writes the report."""
         return self.rank.reports
 
     def join(self, results: SessionResults, *, shrinkage_fails: bool) -> bool:
-        """Leave the results for the first rank; the first rank itself takes those of its peers.
+        """Send the results to the first rank, or, on the first rank, merge those of its peers.
 
         Returns:
-            whether they are all here.
+            whether this rank has the results of all.
         """
         if not self.reports:
             self.give(results.to_plain())
@@ -101,9 +101,9 @@ class Exchange:
         return True
 
     def end(self) -> None:
-        """Let the other ranks end, or wait until they may.
+        """Let the other ranks end, or wait until this one may.
 
-        torchrun ends all ranks with the first that fails.
+        torchrun kills all ranks as soon as one fails, so none may end before the report is written.
         """
         if self.reports:
             self.done()
@@ -111,11 +111,11 @@ class Exchange:
             self.wait_until_done()
 
     def give(self, data: dict[str, Any]) -> None:
-        """Leave this rank's results, plain data."""
+        """Write this rank's results, as plain data, for the first rank."""
         self._write(self._file("result"), data)
 
     def take(self) -> dict[int, dict[str, Any] | None]:
-        """Wait for the results of the other ranks of this machine; None of one that gave none."""
+        """Wait for the results of this machine's other ranks; None for one that gave none."""
         results = {}
         for rank in self.rank.peers:
             path = self._file("result", rank)
@@ -125,17 +125,17 @@ class Exchange:
         return results
 
     def done(self) -> None:
-        """Note that the report is made."""
+        """Signal that the report is written."""
         self._write(self._folder / "done", {})
 
     def wait_until_done(self) -> None:
-        """Wait until the report is made, where a rank of this machine makes it."""
+        """Wait until the report is written, if a rank of this machine writes it."""
         if self.rank.rank < self.rank.local_size:
             self._wait((self._folder / "done").exists, 0)
         self._file("began").unlink(missing_ok=True)
 
     def _wait(self, ready: Callable[[], bool], rank: int) -> None:
-        """Wait until something is ready, for as long as the rank that it is up to lives."""
+        """Wait until ``ready()``, but no longer than the rank that it depends on lives."""
         began = time.monotonic()
         while not ready():
             waited = time.monotonic() - began
@@ -164,7 +164,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def process_lives(pid: object) -> bool:
-    """Return whether a process of this machine runs; False for an id that is none."""
+    """Return whether a process runs on this machine; False for an invalid id."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
