@@ -1,7 +1,7 @@
-"""The pytest plugin: a door. It may import every room but cli and explain.
+"""The pytest plugin, an entry point of the package. It may import every room but cli and explain.
 
-pytest loads this package by the entry point ``gpumem``, and for ``-p pytest_gpumem.plugin``: its
-hooks have to be names in here.
+pytest loads this package by the entry point ``gpumem``, and with ``-p pytest_gpumem.plugin``, so
+its hooks must be names of this module.
 """
 
 from pytest_gpumem.plugin.entry import (

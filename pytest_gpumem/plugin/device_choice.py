@@ -1,7 +1,7 @@
-"""The session's settings and its device, each read or chosen once, at its first use.
+"""Read the session's settings and choose its device, each once, at first use.
 
-The device has to be chosen before torch is imported, which a conftest file or another plugin may do
-before any test is known.
+The device must be chosen before torch is imported, and a conftest file or another plugin may import
+torch before any test is known.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
 OF_RUN = {"gpumem_device": "GPUMEM_RUN_DEVICE", "gpumem_card": "GPUMEM_RUN_CARD"}
-"""options and the variables of ``gpumem run``; see devices/select.py, which imports too much"""
+"""ini options and the variables of ``gpumem run`` for them; see devices/select.py, which imports
+too much"""
 GUARD = TorchGuard()
-"""chooses when torch is imported"""
+"""chooses the device when torch is imported"""
 
 
 def load_by_default() -> None:
-    """Load the virtual GPU for a plugin that imports torch before the options are known."""
+    """Load the virtual GPU for a plugin that imports torch before the options are parsed."""
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import DEFAULT_CARD, choose
 
-    # Options are not parsed yet: only this spelling of the option is seen.
+    # Options are not parsed yet, so only this spelling is recognized.
     device = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
     choose(device, find_card(DEFAULT_CARD))
 
 
 def settings_of(config: pytest.Config, namespace: object) -> Settings:
-    """Return the session's settings, read once."""
+    """Return the session's settings, reading them once."""
     if SETTINGS in config.stash:
         return config.stash[SETTINGS]
 
@@ -51,7 +52,7 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
         value = getattr(namespace, option.ini, None)
         if value is not None:
             return value, option.flag
-        # Below `gpumem run --card T4` marked tests run on a T4, unless pytest's settings differ.
+        # Under `gpumem run --card T4` marked tests run on a T4, unless pytest's settings differ.
         variable = OF_RUN.get(option.ini, "")
         value = read_ini(config, option.ini)
         if value is None and variable in os.environ:
@@ -64,7 +65,7 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
         settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))
     except SpecError as error:
         raise pytest.UsageError(str(error)) from error
-    # "-o gpumem_card=T4" decides as much as "--gpumem-card=T4".
+    # "-o gpumem_card=T4" has the same effect as "--gpumem-card=T4".
     repeated = {option.ini for option in OPTIONS if option.repeated}
     own = tuple(
         f"-o{setting}"
@@ -77,7 +78,7 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
 
 
 def choose_where_torch_is_imported(config: pytest.Config) -> None:
-    """Choose at once if all code is to see the GPU, and no import of torch is to come."""
+    """Choose now if all code should see the GPU and torch is already imported."""
     if "torch" in sys.modules and config.stash[SETTINGS].shown_always:
         choice_of(config)
 
@@ -90,12 +91,12 @@ def choice_of(config: pytest.Config) -> Choice:
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import choose
 
-    GUARD.remove()  # it chooses at the import of torch, which choosing itself may do
+    GUARD.remove()  # it runs at the import of torch, which choosing may trigger
     settings = config.stash[SETTINGS]
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     card, rank, loaded = find_card(settings.card), current_rank(), virtual.loaded()
     if loaded is not None and loaded.named is not None and not settings.names_card:
-        card = loaded.named  # by a conftest file's use_virtual_gpu()
+        card = loaded.named  # set by use_virtual_gpu() in a conftest file
     choice = choose(settings.device, card, worker=worker, rank=rank)
     device = virtual.loaded()
     if device is not None and device is choice.device:
@@ -110,10 +111,10 @@ def choice_of(config: pytest.Config) -> Choice:
 
 
 def read_ini(config: pytest.Config, name: str) -> object:
-    """Return a setting of the configuration file or of "-o"; its default where neither has one.
+    """Read a setting from the configuration file or "-o"; its default if neither has it.
 
     Raises:
-        UsageError: a value of another type than the setting's, or that pytest cannot read.
+        UsageError: the value has the wrong type, or pytest cannot parse it.
     """
     try:
         return config.getini(name)
@@ -122,7 +123,7 @@ def read_ini(config: pytest.Config, name: str) -> object:
 
 
 def as_text(value: object) -> str:
-    """Return a setting's value as on the command line: a list with commas, true in lower case."""
+    """Return a value as typed on the command line: lists with commas, true in lower case."""
     if isinstance(value, list):
         return ",".join(map(as_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""The pytest plugin's module-level hooks: options, the marker, the fixture, the session's plugins.
+"""Define the plugin's module-level hooks: options, the marker, the fixture, the session's plugins.
 
-Every pytest session of a machine that has the plugin imports this: slow imports wait for the first
-marked test.
+Every pytest session on a machine with the plugin imports this module, so slow imports wait for the
+first marked test.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="store_true", **extra)
             parser.addini(option.ini, option.help, type="bool", default=option.default)
         else:
-            # A value that may be left out would take the path after it: --gpumem-all tests/gpu.
+            # An optional value would swallow the path after it: --gpumem-all tests/gpu.
             if option.of_flag:
                 extra |= {"action": "store_const", "const": option.of_flag}
             else:
                 extra["metavar"] = option.metavar or "|".join(option.choices)
             group.addoption(option.flag, **extra)
-            # None: of these two it matters whether a file or "-o" has them.
+            # For these two, None shows that neither the file nor "-o" sets them.
             default = None if option.ini in OF_RUN else option.default
             kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
             parser.addini(option.ini, option.help, type=kind, default=default)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Make the hooks of hookspecs.py known."""
+    """Register the hooks of hookspecs.py."""
     pluginmanager.add_hookspecs(hookspecs)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Be ready before any conftest file can import torch."""
+    """Prepare before any conftest file can import torch."""
     with contextlib.suppress(pytest.UsageError):  # pytest_configure raises it again
         settings_of(early_config, early_config.known_args_namespace)
         GUARD.install(lambda: choice_of(early_config))
@@ -83,7 +83,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the plugins of the session and of its tests."""
+    """Register the marker, and the plugins for the session and its tests."""
     config.addinivalue_line("markers", MARKER_HELP)
     settings = settings_of(config, config.option)
     if config.args_source is pytest.Config.ArgsSource.ARGS:
@@ -102,19 +102,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make several tests of one that names several cards or ranks."""
+    """Parametrize a test that names several cards or ranks."""
     spread(metafunc, metafunc.config.stash[SETTINGS].cards)
 
 
 @pytest.fixture(name=CARD)
 def card_fixture(request: pytest.FixtureRequest) -> object:
-    """The card of one of the tests that a test with several cards becomes."""
+    """The card of one instance of a test with several cards."""
     return request.param
 
 
 @pytest.fixture(name=RANK)
 def rank_fixture(request: pytest.FixtureRequest) -> object:
-    """The rank of one of the tests that a test with several ranks becomes."""
+    """The rank of one instance of a test with several ranks."""
     return request.param
 
 

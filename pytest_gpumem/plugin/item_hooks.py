@@ -1,4 +1,4 @@
-"""The hooks that run one test: set up under its cap, measured, judged, reported."""
+"""Run one test by hooks: set it up under its cap, measure, judge and report it."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ ABSENT_IN_CI: Final = (
 )
 ENDS_SESSION: Final = (KeyboardInterrupt, pytest.exit.Exception)
 RESULTS = pytest.StashKey["list[Result]"]()
-"""the results that the item's next report is to have"""
+"""results to attach to the item's next report"""
 CALL_RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the report of its call had"""
 TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
-"""an error of the tear-down, with cleared frames, and the ``longrepr`` made before"""
+"""an error of the teardown, with cleared frames, and the ``longrepr`` made before clearing"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
-    """A test failed by its verdict: the message is the report, no traceback is shown."""
+    """Fails a test by its verdict: the message is the report, without a traceback."""
 
-    __module__ = "builtins"  # as pytest's own: the short summary begins with "Failed:"
+    __module__ = "builtins"  # like pytest's own, so that the short summary shows "Failed:"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, pytrace=False)
 
 
 def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
-    """Return a failure that is also an error of the test's class, for ``xfail(raises=...)``."""
+    """Return a failure that is also an instance of the error's class, for ``xfail(raises=...)``."""
     import torch
 
     classes: tuple[type, ...] = (type(error), torch.OutOfMemoryError)
     for bases in (dict.fromkeys(classes), classes[1:]):
-        with contextlib.suppress(TypeError):  # classes that cannot be combined
+        with contextlib.suppress(TypeError):  # the classes cannot be combined
             kind = type("Failed", (Failed, *bases), {"__module__": "builtins"})
             failure: BaseException = kind(message)
             return failure
@@ -73,22 +73,22 @@ def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
 
 
 class ItemHooks:
-    """The hooks of each test. Unmarked tests pay no more than a look at their markers."""
+    """The hooks around each test. For unmarked tests they only check the markers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._session: MemorySession | None = None
         self._marked_fixtures: set[pytest.FixtureDef[Any]] = set()
         self._errors: list[BaseException] = []
-        """errors of the test that runs: their frames keep its tensors alive"""
+        """errors of the running test: their frames keep its tensors alive"""
         self._phase_runs = False
-        """whether a test is set up, called or torn down now: a report made then is a subtest's"""
+        """whether a test is being set up, called or torn down: a report made then is a subtest's"""
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
         """fixtures of wider scope that failed in an unmarked test, with the request"""
 
-    # No properties here and in GpuMemPlugin: pytest before 8.3.5 reads all attributes of plugins.
+    # No properties here or in GpuMemPlugin: pytest before 8.3.5 reads all attributes of plugins.
     def opened_session(self) -> MemorySession:
-        """Return the session of marked tests, opened for the first of them."""
+        """Return the session of marked tests, opening it for the first one."""
         if self._session is None:
             from pytest_gpumem.session.memory_session import MemorySession
             from pytest_gpumem.testrun.rerun import Runner
@@ -101,11 +101,11 @@ class ItemHooks:
 
     @property
     def run(self) -> Run | None:
-        """The marked test that runs."""
+        """The marked test that runs now; None outside of one."""
         return self._session.run if self._session else None
 
     def _show_progress(self, line: str) -> None:
-        """Show the waiting user a line, past pytest's capture; workers have no terminal."""
+        """Show progress to a waiting user, bypassing pytest's capture; workers have no terminal."""
         manager = self.config.pluginmanager
         terminal = manager.get_plugin("terminalreporter")
         capture = manager.get_plugin("capturemanager")
@@ -118,16 +118,16 @@ class ItemHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
-        """Let go of the device, also after an interrupted test."""
+        """Release the device, also after an interrupted test."""
         if self._session is not None:
             self._session.end()
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Mark a test that an option has measured, before ``-m`` selects by markers."""
+        """Mark a test that an option selects for measuring, before ``-m`` selects by markers."""
         measure_unmarked(item, self.config.stash[SETTINGS].all)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note the fixtures of marked tests: an unmarked test may set them up first."""
+        """Remember the fixtures of marked tests: an unmarked test may set them up first."""
         marked = filter(is_marked, session.items)
         self._marked_fixtures = {
             definition
@@ -139,10 +139,10 @@ class ItemHooks:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Note a file of marked tests that a condition skips as a whole.
+        """Record a file of marked tests that a condition skips as a whole.
 
-        If a file cannot be imported for want of a library, say why the virtual GPU is missing:
-        torch needs that library.
+        If a file cannot be imported because torch lacks a shared library, add the reason why there
+        is no virtual GPU.
         """
         report = yield
         if report.failed and "shared object" in report.longreprtext and CHOICE in self.config.stash:
@@ -160,7 +160,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Let no failed test's traceback keep its tensors alive, whether marked or not."""
+        """Clear failed tests' tracebacks, marked or not: they keep tensors alive."""
         try:
             return (yield)
         finally:
@@ -186,11 +186,11 @@ class ItemHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Open the device for a marked test, so that it is set up under its cap.
+        """Open the device for a marked test, so that its fixtures are set up under its cap.
 
-        Not in a wrapper: wrappers of other plugins must have begun when it fails or skips.
+        Not a wrapper: when this fails or skips, wrappers of other plugins must have started.
         """
-        self._forget_errors()  # of the last try, where this is a rerun
+        self._forget_errors()  # of the previous try, if this is a rerun
         if CALL_RESULTS in item.stash:
             del item.stash[CALL_RESULTS]
         if not is_marked(item):
@@ -200,13 +200,13 @@ class ItemHooks:
         from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
 
-        # Properties of the last try, where this is a rerun.
+        # Properties of the previous try, if this is a rerun.
         item.user_properties[:] = [
             pair for pair in item.user_properties if not pair[0].startswith(PREFIX)
         ]
         marks: list[tuple[tuple[object, ...], Mapping[str, object]]] = [((), spread_fields(item))]
         marks += [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
-        # pytest keeps the error that a fixture had without a GPU for all tests of its scope.
+        # pytest caches the error that a fixture raised without a GPU for all tests of its scope.
         while self._failed_fixtures:
             fixture, request = self._failed_fixtures.pop()
             fixture.finish(request)
@@ -237,11 +237,11 @@ class ItemHooks:
         item.user_properties.append(("gpumem_skipped", reason))
         raise pytest.skip.Exception(f"gpumem: {reason}", _use_item_location=True)
 
-    # A second hook of this name, as pytest finds them by their methods' names ("pytest_..."): the
-    # first has to be no wrapper, and this one has to see errors of all fixtures.
+    # A second hook with this name, as pytest finds hooks by method name: the first must not be a
+    # wrapper, and this one must see the errors of all fixtures.
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Make a verdict of running out of memory in a fixture."""
+        """Turn running out of memory in a fixture into a verdict."""
         try:
             with self._phase():
                 return (yield)
@@ -253,13 +253,13 @@ class ItemHooks:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Note the memory that fixtures of wider scope than a test retain."""
+        """Record the memory that fixtures of wider scope than a test retain."""
         if fixturedef.scope == "function" or not (
             self.run is not None or fixturedef in self._marked_fixtures
         ):
             try:
                 return (yield)
-            except BaseException:  # a skip, too: marked tests have the fixture set up anew
+            except BaseException:  # or a skip: for marked tests the fixture is set up again
                 if fixturedef.scope != "function":
                     self._failed_fixtures.append((fixturedef, request))
                 raise
@@ -271,7 +271,7 @@ class ItemHooks:
         except Exception as error:
             from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
-            if find_out_of_memory(error) is not None:  # the next test may have room for it
+            if find_out_of_memory(error) is not None:  # there may be room for it in the next test
                 fixturedef.finish(request)  # type: ignore[arg-type] # it is a SubRequest
             raise
         watch_uses(fixturedef, lambda: runner.use(fixturedef))
@@ -287,7 +287,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Warm up, run, measure, judge; a verdict that fails is an exception like any other."""
+        """Warm up, run, measure and judge; a failing verdict is raised as an exception."""
         run = self.run
         if run is None:
             with self._phase():
@@ -306,7 +306,7 @@ class ItemHooks:
             raise
         hidden = marked.hidden_error()
         if hidden is not None:
-            # unittest keeps the error to itself: the verdict takes its place there.
+            # unittest catches the error itself and keeps it: replace it with the verdict.
             try:
                 self._report_error(item, hidden)
             except Failed:
@@ -327,10 +327,10 @@ class ItemHooks:
         return bool(self.config.getoption("usepdb", default=False))
 
     def _report_error(self, item: pytest.Item, error: BaseException) -> None:
-        """Raise a verdict in place of running out of memory, with the peak without limits.
+        """Replace an out-of-memory error with a verdict, with the peak without limits.
 
         Raises:
-            Failed: it ran out of memory; any other error is left to the caller.
+            Failed: the test ran out of memory; any other error is left to the caller.
         """
         outcomes = (pytest.skip.Exception, pytest.xfail.Exception, Failed)
         if self.run is None or isinstance(error, (*ENDS_SESSION, *outcomes)):
@@ -342,19 +342,19 @@ class ItemHooks:
             raise Failed(str(worthless)) from None
         if results:
             self._attach(item, results)
-            if not debugging:  # a debugger is to see the frames of the error itself
+            if not debugging:  # a debugger should see the frames of the error itself
                 raise _out_of_memory_failure(self._failure_text(results), error) from None
 
-    # -- tear-down --
+    # -- teardown --
 
     @pytest.hookimpl(specname="pytest_runtest_teardown", tryfirst=True)
     def pytest_runtest_teardown_leaks(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> None:
-        """Judge the memory that a test left behind: its own fixtures torn down, wider ones alive.
+        """Judge the memory a test left behind: its own fixtures torn down, wider ones alive.
 
-        If a fixture's teardown fails, the test ends with that error. An error
-        here keeps pytest from tearing down, so that is done as well.
+        If a fixture's teardown fails, the test ends with that error. An error here keeps pytest
+        from tearing down, so this does that as well.
         """
         __tracebackhide__ = True
         results = item.stash.get(CALL_RESULTS, None)
@@ -374,10 +374,10 @@ class ItemHooks:
             raise error or Failed(self._failure_text(leaked))
 
     def _finish_own(self, marked: PytestItem) -> BaseException | None:
-        """Tear the test's own fixtures down; return an error of that, which keeps no memory alive.
+        """Tear down the test's own fixtures; return an error of that, with its frames cleared.
 
-        Its report is made before its frames are cleared. A debugger is to see the frames: then the
-        error is raised, and no leak is judged.
+        Its report is made before the frames are cleared, as they keep memory alive. For a debugger
+        the frames stay: the error is raised, and no leak is judged.
         """
         __tracebackhide__ = True
         try:
@@ -394,7 +394,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Tear the test down on its device, then let go of that."""
+        """Tear the test down on its device, then release the device."""
         try:
             with self._phase():
                 return (yield)
@@ -409,7 +409,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_exception_interact(self) -> Generator[None, object, object]:
-        """Let the error of a subtest keep nothing alive once debuggers have seen it."""
+        """Clear a subtest's error once debuggers have seen it, so that it keeps nothing alive."""
         try:
             return (yield)
         finally:
@@ -425,7 +425,7 @@ class ItemHooks:
     def _show_own_error(
         item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> bool:
-        """Show an error of the test's own tear-down as it was; return whether it had one."""
+        """Show an error of the test's own teardown unchanged; return whether it had one."""
         error, longrepr = item.stash.get(TEARDOWN_ERROR, (None, None))
         if error is None:
             return False
@@ -436,7 +436,7 @@ class ItemHooks:
 
     @staticmethod
     def _attach(item: pytest.Item, results: list[Result]) -> None:
-        """Keep results for the report that is made next, and tell hooks of them."""
+        """Attach results to the next report, and call the hooks for them."""
         from pytest_gpumem.report.item_properties import properties
 
         for result in results:
@@ -448,11 +448,11 @@ class ItemHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put the results on the report that they belong to."""
+        """Attach the results to the report that they belong to."""
         report = yield
         if call.excinfo is not None:
             self._errors.append(call.excinfo.value)
-            if self._phase_runs and report.skipped:  # a debugger is never to see such a subtest
+            if self._phase_runs and report.skipped:  # a debugger never sees such a subtest
                 self._forget_errors()
         nodeid = unique_nodeid(item)
         data = ReportData() if nodeid == report.nodeid else ReportData(nodeid=nodeid)
@@ -463,7 +463,7 @@ class ItemHooks:
         if report.skipped and is_marked(item) and (report.when == "setup" or skip_decorated(item)):
             skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
             if skip is not None:
-                data["hidden_skip"] = list(skip)  # execnet sends no other tuples
+                data["hidden_skip"] = list(skip)  # execnet sends plain tuples and lists only
         if results:
             from pytest_gpumem.report.serialize import to_text
 
@@ -480,7 +480,7 @@ class ItemHooks:
             ):
                 from pytest_gpumem.report.parts.cause_sentences import short_message
 
-                # pytest's short summary shows it; in CI all of it, the whole text once more.
+                # For pytest's short summary; in CI it would repeat the whole text.
                 crash.message = short_message(results)
         if data:
             report.__dict__[ATTRIBUTE] = data

@@ -1,6 +1,6 @@
-"""pytest's items as marked tests, and one test as several: on each of its cards, as each rank.
+"""Adapt pytest's items to marked tests, and spread one test over several cards or ranks.
 
-Every use of a name that pytest keeps private stands here, and is tested.
+Every private name of pytest that the package uses is used here, and tested.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 MARKER: Final = "gpu_memory"
 ALL: Final = "*"
-"""the pattern that every node id fits"""
+"""the pattern that matches every node id"""
 FIXTURE: Final = "gpu_memory"
 UNMARKED = pytest.StashKey[bool]()
-"""of a test that is measured by an option alone"""
+"""set on tests that are measured only because of an option"""
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
-"""fixtures of no use but to give a test its parameter"""
+"""fixtures whose only purpose is to parametrize a test"""
 MAX_RANKS: Final = 4096
-"""ranks that "all" may mean"""
+"""the most ranks that "all" may stand for"""
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Return whether a test is to be measured: by its marker, or by the fixture alone."""
+    """Return whether a test is measured: by its marker, or by using the fixture."""
     return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
 
 
 def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
-    """Have a test measured as if it were marked, where it is not and its node id fits a pattern."""
+    """Mark an unmarked test for measuring if its node id matches a pattern."""
     if not patterns or is_marked(item) or not isinstance(item, pytest.Function):
         return
     nodeid = unique_nodeid(item)
@@ -56,9 +56,9 @@ def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
 
 
 def unique_nodeid(item: pytest.Item) -> str:
-    """Return a test's nodeid; of a test outside of the root folder with its path from the root.
+    """Return a test's nodeid; for a test outside the root folder, with its path from the root.
 
-    pytest names such tests from the folder on its command line: two of them may share a nodeid.
+    pytest names such tests by the folder on its command line, so two may share a nodeid.
     """
     path, root = item.path, item.config.rootpath
     if _is_below(path, root):
@@ -69,14 +69,14 @@ def unique_nodeid(item: pytest.Item) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _is_below(path: Path, root: Path) -> bool:
-    """Return whether a file lies in a folder; a file has hundreds of tests."""
+    """Return whether a file lies below a folder; cached, as a file has hundreds of tests."""
     return path.is_relative_to(root)
 
 
 def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN401 - see below
-    """Call a function whenever a test or a fixture asks for a fixture that is set up already.
+    """Call a function whenever a test or fixture uses a fixture that is already set up.
 
-    pytest has no hook for that: a definition's private ``execute`` gives the cached value.
+    pytest has no hook for this: the definition's private ``execute`` returns the cached value.
     """
     execute = definition.execute
 
@@ -89,15 +89,15 @@ def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN4
 
 
 def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  # noqa: ANN401 - as above
-    """Call a function with each fixture that a set-up asks for by ``request.getfixturevalue``.
+    """Call a function for each fixture that a setup requests by ``request.getfixturevalue``.
 
-    pytest remembers the fixtures that a test has used, and does not execute these again.
+    pytest remembers the fixtures that a test has used, and does not execute them again.
     """
     ask = request.getfixturevalue
 
     def watched(name: str) -> object:
         value = ask(name)
-        if name != "request":  # pytest 8.3 asks for it here; it is no fixture with a definition
+        if name != "request":  # pytest 8.3 requests it here, but it has no definition
             used(request._get_active_fixturedef(name))
         return value
 
@@ -105,7 +105,7 @@ def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  #
 
 
 def unwatch_uses(definition: Any) -> None:  # noqa: ANN401 - its method is replaced
-    """Watch the uses of a fixture no longer."""
+    """Stop watching the uses of a fixture."""
     vars(definition).pop("execute", None)
 
 
@@ -114,7 +114,7 @@ def _fixture_names(item: pytest.Item) -> list[str]:
 
 
 def _late_names(code: CodeType | None) -> Iterator[str]:
-    """Yield the texts of code that calls ``getfixturevalue``, its inner functions included."""
+    """Yield the strings in code that calls ``getfixturevalue``, inner functions included."""
     if not isinstance(code, CodeType):
         return
     for constant in code.co_consts:
@@ -125,7 +125,7 @@ def _late_names(code: CodeType | None) -> Iterator[str]:
 
 
 class _Unreporting:
-    """A node's hooks without those that tell of a subtest; its error keeps nothing alive."""
+    """A node's hooks without those that report a subtest; its error is cleared."""
 
     def __init__(self, hooks: object) -> None:
         self._hooks = hooks
@@ -134,10 +134,10 @@ class _Unreporting:
         return getattr(self._hooks, name)
 
     def pytest_runtest_logreport(self, **_: object) -> None:
-        """Tell nothing."""
+        """Report nothing."""
 
     def pytest_exception_interact(self, *, call: pytest.CallInfo[Any], **_: object) -> None:
-        """Open no debugger."""
+        """Open no debugger, and clear the error."""
         from pytest_gpumem.tracebacks import clear
 
         if call.excinfo is not None:
@@ -145,12 +145,12 @@ class _Unreporting:
 
 
 class PytestItem:
-    """An item of pytest's as a :class:`~pytest_gpumem.testrun.marked_item.MarkedItem`."""
+    """A pytest item as a :class:`~pytest_gpumem.testrun.marked_item.MarkedItem`."""
 
     def __init__(self, item: pytest.Item) -> None:
         self.item = item
         self._private: Any = item
-        """the same item, where its private names are used"""
+        """the same item, typed Any where private names are used"""
 
     @property
     def declared(self) -> bool:
@@ -159,19 +159,19 @@ class PytestItem:
 
     @property
     def nodeid(self) -> str:
-        """The test's name, as pytest has it, but unique outside of the root folder too."""
+        """The test's nodeid, also unique outside the root folder."""
         return unique_nodeid(self.item)
 
     @property
     def argument(self) -> str:
-        """The test's name on a command line: its file is named from the working folder."""
+        """The test's name for a command line, with its file relative to the working folder."""
         config = self.item.config
         module, separator, test = self.nodeid.partition("::")
         path = os.path.relpath(config.rootpath / module, config.invocation_params.dir)
         return f"{path.replace(os.sep, '/')}{separator}{test}"
 
     def location(self) -> tuple[str, int]:
-        """Return the test's file and the line of its marker, from 1."""
+        """Return the test's file and the line of its marker, counted from 1."""
         from pytest_gpumem.source_lines import marker_line
 
         path, line, _ = self.item.location
@@ -187,13 +187,13 @@ class PytestItem:
         for name in _fixture_names(self.item):
             for definition in reversed(definitions_by_name.get(name, ())):
                 yield definition
-                if name not in definition.argnames:  # it does not ask for the one it overrides
+                if name not in definition.argnames:  # the overridden one is not requested
                     break
 
     def late_fixtures(self) -> Iterator[pytest.FixtureDef[Any]]:
-        """Yield the fixtures that ``request.getfixturevalue("a name")`` asks for while it runs.
+        """Yield the fixtures that ``request.getfixturevalue("a name")`` requests during the run.
 
-        Names that stand in the test or in a fixture that it uses, not those that code makes.
+        These are names written in the test or in a fixture that it uses, not computed ones.
         """
         manager = self._private.session._fixturemanager
         pending: list[Any] = [definition.func for definition in self.requested_fixtures()]
@@ -201,7 +201,7 @@ class PytestItem:
         names: set[str] = set()
         while pending:
             code = None
-            with suppress(ValueError):  # of an object that has every attribute: a loop of wrappers
+            with suppress(ValueError):  # endless wrappers: an object that has every attribute
                 code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
             asked_for = [*_late_names(code)]
             while asked_for:
@@ -215,13 +215,13 @@ class PytestItem:
                     pending.append(definition.func)
 
     def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
-        """Tear down the live instances of fixtures that this test replaces: see ``MarkedItem``.
+        """Tear down live fixtures that this test replaces: see ``MarkedItem``.
 
-        pytest would tear those with parameters down a little later, during the measurement.
+        pytest would tear down parametrized ones a little later, during the measurement.
         """
         if outdated:
             used = {*self.requested_fixtures(), *self.late_fixtures()}
-            # Their errors are the next tear-down's, too: that is of the instance set up anew.
+            # Errors of theirs belong to the next teardown, that of the instance set up again.
             self.finish_fixtures(fixture for fixture in outdated if fixture in used)
         params = getattr(getattr(self.item, "callspec", None), "params", {})
         for definition in self.requested_fixtures():
@@ -230,7 +230,7 @@ class PytestItem:
                 continue
             try:
                 same = bool(cached[1] == params[name])
-            except (ValueError, RuntimeError):  # arrays, as pytest itself has it
+            except (ValueError, RuntimeError):  # arrays; pytest handles them in the same way
                 same = cached[1] is params[name]
             if not same:
                 definition.finish(self._private._request)
@@ -249,7 +249,7 @@ class PytestItem:
         self.item.runtest()
 
     def hidden_error(self) -> BaseException | None:
-        """Return the error that a unittest.TestCase's test keeps to itself until its report."""
+        """Return the error that a unittest.TestCase test keeps until its report."""
         hidden = self._hidden_infos()
         return hidden[0].value if hidden else None
 
@@ -259,9 +259,9 @@ class PytestItem:
     def run_again(
         self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
     ) -> Attempt:
-        """Tear the test down, set it up and run it once more: see ``MarkedItem``."""
+        """Tear the test down, set it up and run it again: see ``MarkedItem``."""
         if self.item.parent is None or not hasattr(self.item, "_initrequest"):
-            return Attempt(passed=False)  # only a function's test can be set up once more
+            return Attempt(passed=False)  # only a function's test can be set up again
         from pytest_gpumem.tracebacks import clear
 
         hidden_before = self._hidden_infos()
@@ -274,7 +274,7 @@ class PytestItem:
                 state: Any = self._private.session._setupstate
                 clear(error)
                 state.teardown_exact(self.item.parent)
-                clear(error)  # frames that waited for the tear-down have ended now
+                clear(error)  # frames that the teardown waited for have ended now
                 self._forget_instance()
                 self._private._initrequest()
                 prepare()
@@ -295,9 +295,9 @@ class PytestItem:
 
     @contextmanager
     def _unreported_subtests(self) -> Iterator[None]:
-        """Report no subtest inside: the first run's are the test's.
+        """Report no subtests inside: those of the first run count.
 
-        A node asks its session for the hooks that it calls, as subtests do with their reports.
+        Subtests report through the hooks that a node gets from its session.
         """
         session = self._private.session
         hooks_for = session.gethookproxy
@@ -328,10 +328,10 @@ class PytestItem:
             clear(error)
 
     def finish(self) -> None:
-        """Tear the test down, with all that pytest keeps of it, and nothing of a wider scope.
+        """Tear the test down with all that pytest keeps of it, but nothing of a wider scope.
 
         Raises:
-            BaseException: an error of its tear-down.
+            BaseException: an error of the teardown.
         """
         try:
             self._private.session._setupstate.teardown_exact(self.item.parent)
@@ -340,7 +340,7 @@ class PytestItem:
             getattr(self.item, "funcargs", {}).clear()
 
     def error_text(self, error: BaseException) -> Any:  # noqa: ANN401 - a report's longrepr
-        """Return pytest's own text of an error of the test's tear-down."""
+        """Return pytest's rendering of an error of the test's teardown."""
 
         def reraise() -> None:
             __tracebackhide__ = True
@@ -350,18 +350,18 @@ class PytestItem:
         return pytest.TestReport.from_item_and_call(self.item, call).longrepr
 
     def finish_for(self, following: pytest.Item | None) -> None:
-        """Tear down the fixtures that the item that comes next has no use for."""
+        """Tear down the fixtures that the next item does not use."""
         self._private.session._setupstate.teardown_exact(following)
 
     def _forget_instance(self) -> None:
-        """Have a method run on an instance of its own, without the attributes of the first run."""
+        """Make a method run on a new instance, without the attributes of the first run."""
         if self.item.__dict__.pop("_instance", None) is not None:
             self.item.__dict__.pop("_obj", None)
 
     # -- hooks --
 
     def measured(self, part: str, measurement: Measurement) -> Measurement:
-        """Return the measurement to judge: this one, or another one of a hook's."""
+        """Return the measurement to judge: this one, or a hook's replacement."""
         changed: Measurement | None = self.item.ihook.pytest_gpumem_measured(
             item=self.item, part=part, measurement=measurement
         )
@@ -369,11 +369,11 @@ class PytestItem:
 
 
 def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
-    """Make several tests of one with several cards or ranks in its marker.
+    """Parametrize a test that has several cards or ranks in its marker.
 
-    Mistakes in a marker are errors of the test's set-up, not of this.
+    Mistakes in a marker are reported by the test's setup, not here.
 
-    The session's ``cards`` are those of every test; without them the marker's.
+    ``cards`` are the session's, which apply to every test; without them the marker's apply.
     """
     declared = [mark.kwargs for mark in metafunc.definition.iter_markers(MARKER)]
     if not declared and FIXTURE not in metafunc.fixturenames:
@@ -387,7 +387,7 @@ def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
     ranks, world_size = fields.get("ranks"), fields.get("world_size")
     if isinstance(ranks, str) and str.__str__(ranks) == "all" and isinstance(world_size, int):
         ranks = range(world_size) if 1 <= world_size <= MAX_RANKS else ranks
-    # Of anything else, and of too many, the test's own error tells.
+    # The test's own setup reports anything else, and too many ranks.
     if (
         isinstance(ranks, (list, tuple, range))
         and len(ranks) <= MAX_RANKS
@@ -407,7 +407,7 @@ def _parametrize(
 
 
 def canonical_or_given(name: str) -> str:
-    """Return a card's name as the table has it, or as it was given where the table has none."""
+    """Return a card's canonical name, or the given name if the table does not have it."""
     from pytest_gpumem.devices.cards import find_card
 
     try:
@@ -417,7 +417,7 @@ def canonical_or_given(name: str) -> str:
 
 
 def spread_fields(item: pytest.Item) -> dict[str, object]:
-    """Return the marker's arguments that are a test's parameters."""
+    """Return the marker's arguments that come from the test's parameters."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     fields: dict[str, object] = {}
     if CARD in params:
@@ -428,7 +428,7 @@ def spread_fields(item: pytest.Item) -> dict[str, object]:
 
 
 def cards_of(items: Iterable[pytest.Item]) -> set[str | None]:
-    """Return the cards that tests name; None stands for a test that names none."""
+    """Return the cards that tests name; None for a test that names none."""
     named: set[str | None] = set()
     for item in items:
         fields = spread_fields(item)

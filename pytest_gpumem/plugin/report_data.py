@@ -1,7 +1,7 @@
-"""The data of this package on a test's report, from the process that ran the test.
+"""Attach this package's data to a test's report, in the process that ran the test.
 
-pytest-xdist sends a report's attributes to the controller, and other plugins write them as JSON: so
-the data is plain.
+pytest-xdist sends a report's attributes to the controller, and other plugins write them as JSON, so
+the data must be plain.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import OwnOutcome
 
 ATTRIBUTE: Final = "gpumem"
-"""the attribute of pytest's reports"""
+"""the name of the attribute on pytest's reports"""
 OWN_CLASS: Final = re.compile(r"^(?:Failed|pytest_gpumem\.errors\.\w+): ")
-"""class of pytest.fail's exception or of this package's errors, which says nothing more"""
+"""the class name before the message of pytest.fail or of this package's errors; it adds nothing"""
 MAX_TEXT: Final = 4000
-"""characters of a traceback that are kept, its last"""
+"""characters of a traceback to keep, from its end"""
 ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)
-"""words of a reason that tell of a missing GPU"""
+"""words in a skip's reason that point to a missing GPU"""
 
 
 class ReportData(TypedDict, total=False):
-    """The data of one report; a field is absent if it does not apply."""
+    """The data of one report; fields that do not apply are absent."""
 
     nodeid: str
-    """the test's unique name, if pytest's own is not unique"""
+    """the test's unique name, if pytest's is not unique"""
     marked: bool
-    """True if the test is a marked one, and the report did not pass"""
+    """True if the test is marked and the report did not pass"""
     results: str
-    """the results, as report/serialize.py writes them"""
+    """the results, serialized by report/serialize.py"""
     own_error: bool
-    """True if the report has results, but failed by an error of the test's own"""
+    """True if the report has results but failed by the test's own error"""
     hidden_skip: list[object]
     """the fields of a :class:`~pytest_gpumem.session.hidden_skip.HiddenSkip`"""
 
 
 def data_of(report: pytest.TestReport | pytest.CollectReport) -> ReportData:
-    """Return the data of a report; it is empty for a report without any."""
+    """Return a report's data; empty if it has none."""
     data: ReportData = getattr(report, ATTRIBUTE, ReportData())
     return data
 
 
 def has_verdict(report: pytest.TestReport) -> bool:
-    """Return whether a report has results, and no error of the test's own beside them."""
+    """Return whether a report has results and no error of the test's own."""
     data = data_of(report)
     return "results" in data and "own_error" not in data
 
 
 def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
-    """Return the outcome of a phase that the test's own code decided; None of a rerun."""
+    """Return the outcome of a phase that the test's own code decided; None for a rerun."""
     from pytest_gpumem.report.model import OwnOutcome
 
     nodeid = data_of(report).get("nodeid", report.nodeid)
@@ -64,7 +64,7 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
         if hasattr(report, "wasxfail"):
             return OwnOutcome(nodeid, "xfailed", report.wasxfail)
         return OwnOutcome(nodeid, "skipped", skip_reason(report.longrepr))
-    if not report.failed:  # pytest-rerunfailures tries it once more
+    if not report.failed:  # pytest-rerunfailures runs it again
         return None
     longrepr = report.longreprtext
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -78,13 +78,12 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
 def hidden_skip(
     config: pytest.Config, path: Path, reason: str, *, whole_file: bool = False
 ) -> HiddenSkip | None:
-    """Return the record of a skip that the hidden GPU explains; None of any other.
+    """Return a record of a skip that the hidden GPU explains; None for any other.
 
     The virtual GPU is hidden outside of marked tests, unless ``--gpumem-visible=session``: a
-    condition like ``skipif(not torch.cuda.is_available())`` is evaluated at the import, and holds
-    for good.
+    condition like ``skipif(not torch.cuda.is_available())`` is evaluated once, at import.
 
-    ``reason`` has no "Skipped: "; with ``whole_file`` the file was skipped as it was collected.
+    ``reason`` has no "Skipped: "; with ``whole_file`` the file was skipped during collection.
     """
     from pytest_gpumem.devices import virtual
 
@@ -96,12 +95,12 @@ def hidden_skip(
 
 
 def skip_reason(longrepr: object) -> str:
-    """Return the reason of a skipped report: pytest keeps file, line and "Skipped: reason"."""
+    """Return a skipped report's reason; pytest stores file, line and "Skipped: reason"."""
     message = longrepr[2] if isinstance(longrepr, tuple) else longrepr
     return str(message).removeprefix("Skipped: ")
 
 
 def skip_decorated(item: pytest.Item) -> bool:
-    """Return whether unittest's decorators skip a test: it does so itself, in the call."""
+    """Return whether unittest's decorators skip a test, which they do only when it is called."""
     owners = (getattr(item, "obj", None), getattr(item, "cls", None))
     return any(getattr(owner, "__unittest_skip__", False) for owner in owners)

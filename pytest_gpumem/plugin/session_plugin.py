@@ -1,4 +1,4 @@
-"""The hooks of a session: its head, its results, its baselines and reports, its summary."""
+"""Hook into a session: header, results, baselines, reports and summary."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
-"""options of pytest with which no test is run"""
+"""pytest options with which no test runs"""
 ENDS: Final[dict[int, str]] = {
     pytest.ExitCode.INTERRUPTED: "it was interrupted",
     pytest.ExitCode.INTERNAL_ERROR: "pytest ended with an internal error",
     pytest.ExitCode.USAGE_ERROR: "pytest ended with a usage error",
 }
-"""why a session did not come to its own end, by its exit status"""
+"""by exit status: why a session did not finish"""
 STYLES: Final[dict[str, dict[str, bool]]] = {
     "headline": {"red": True, "bold": True},
     "command": {"bold": True},
@@ -50,32 +50,32 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
     "open": {"yellow": True},
     "": {},
 }
-"""markup of failures and of the summary, where the terminal has colours"""
+"""markup of failures and the summary, if the terminal has colours"""
 REMOTE: Final = (
     "pytest-xdist's workers on other machines may test other code: no baselines are written from "
     "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"
 )
-"""sentence on a session with such workers"""
+"""the sentence for a session with such workers"""
 STATUS: Final = 128 + signal.SIGTERM
-"""the exit status, as a shell has it of a process that the signal ended"""
+"""the exit status that a shell reports for a process ended by this signal"""
 
 
 class BriefRepr:
-    """A failure in a few lines, in place of a report's ``longrepr``."""
+    """Replaces a report's ``longrepr`` by a few lines."""
 
     def __init__(self, lines: Sequence[StyledText], longrepr: object) -> None:
         self.lines = lines
         self.reprcrash = getattr(longrepr, "reprcrash", None)
-        """the place and the message, which pytest's short summary shows"""
+        """the place and message that pytest's short summary shows"""
 
     def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
-        """Write the lines, as pytest asks of every ``longrepr``."""
+        """Write the lines, as pytest calls it for every ``longrepr``."""
         for line in self.lines:
             tw.line(line.text, **STYLES[line.style])
 
 
 def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
-    """Return the terminal that the session's text is laid out for."""
+    """Return the terminal to format text for."""
     from pytest_gpumem.session.terminal_summary import Screen
 
     writer = terminalreporter._tw
@@ -85,7 +85,7 @@ def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
 
 
 class GpuMemPlugin:
-    """The hooks of a session. Results travel on the test reports; the controller gathers them."""
+    """Hooks into a session. Results travel on test reports; the controller collects them."""
 
     def __init__(self, config: pytest.Config, settings: Settings, items: ItemHooks) -> None:
         self.config = config
@@ -95,13 +95,13 @@ class GpuMemPlugin:
         self._published: list[Published] = []
         self._reports_shown = False
         self._cards: tuple[str, ...] = ()
-        """the cards that the session's marked tests name; none where one of them names none"""
+        """the cards that marked tests name; empty if one of them names none"""
         self._updates: UpdateSummary | None = None
         self._worker = hasattr(config, "workerinput")
         self._remote = False
-        """whether workers of pytest-xdist run in other folders or on other machines"""
+        """whether pytest-xdist workers run in other folders or on other machines"""
         self._first_worker = ""
-        """its id: "gw0", or as ``--tx popen//id=NAME`` says"""
+        """its id: "gw0", or the name given by ``--tx popen//id=NAME``"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -111,14 +111,14 @@ class GpuMemPlugin:
             raise pytest.UsageError(f"gpumem: {error}") from error
 
     def pytest_sessionstart(self) -> None:
-        """Let no SIGTERM lose the figures of finished tests."""
+        """Keep the figures of finished tests if SIGTERM arrives."""
         writes = self.settings.update_baselines or self.settings.writes
         if writes and not self._worker and self._ranks is None:
             end_session_on_sigterm(self.config)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Let PyTorch keep no plan of a convolution where several cards take turns."""
+        """Prepare PyTorch for several cards: it must not cache convolution plans across them."""
         marked = [item for item in session.items if is_marked(item)]
         if len(marked) > 1 and len(cards_of(marked)) > 1:
             from pytest_gpumem.devices import virtual
@@ -133,17 +133,17 @@ class GpuMemPlugin:
         return device_header(choice_of(self.config), self.settings, self._cards)
 
     def pytest_report_header(self) -> list[str]:
-        """Show the device of marked tests, where workers collect them."""
+        """Show the device in the header if xdist's workers collect the tests."""
         distributed = self.config.getoption("dist", "no") != "no"
         sentences = self._device_header() if distributed else []
         return [f"gpumem: {sentence}" for sentence in sentences]
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        """Show it where marked tests were collected."""
+        """Show the device once marked tests are collected."""
         cards = cards_of(filter(is_marked, items))
         self._cards = () if None in cards else tuple(sorted(filter(None, cards)))
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
-        # torch was imported, and the device chosen for it, if unmarked tests see a GPU.
+        # Unmarked tests may see a GPU: then importing torch has already chosen the device.
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )
@@ -153,7 +153,7 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Note the first worker, and those in another folder or on another machine."""
+        """Remember the first worker, and whether any is in another folder or on another machine."""
         spec = node.gateway.spec
         self._remote |= bool(spec.chdir or not spec.popen)
         self._first_worker = self._first_worker or node.gateway.id
@@ -162,12 +162,12 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """Note the test that a worker of pytest-xdist had when it ended."""
+        """Record the test during which a pytest-xdist worker crashed."""
         self.results.lost.append(crashitem)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather the results, in the controller alone."""
+        """Collect the results, in the controller only."""
         if self._worker:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
@@ -175,7 +175,7 @@ class GpuMemPlugin:
         gateway = getattr(getattr(report, "node", None), "gateway", None)
         is_first = getattr(gateway, "id", "") == self._first_worker
         if self.config.getoption("dist", "no") == "each" and not is_first:
-            return  # all workers run all tests
+            return  # with --dist=each every worker runs every test
         outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
             data.get("nodeid", report.nodeid),
@@ -199,7 +199,7 @@ class GpuMemPlugin:
                 self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Gather the files that were skipped as a whole."""
+        """Collect the files that were skipped as a whole."""
         self._add_hidden_skip(report)
 
     def _add_hidden_skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -209,18 +209,18 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines and the reports; a file that cannot be written fails the session."""
+        """Write the baselines and the reports; fail the session if a file cannot be written."""
         if self._worker:
             return
         is_remote = self._remote and bool(self.results)
-        if is_remote:  # the problems of results are known once their texts are read
+        if is_remote:  # reading .problems parses all results
             self.results.problems.append(REMOTE)
         complete = not (is_remote and self.settings.update_baselines)
         if self._ranks is not None:
             shrinkage_fails = self.settings.shrinkage == "fail"
             if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
-                return  # the first rank tells of all of them
-            complete = not self.results.problems  # else a rank's figures may be missing
+                return  # the first rank reports for all
+            complete = not self.results.problems  # otherwise a rank's figures may be missing
         failed = bool(self.results.failed_elsewhere) or not complete
         failed |= bool(self.results.unmeasured) and self.settings.absent_device_fails
         if self.settings.update_baselines:
@@ -245,7 +245,7 @@ class GpuMemPlugin:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _origin(self, session: pytest.Session) -> Origin | None:
-        """Return where the session ran, for its JSON report; None where it writes none."""
+        """Return where the session ran, for its JSON report; None if it writes none."""
         if self.settings.json is None:
             return None
         from pytest_gpumem.plugin import stale_hooks
@@ -265,9 +265,9 @@ class GpuMemPlugin:
     def pytest_terminal_summary_shortened(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Show the cause of each failure, and of several failures of one cause the first.
+        """Shorten each failure to its cause, and failures with one cause to the first of them.
 
-        The terminal gets copies of their reports: the reports themselves stay whole.
+        The terminal gets copies of the reports; the originals stay unchanged.
         """
         if self.results and not self._worker:
             from pytest_gpumem.session.terminal_summary import failure_lines
@@ -277,14 +277,14 @@ class GpuMemPlugin:
             )
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
-                    # Of a test that failed for another reason the report has no results.
+                    # The report of a test that failed for another reason has no results.
                     if report.nodeid in texts and has_verdict(report):
                         reports[index] = copy.copy(report)
                         reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, the counts and the next command, and where the reports are."""
+        """Show the table, the counts, the next command, and where the reports are."""
         if self._worker or (self._ranks is not None and not self._ranks.reports):
             return
         if self.results or self.settings.update_baselines:
@@ -332,7 +332,7 @@ class GpuMemPlugin:
                 summary += lines_of(wrapped("gpumem: ", hint, width))
         if not summary:
             return
-        # Else pytest ends the line of the last test in the midst of the summary.
+        # Otherwise pytest would end the last test's line in the middle of the summary.
         terminalreporter.ensure_newline()
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
@@ -349,7 +349,7 @@ class GpuMemPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
-        """Show a test's figures among its details in pytest-html's report."""
+        """Add a test's figures to its details in pytest-html's report."""
         if "results" in data_of(report):
             from html import escape
 
@@ -359,13 +359,13 @@ class GpuMemPlugin:
             data.insert(0, "\n".join(["GPU memory", *lines, ""]))
 
     def pytest_unconfigure(self) -> None:
-        """Leave the process as it was found."""
+        """Restore the process to its state before the session."""
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
-        # With --no-summary pytest calls the hooks of its summary from version 9 on.
+        # With --no-summary, pytest calls the summary hooks only from version 9 on.
         if self.results and not (self._worker or self._reports_shown) and terminal is not None:
             self._show_reports(terminal)
         GUARD.remove()
-        self.results = SessionResults()  # or Python frees thousands of objects as it ends
+        self.results = SessionResults()  # otherwise Python frees thousands of objects at exit
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.end()
@@ -374,7 +374,7 @@ class GpuMemPlugin:
 def end_session_on_sigterm(config: pytest.Config) -> None:
     """Let SIGTERM end pytest's loop until the session is unconfigured; a second one kills.
 
-    A handler of a program that calls pytest stays.
+    If a program that calls pytest has its own handler, that stays.
     """
 
     def leave_alone() -> None:

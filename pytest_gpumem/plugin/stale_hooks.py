@@ -1,8 +1,7 @@
-"""Stale baselines, of tests that are gone: hooks watch the collection, and look once it was full.
+"""Find stale baselines, whose tests are gone, after a full collection.
 
-They delete the baselines if asked to.
-
-Under pytest-xdist the workers collect, and each sends its stale baselines to the controller.
+They are deleted if the option says so. Under pytest-xdist the workers collect, and each sends the
+stale baselines it found to the controller.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "gpumem-collecting"
 SENT: Final = "gpumem_stale"
-"""the name of a worker's answer in its output"""
+"""the key of a worker's answer in its ``workeroutput``"""
 NARROWING: Final = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -43,7 +42,7 @@ NARROWING: Final = {
 }
 """options that may leave tests out"""
 NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
-"""the beginnings of ini options that may do so"""
+"""beginnings of ini options that may do so"""
 SPLITTING: Final = frozenset(
     {"keyword", "markexpr", "deselect", "ignore", "ignore_glob", "stepwise"}
 )
@@ -56,11 +55,11 @@ _UNFINISHED: Final = (
 
 _OK: Final = pytest.ExitCode.OK
 MAX_NAMES: Final = 3
-"""tests that one line of the terminal still names"""
+"""tests that one line of the terminal names"""
 
 
 class StaleHooks:
-    """The tests that the session has collected, and the baselines without a test among them."""
+    """Collects the session's tests, and finds the baselines without a test among them."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
@@ -68,26 +67,26 @@ class StaleHooks:
         self.collection = Collection()
         self.stale: list[Key] = []
         self._errors: Sequence[BaselineError] = ()
-        """why some of these could not be deleted"""
+        """why some stale baselines could not be deleted"""
         self._answers: list[dict[str, Any]] = []
-        """those of pytest-xdist's workers, each as :attr:`SENT` has it"""
+        """the answers of pytest-xdist's workers, as sent under :data:`SENT`"""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Note a test."""
+        """Record a test."""
         self.collection.tests.add(item.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file, whether it could be collected or not."""
+        """Record a file, and whether it could be collected."""
         self.collection.take(report.nodeid, report.outcome)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Note that the collection is not complete."""
+        """Record that the collection is incomplete."""
         if items:
             self.collection.partial = "tests were deselected"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for stale baselines; fail the session for them, or delete them, if asked to."""
+        """Find stale baselines; fail the session for them, or delete them, as the option says."""
         if session.exitstatus in _UNFINISHED:
             reason = "the session was interrupted"
             self.collection.partial = self.collection.partial or reason
@@ -109,7 +108,7 @@ class StaleHooks:
         if not self.config.pluginmanager.hasplugin("dsession"):
             self.stale = self._find()
         elif self._answers and not self.collection.partial:
-            # Stale is what all workers of pytest-xdist agree on; one without an answer does not.
+            # Stale is what all workers agree on; with a worker that did not answer they do not.
             answers = [answer["stale"] or () for answer in self._answers]
             agreed = set.intersection(*map(set, answers))
             self.stale = [Key(*key) for key in answers[0] if key in agreed]
@@ -128,9 +127,9 @@ class StaleHooks:
         return [] if self.collection.partial else self._search(self.collection)[1]
 
     def _search(self, collection: Collection) -> tuple[list[Key], list[Key]]:
-        """Return the baselines of a collection's files and of files that are gone; the stale ones.
+        """Return the baselines of collected files and of files that are gone, and the stale ones.
 
-        Other files are not read.
+        Other baseline files are not read.
         """
         from pytest_gpumem.baselines.file_format import read_names
 
@@ -141,16 +140,16 @@ class StaleHooks:
         return keys, find_stale(collection, keys, self._exists)
 
     def _exists(self, module: str) -> bool:
-        """Return whether a file of tests exists; a baseline's name may be no path."""
+        """Return whether a test file exists; a baseline's name may not be a valid path."""
         try:
             return (Path(self.config.rootpath) / module).exists()
         except (OSError, ValueError):
             return False
 
     def known(self) -> dict[str, Any]:
-        """Return the baselines of tests that are gone by this session, also if it is a shard.
+        """Return the fields of :class:`~pytest_gpumem.report.model.Origin` on stale baselines.
 
-        They are fields of :class:`~pytest_gpumem.report.model.Origin`.
+        They are known for the files of a shard, too.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()
@@ -169,7 +168,7 @@ class StaleHooks:
         if partial:
             return {"partial": partial}
         root, here = Path(self.config.rootpath), Path(self.config.invocation_params.dir)
-        # Of a file that is named with a test, its other tests are not collected.
+        # If a test of a file is named, the file's other tests are not collected.
         named = (arg.partition("::") for arg in self.config.args)
         parts = {os.path.relpath(here / path, root) for path, colons, _ in named if colons}
         whole = Collection(
@@ -183,13 +182,13 @@ class StaleHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Take a worker's answer; one that crashed has none."""
+        """Store a worker's answer; a worker that crashed has none."""
         output = getattr(node, "workeroutput", None) or {}
         if SENT in output:
             self._answers.append(output[SENT])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name the stale baselines."""
+        """List the stale baselines."""
         from pytest_gpumem.report.text import printable
 
         asked, verbosity = self.settings.stale, terminalreporter.verbosity
@@ -206,9 +205,9 @@ class StaleHooks:
 
 
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
-    """Return why not all tests were to be collected, by the command line; "" if they were.
+    """Return why the command line leaves tests out; "" if it does not.
 
-    Options in ``but`` do not count, and neither do named tests then: of a shard.
+    Options in ``but`` do not count; if it is given, nor do named tests, as a shard may name them.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):
@@ -232,21 +231,21 @@ def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
 
 @dataclass
 class Collection:
-    """The tests and files that a session of pytest has collected."""
+    """The tests and files that pytest has collected."""
 
     tests: set[str] = field(default_factory=set)
-    """the nodeids of all tests, also of those that were deselected"""
+    """the nodeids of all tests, deselected ones included"""
     files: set[str] = field(default_factory=set)
-    """the nodeids of collectors without an error, test files among them"""
+    """the nodeids of collectors without an error, including test files"""
     skipped: set[str] = field(default_factory=set)
-    """the test files that were left out as a whole or in part, on purpose"""
+    """test files that were skipped on purpose, as a whole or in part"""
     partial: str = ""
-    """the reason why some tests are missing here; "" if none is"""
+    """why some tests are missing; "" if none is"""
     broken: str = ""
-    """the reason why even of collected files some tests may be missing here; "" if none are"""
+    """why tests may be missing even from collected files; "" if none are"""
 
     def take(self, nodeid: str, outcome: str) -> None:
-        """Take pytest's report on one file, class or folder: "passed", "failed" or "skipped"."""
+        """Record pytest's outcome for a file, class or folder: "passed", "failed" or "skipped"."""
         if outcome == "passed":
             self.files.add(nodeid)
         elif outcome == "skipped":
@@ -259,24 +258,24 @@ class Collection:
 def find_stale(
     collection: Collection, keys: Iterable[Key], exists: Callable[[str], bool]
 ) -> list[Key]:
-    """Return the keys of baselines without a test; none where the collection is not complete.
+    """Return the keys of baselines without a test; none if the collection is incomplete.
 
-    A test is gone if its file is, or if its file was collected and the test was not in it. A file
-    that was left out, or skipped on this machine, tells nothing about its tests. A name with a
-    card's name among its parameters is the test's that ``--gpumem-cards`` runs on that card.
+    A test is gone if its file is gone, or if its file was collected without it. A file that was
+    left out or skipped says nothing about its tests. A card's name among a test's parameters is
+    ignored: ``--gpumem-cards`` runs the test under that name.
     """
     from pytest_gpumem.devices.cards import CARDS
 
     if collection.partial:
         return []
     tests = collection.tests
-    there: dict[str, bool] = {}  # a look at the disk for each file, not for each test
+    there: dict[str, bool] = {}  # one look at the disk per file, not per test
     stale = set()
     for key in keys:
         module, nodeid = key.module, key.nodeid
         if module not in there:
             there[module] = False
-            with suppress(OSError):  # a file's content may name what is too long for any path
+            with suppress(OSError):  # a file's content may have a name that is too long for a path
                 there[module] = exists(module)
         is_gone = not there[module]
         if not is_gone and module in collection.files and module not in collection.skipped:
@@ -293,9 +292,9 @@ def stale_line(
     deleted: bool = False,
     max_names: int = MAX_NAMES,
 ) -> str:
-    """Return a line that names stale baselines; "" where none is.
+    """Return a line that names stale baselines; "" if there are none.
 
-    ``words`` are those of the command line by which pytest collects the same tests again.
+    ``words`` are the command-line arguments with which pytest collects the same tests again.
     """
     names = [f"{key.nodeid} on {key.device}" for key in stale]
     if not names:
