@@ -1,9 +1,10 @@
-"""Annotations that GitHub Actions shows beside the source: of failed tests, and of their causes.
+"""Annotate source lines in GitHub Actions: failed tests, and the lines that made them fail.
 
-A failed result has an error on its marker's line, a source line that made some fail a warning.
+A failed result is an error on its marker's line; a source line that made some fail is a warning.
 
-The form is that of "Workflow commands for GitHub Actions" in GitHub's documentation: in a property
-``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message the first three.
+The format is that of "Workflow commands for GitHub Actions" in GitHub's documentation: in a
+property ``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message the
+first three.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Site
 
 SUMMARY_LIMIT: Final = 1024 * 1024
-"""bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""
+"""bytes that GitHub accepts for a step's summary; it shows nothing of a larger one"""
 MAX_MESSAGE_LENGTH: Final = 4000
 """characters of a message"""
 MAX_NAMES: Final = 10
-"""tests that a cause's message names"""
+"""tests that a warning names"""
 
 
 def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
-    """Yield a line for each result that failed, the most urgent first: GitHub shows ten a step.
+    """Yield an error per failed result, the most urgent first: GitHub shows ten per step.
 
-    Files outside of ``workspace``, the repository's folder, are named as they are.
+    Files outside ``workspace``, the repository's folder, keep their full path.
     """
     for result in sorted(results, key=urgency):
         if not result.verdict.failed or result.expected:
@@ -49,11 +50,11 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
 
 
 def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
-    """Yield a line for each source line that made tests fail, that of most tests first.
+    """Yield a warning per source line that made tests fail, most tests first.
 
-    They are warnings: GitHub shows ten of these a step besides the ten errors, which tests have.
+    Warnings, as GitHub shows ten of them per step besides the ten errors.
 
-    A line outside ``workspace``, the repository's folder, has no annotation.
+    A line outside ``workspace``, the repository's folder, cannot be annotated.
     """
     groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
     for result in sorted(results, key=urgency):
@@ -80,7 +81,7 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
 
 
 def line_at_fault(result: Result) -> tuple[str, int, str] | None:
-    """Return the file and line that made a test fail, and how; None where that is not known."""
+    """Return the file and line that made a test fail, and how; None if they are not known."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
     held_lines = [line for line in result.held_lines if line.reasons]
@@ -101,7 +102,7 @@ def line_at_fault(result: Result) -> tuple[str, int, str] | None:
     if lead is not None and lead.path:
         reasons = result.verdict.causes[0].reasons if result.verdict.causes else ()
         return lead.path, lead.line, "; ".join([lead.sentence, *reasons])
-    if held_lines:  # over a budget: where nothing is kept, no line is at fault
+    if held_lines:  # over budget; without a keeper no line is at fault
         site = held_lines[0].site
         return site.path, site.line, f"{result.verdict.kind}: {'; '.join(keepers)}"
     return None
@@ -112,13 +113,13 @@ def _amount(site: Site) -> str:
 
 
 def _name_of_file(file: Path, workspace: Path) -> str:
-    """Return a file as GitHub names it: from the repository's folder, which a link may lead to."""
+    """Return a file's path from the repository's folder, following links, as GitHub expects it."""
     real, repository = Path(os.path.realpath(file)), os.path.realpath(workspace)
     return real.relative_to(repository).as_posix() if real.is_relative_to(repository) else str(real)
 
 
 def _command(name: str, properties: Mapping[str, str], message: str) -> str:
-    # In a property these two end a value or a name.
+    # In a property ":" ends a name, "," a value.
     encoded = {
         name: _message(value).replace(":", "%3A").replace(",", "%2C")
         for name, value in properties.items()
@@ -128,6 +129,6 @@ def _command(name: str, properties: Mapping[str, str], message: str) -> str:
 
 
 def _message(sentence: str) -> str:
-    """Return a sentence with the characters encoded that a command's message cannot have."""
+    """Encode the characters that a command's message cannot contain."""
     sentence = sentence.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return printable(sentence)

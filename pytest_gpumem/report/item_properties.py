@@ -1,4 +1,4 @@
-"""A test's figures as properties: in JUnit's XML, in the reports of other plugins."""
+"""Attach a test's figures as properties, for JUnit's XML and other plugins' reports."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 PREFIX: Final = "gpumem_"
-"""the beginning of all names"""
+"""the prefix of all property names"""
 _SIZES: Final = ("allocated", "reserved", "pinned")
 
 
 def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
-    """Yield names and values: "gpumem_peak_allocated", of a part "gpumem_peak_allocated[forward]".
+    """Yield names and values: "gpumem_peak_allocated", for a part "gpumem_peak_allocated[forward]".
 
-    Sizes are bytes, those of the fullest device. After out of memory "gpumem_needed_..." is the
-    memory that the step needs, where that is known.
+    Sizes are bytes, of the fullest device. After running out of memory, "gpumem_needed_..." is the
+    memory that the step needs, if known.
     """
     for index, result in enumerate(results):
-        if index == 0:  # these are the test's, and so its parts'
+        if index == 0:  # properties of the test, shared by its parts
             yield f"{PREFIX}device", result.device_key
             for name in ("batch_size", "world_size", "rank"):
                 value = getattr(result, name)
                 if value is not None:
                     yield f"{PREFIX}{name}", value
         # A part's name is any text, and pytest escapes the values of properties but not their
-        # names: a control character or a lone surrogate would spoil the whole XML file.
+        # names: a control character or a lone surrogate would make the whole XML file invalid.
         end = f"[{printable(result.part)}]" if result.part else ""
         yield f"{PREFIX}verdict{end}", str(result.verdict.kind)
         measurement = result.measurement
@@ -48,7 +48,7 @@ def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
 
 
 def property_lines(user_properties: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Yield a line for each figure among a report's properties, sizes in words as well."""
+    """Yield a line for each figure among a report's properties, with sizes in words, too."""
     for name, value in user_properties:
         if name.startswith(PREFIX):
             is_size = isinstance(value, int) and any(word in name for word in _SIZES)

@@ -1,4 +1,4 @@
-"""The JSON report, written and read; :mod:`pytest_gpumem.report.json_schema` is its form."""
+"""Write and read the JSON report; :mod:`pytest_gpumem.report.json_schema` defines its format."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     Record = TypeVar("Record")
 
 _GROUPS = ("created", "changed", "unchanged", "removed")
-"""the entries of an update of baselines, by their fate"""
+"""lists of entries in an update of baselines, by what happened to them"""
 _OTHER = "name a file that pytest --gpumem-json=PATH wrote"
-"""the remedy where a file is no report at all"""
+"""the remedy if a file is not a report at all"""
 
 
 @dataclass(frozen=True)
 class SavedReport:
-    """A report as a file has it."""
+    """A report read from a file."""
 
     report: Report
-    """without timelines and the courses of baselines, which files do not have"""
+    """without timelines and the courses of baselines, which are not saved"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -44,23 +44,23 @@ class SavedReport:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The results of the session."""
+        """The session's results."""
         return self.report.results
 
 
 def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
-    """Return a report as JSON; the arguments and errors are those of :func:`json_lines`."""
+    """Serialize a report to JSON; arguments and errors are those of :func:`json_lines`."""
     return "".join(json_lines(report, created=created, gpumem=gpumem))
 
 
 def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> Iterator[str]:
-    """Yield the lines of a report as JSON: every result is a line, for ``grep`` and for a diff.
+    """Yield a report as lines of JSON, one per result, so that ``grep`` and diffs work on it.
 
-    Timelines and the courses of baselines are left out: they are drawings' data, and megabytes.
-    ``created`` is date and time: "2026-11-21T15:06:07Z".
+    Timelines and the courses of baselines are left out: they only serve drawings, and take
+    megabytes. ``created`` is date and time: "2026-11-21T15:06:07Z".
 
     Raises:
-        ReportError: a figure is not a whole number of bytes, or a name is not a text.
+        ReportError: a figure is not a whole number of bytes, or a name is not text.
     """
     updates = None
     if report.updates is not None:
@@ -86,7 +86,7 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
     }
     yield "{\n"
     yield from (f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
-    # A line at a time: of 100,000 results the plain data would be gigabytes.
+    # One result at a time: the plain data of 100,000 results would take gigabytes.
     yield ' "results": ['
     separator = "\n"
     for row in report.results:
@@ -97,20 +97,20 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
 
 
 def loads(content: str | bytes, name: str) -> SavedReport:
-    """Return the report that :func:`dumps` wrote.
+    """Parse the report that :func:`dumps` wrote.
 
     Raises:
-        ReportError: it is not a report, or of a format that this version cannot read.
+        ReportError: it is not a report, or has a format that this version cannot read.
     """
     command = shlex.join(["pytest", f"--gpumem-json={name}"])
-    # A page or a log that was named by mistake is not to be written over.
+    # Do not suggest overwriting a page or a log that was named by mistake.
     again = f"write the report again with {command}" if name.endswith(".json") else _OTHER
     try:
         data = parse_json(content, "a report of pytest-gpumem")
     except JsonProblem as error:
         raise ReportError(name, str(error), again) from None
     number = data.get("format") if isinstance(data, dict) else None
-    # A baseline file has a "format" as well.
+    # A baseline file has a "format", too.
     if type(number) is not int or number < 1 or not isinstance(data, dict) or "gpumem" not in data:
         problem = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
         raise ReportError(name, problem, _OTHER)
@@ -147,7 +147,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:
-    """Return the report in a file."""
+    """Read the report in a file."""
     name = str(path)
     try:
         content = Path(path).read_bytes()
@@ -158,11 +158,11 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
 
 
 def is_report(path: Path) -> bool:
-    """Return whether a file should be a report: other JSON is none, and broken text may be one."""
+    """Return whether a file should be a report: not other JSON, but possibly broken text."""
     try:
         data = parse_json(path.read_bytes(), "a report of pytest-gpumem")
     except (JsonProblem, OSError):
-        return True  # reading it as a report says what is wrong
+        return True  # reading it as a report then gives the error
     return isinstance(data, dict) and "gpumem" in data
 
 

@@ -1,9 +1,9 @@
-"""The JSON report's form, field by field, as docs/reference/json-report.md has it.
+"""Define the JSON report's fields, as documented in docs/reference/json-report.md.
 
-Most are derived from the records; some have the names of their record's fields, and JSON names of
-their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
-an older version can name the problem; a field that is added then has a default, so that old reports
-can be read.
+Most fields are derived from the records. Some forms have their record's field names, and rename
+those whose JSON names differ (``rename``). After the release of 0.1.0 every change needs a new
+``FORMAT``, so that older versions can name the problem; new fields then need a default, so that old
+reports can be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A JSON object that has these fields and no other."""
 
     def __init_subclass__(cls) -> None:
-        """Name the form as its record is: the published schema's definitions have these names."""
+        """Name the form after its record: the published schema's definitions use these names."""
         cls.__name__ = cls.__name__.removesuffix("Json")
 
 
@@ -45,7 +45,7 @@ class OfDeviceJson(Strict, frozen=True):
 
 
 if TYPE_CHECKING:
-    # A form has the fields of its record.
+    # These forms have the fields of their record.
     from pytest_gpumem.judge.verdict import Cause as CauseJson
     from pytest_gpumem.judge.verdict import Comparison as ComparisonJson
     from pytest_gpumem.judge.verdict import Lead as LeadJson
@@ -89,11 +89,11 @@ else:
 ORIGIN: Final[type] = OriginJson
 
 _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
-"""the names of sentences; their kinds are further lists"""
+"""the lists of sentences, by attribute; further lists have their kinds"""
 
 
 class _Noted:
-    """The notes and the hints of a form, each with its kind."""
+    """Combines a form's notes and hints with their kinds."""
 
     note_texts: tuple[str, ...]
     note_kinds: tuple[NoteKind, ...]
@@ -101,7 +101,7 @@ class _Noted:
     hint_kinds: tuple[NoteKind, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a sentence without a kind."""
+        """Reject a sentence without a kind."""
         for name in ("note", "hint"):
             texts, kinds = (getattr(self, f"{name}_{each}", ()) for each in ("texts", "kinds"))
             if len(texts) != len(kinds):
@@ -109,12 +109,12 @@ class _Noted:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """The notes, each with its kind."""
+        """The notes with their kinds."""
         return tuple(map(Note, self.note_kinds, self.note_texts))
 
     @property
     def hints(self) -> tuple[Note, ...]:
-        """The hints, each with its kind."""
+        """The hints with their kinds."""
         return tuple(map(Note, self.hint_kinds, self.hint_texts))
 
 
@@ -185,7 +185,7 @@ class VerdictJson(
 
     @property
     def advice(self) -> str:
-        """The remedy without its command, where the report has that in words of its own."""
+        """The remedy without its command, where the report words it separately."""
         return self.remedy.removesuffix(self.command_text).rstrip() if self.command else self.remedy
 
 

@@ -1,4 +1,4 @@
-"""The report in Markdown, as GitHub and GitLab show it: failures first, then every test."""
+"""Render the report as Markdown for GitHub and GitLab: failures first, then every test."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 MAX_CAUSES = 3
-"""source lines of which a failure says why they grew"""
+"""grown source lines that a failure explains"""
 MAX_SITES = 12
-"""source lines that a failure lists, of each device"""
+"""source lines that a failure lists, per device"""
 MAX_SHARED_CAUSES = 5
-"""causes of several failures that the report begins with"""
+"""shared causes at the beginning of the report"""
 _UPDATE_WIDTH = 100
-"""columns of the account of updated baselines"""
+"""columns of the text on updated baselines"""
 
 
 class _Limits(NamedTuple):
-    """How much of the report is shown; None: all."""
+    """How much of the report to show; None: all."""
 
     failures: int | None
-    """failures that have a section"""
+    """failures with a section"""
     details: int | None
-    """of these, how many with their tables"""
+    """how many of these have tables"""
     rows: int | None
-    """tests in the tables, of each device"""
+    """tests in the tables, per device"""
 
 
 _ALL = _Limits(None, None, None)
@@ -59,13 +59,13 @@ _SHORTER = (
     _Limits(3, 0, 0),
     _Limits(0, 0, 0),
 )
-"""lengths that are tried in turn until one keeps the limit"""
+"""tried in turn until the report is within its limit"""
 
 
 def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str:
-    """Return the report; "" where not even its shortest form keeps the limit.
+    """Render the report; "" if even its shortest form exceeds the limit.
 
-    ``limit`` is the most bytes in UTF-8; a shortened report says so.
+    ``limit`` is in bytes of UTF-8; a shortened report says that it is shortened.
     """
     document = _document(report, when, _ALL)
     if limit is None or len(document.encode()) <= limit:
@@ -102,7 +102,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
     blocks += _device_tables(results, limits)
     if report.updates is not None:
         account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=limits != _ALL)
-        # Fenced: it has lines of its own, and paths in which nothing is markup.
+        # Fenced: it has line breaks, and paths in which nothing is markup.
         blocks += ["### Baselines", fenced(account, "text")]
     blocks += _commands(report)
     if limits != _ALL:
@@ -111,7 +111,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
 
 
 def _commands(report: Report) -> Iterator[str]:
-    """Yield the commands that record baselines: by another run, and from this one's report."""
+    """Yield the commands that record baselines: by another run, and from this run's report."""
     updating = report.updates is not None
     command = next_command(report.results, updating=updating, arguments=report.arguments)
     if command:

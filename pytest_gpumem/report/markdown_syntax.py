@@ -1,6 +1,6 @@
-"""Markdown's elements with text from outside in them: code, sentences, tables, fenced blocks.
+"""Render outside text as Markdown elements: code, sentences, tables, fenced blocks.
 
-No test's name can end a table's row or add markup: names stand in code spans, sentences are
+A test's name cannot end a table's row or add markup: names go into code spans, sentences are
 escaped.
 """
 
@@ -15,42 +15,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_NAME_LENGTH = 300
-"""characters of a name that are shown"""
+"""characters of a name to show"""
 MAX_SENTENCE_LENGTH = 2000
-"""characters of a sentence that are shown"""
+"""characters of a sentence to show"""
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&{}])")
 _LINKS = re.compile(r"(:)(?=//)|(?<=www)(\.)", re.IGNORECASE)
 _BACKTICKS = re.compile(r"`+")
 _LEFT = {"", "test", "verdict", "device", "peak", "of", "module", "code"}
-"""titles of columns of words; figures are aligned on the right"""
+"""titles of text columns, aligned left; figures are aligned right"""
 
 
 def code(name: str) -> str:
-    """Return a name as code: one line, in which nothing is markup, in a table as well."""
+    """Render a name as code on one line, without any markup in it, also within a table."""
     name = shortened(printable(name), MAX_NAME_LENGTH)
     if not name:
         return ""
     if not set(name) & set("`|\\") and name == name.strip():
         return f"`{name}`"
-    # No escape works within backticks, and GitHub ends a row at "|" even there.
+    # Nothing can be escaped within backticks, and GitHub ends a table row at "|" even there.
     entities = re.sub(r"[^ A-Za-z0-9./]", lambda match: f"&#{ord(match[0])};", name)
     return f"<code>{entities}</code>"
 
 
 def prose(sentence: str) -> str:
-    """Return a sentence on one line with nothing in it that Markdown would take as markup."""
+    """Render a sentence on one line, with everything escaped that Markdown treats as markup."""
     sentence = printable(" ".join(sentence.split()))
     if len(sentence) > MAX_SENTENCE_LENGTH:
         sentence = f"{sentence[:MAX_SENTENCE_LENGTH]}…"
-    # GitHub makes links of bare addresses as well.
+    # GitHub also turns bare addresses into links.
     return _LINKS.sub(r"\\\1\2", _SPECIAL.sub(r"\\\1", sentence))
 
 
 def pipe_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of cells that are Markdown already, without empty columns; "" without rows."""
-    # Not by tabulate: its pipe tables pad each cell to its column's width, so that one long name
-    # makes every row as long, and GitHub takes 1 MiB. It does not escape cells either.
+    """Return a table of cells that are already Markdown, without empty columns; "" without rows."""
+    # Not tabulate: it pads each cell to its column's width, so one long name makes every row as
+    # long, and GitHub accepts 1 MiB. It does not escape cells either.
     table = list(rows)
     used = [i for i in range(len(titles)) if any(row[i] for row in table)]
     if not used:
@@ -62,7 +62,7 @@ def pipe_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fenced(content: str, language: str) -> str:
-    """Return a block of code, fenced with more backticks than it has in a row."""
+    """Return a code block, fenced with more backticks than the content has in a row."""
     longest = max((len(run) for run in _BACKTICKS.findall(content)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{content}\n{fence}"

@@ -1,4 +1,4 @@
-"""Several reports as one: whole, or an error that names the obstacle. Pure."""
+"""Merge several reports into one, or raise an error that names the obstacle."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ if TYPE_CHECKING:
 
 _GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files")
 _DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
-"""options by which the shards of one device are told from those of another"""
+"""options that distinguish the shards of one device from those of another"""
 TOP: Final = "the top of the repository"
 DELETE: Final = "pytest --collect-only --gpumem-stale=delete"
 """the command that deletes baselines without a test"""
 MAX_NAMES: Final = 5
-"""tests or shards that a sentence names"""
+"""tests or shards to name in a sentence"""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Reports as one."""
+    """Several reports merged into one."""
 
     report: Report
     created: str
     """when the newest of them was written"""
     missing: str = ""
-    """the shards that no report is of, in words; "" where none is known to be missing"""
+    """describes the shards without a report; "" if none is known to be missing"""
     stale: tuple[Key, ...] = ()
-    """baselines of tests that no report knows"""
+    """baselines whose tests no report has"""
     origin_names: tuple[str, ...] = ()
-    """of each origin the name of its report"""
+    """for each origin the name of its report"""
 
 
 def merge(
     reports: Sequence[tuple[str, SavedReport]], expect: int | None = None, accept: str = ""
 ) -> Merged:
-    """Return reports as one, in the order of the reports.
+    """Merge reports, keeping their order.
 
-    A test that several reports have on one device, with one figure, is one row; a report that is
-    given twice, as itself or as a copy, is one report.
+    A test that several reports have on one device, with the same figure, becomes one row; a report
+    that is given twice, directly or as a copy, counts once.
 
-    ``expect`` is the number of reports (None: as their shards say), ``accept`` the command for the
-    figures of all of them ("": each keeps its own).
+    ``expect`` is the number of reports (None: as their shards say), ``accept`` the command that
+    accepts the figures of all ("": each keeps its own).
 
     Raises:
-        ReportError: they are not of one commit and project, or a test has two figures.
+        ReportError: they are from different commits or projects, or a test has two figures.
     """
     once: list[tuple[str, SavedReport]] = []
     for name, saved in reports:
-        # Two reports without results may be different reports.
+        # Equal reports without results may still be different reports.
         if not any(name == shard or (saved.results and saved == same) for shard, same in once):
             once.append((name, saved))
     reports = once
@@ -116,9 +116,10 @@ def merge(
 
 
 def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
-    """Return the baselines of tests that are gone: no session has collected these.
+    """Return the baselines whose tests are gone: no session collected them.
 
-    A file that no session has collected tells nothing of its tests, unless the file itself is gone.
+    Sessions that did not collect a file say nothing about its tests, unless the file itself is
+    gone.
     """
     stale = set()
     by_folder: dict[str, list[Origin]] = defaultdict(list)
@@ -159,7 +160,7 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
 
 
 def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:
-    """Return the row of a test that two reports have: the one that tells more."""
+    """Choose between two reports' rows of one test: the more informative one."""
     if _figures_of(first) != _figures_of(second):
         device = printable(first.device_key)
         raise ReportError(
@@ -182,7 +183,7 @@ def _figures_of(result: Result) -> tuple[object, ...]:
         return result.verdict.kind, None
     oom = measurement.out_of_memory
     needed = (oom.needed, oom.device_index) if oom is not None else None
-    peaks = measurement.peaks if oom is None else ()  # of what failed they tell little
+    peaks = measurement.peaks if oom is None else ()  # after a failure they say little
     shape = (result.batch_size, result.world_size, result.rank)
     return shape, peaks, measurement.slope, measurement.largest, needed
 
@@ -197,7 +198,7 @@ def _in_words(result: Result) -> str:
 
 
 def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> str:
-    """Return the shards that no report is of, in words."""
+    """Describe the shards without a report."""
     groups: dict[tuple[tuple[str, ...], str, int], set[int]] = defaultdict(set)
     for _, saved in reports:
         device = tuple(saved.report.options.get(name, "") for name in _DEVICE_OPTIONS)

@@ -1,4 +1,4 @@
-"""The record of a session that every renderer starts from, before any wording or layout."""
+"""Define the record of a session that every renderer starts from, before wording and layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _RANK: Final = re.compile(r"rank \d{1,7}")
 MAX_SHARDS: Final = 100_000
-"""sessions among which a suite may be split"""
+"""the most sessions that a suite may be split into"""
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,31 @@ class Origin:
     """Where and how a session ran: by it another machine knows the source of these figures."""
 
     commit: str = ""
-    """that was checked out; "" outside of a git repository"""
+    """the commit that was checked out; "" outside a git repository"""
     head: str = ""
-    """of a merge that CI made of a pull request: the newest commit of the request itself"""
+    """if CI tested a merge of a pull request: the newest commit of the request itself"""
     modified: bool = False
-    """whether files that git knows, baselines aside, differed from the commit"""
+    """whether tracked files, other than baselines, differed from the commit"""
     root: str = ""
-    """pytest's root folder, from the top of the repository: "packages/core"; "" is the top"""
+    """pytest's root folder, relative to the repository's top: "packages/core"; "" is the top"""
     folder: str = "baselines"
-    """the folder of the baselines, from the same; "" of one that lies elsewhere"""
+    """the baselines' folder, also relative to the top; "" if it lies outside"""
     unfinished: str = ""
-    """why the session did not come to its own end; "" where it did"""
+    """why the session did not finish; "" if it did"""
     follow_provenance: bool = False
-    """whether a baseline is also written for a changed toolchain alone"""
+    """whether a changed toolchain alone also writes a baseline"""
     ranks: int = 0
-    """the number of torchrun's ranks; 0 of a plain session"""
+    """the number of torchrun's ranks; 0 without torchrun"""
     shard: Shard | None = None
-    """None where nothing says that the suite was split"""
+    """None if nothing says that the suite was split"""
     artifact: str = ""
-    """the name under which CI keeps the report, as far as it is known"""
+    """the name of CI's artifact with the report, if known"""
     collected: tuple[str, ...] = ()
     """test files with baselines that were collected without an error"""
     unseen: tuple[Key, ...] = ()
-    """baselines of tests that were not collected in these files, or of files that are gone"""
+    """baselines of tests that these files did not contain, or of files that are gone"""
     partial: str = ""
-    """why nothing is known of stale baselines; "" where ``unseen`` tells"""
+    """why stale baselines are unknown; "" if ``unseen`` has them"""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,14 @@ class OwnOutcome:
 
     nodeid: str
     word: str
-    """"failed", "error" (of a fixture), "skipped" or "xfailed", as pytest counts the test"""
+    """pytest's word: "failed", "error" (in a fixture), "skipped" or "xfailed", as it counts the
+    test"""
     message: str
-    """the error in one line, or the reason of a skip"""
+    """the error in one line, or the reason of the skip"""
     text: str = ""
-    """the traceback, as pytest shows it"""
+    """the traceback as pytest shows it"""
     part: ClassVar[str] = ""
-    """as of a result: the outcome is the whole test's"""
+    """as on a result: the outcome is the whole test's"""
 
     @property
     def module(self) -> str:
@@ -94,34 +95,34 @@ class OwnOutcome:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a session, and its circumstances."""
+    """A session's results and circumstances."""
 
     results: tuple[Result, ...] = ()
     updates: UpdateSummary | None = None
-    """the fate of the baselines, in a run that updates them"""
+    """what happened to the baselines, in a run that updates them"""
     device: str = ""
-    """the session's device, in words"""
+    """describes the session's device"""
     options: Mapping[str, str] = field(default_factory=dict)
-    """the options that bear on the verdicts, by name"""
+    """the options that affect verdicts, by flag"""
     remarks: tuple[str, ...] = ()
-    """sentences about the session: skipped tests, files that cannot be read"""
+    """sentences about the session, as on skipped tests or unreadable files"""
     arguments: tuple[str, ...] = ()
-    """files and folders of its command line, and options that left tests out; not in JSON"""
+    """files and folders on the command line, and options that left tests out; not in JSON"""
 
     origins: tuple[Origin, ...] = ()
-    """of the sessions with these results: :attr:`Result.origin` is an index of it"""
+    """the sessions with these results: :attr:`Result.origin` is an index into it"""
 
     own_outcomes: tuple[OwnOutcome, ...] = ()
-    """marked tests that failed, or were skipped, by their own code"""
+    """marked tests that their own code failed or skipped"""
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many results are of each kind, in the order of :class:`Kind`, without zeros."""
+        """The number of results of each kind, in the order of :class:`Kind`, without zeros."""
         return count_kinds(self.results)
 
 
 def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
-    """Return how many results are of each kind, in the order of :class:`Kind`, without zeros."""
+    """Count the results of each kind, in the order of :class:`Kind`, without zeros."""
     counter = Counter(result.verdict.kind for result in results)
     return {kind: counter[kind] for kind in Kind if counter[kind]}
 
@@ -133,7 +134,7 @@ def urgency(result: Result) -> int:
 
 
 def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
-    """Return the results, with one for ranks of a test that follow one another and are alike."""
+    """Merge the rows of consecutive ranks of a test that have equal results."""
     shown: list[Result] = []
     first = last = -2
     known = None
@@ -150,9 +151,9 @@ def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
 
 
 def hints_of(result: Result) -> list[Note]:
-    """Return the hints of a test, each once.
+    """Return a test's hints, without duplicates.
 
-    Another data type lowers any peak: that is said where memory is over its limit.
+    The autocast hint would lower any peak, so it is given only where memory is over its limit.
     """
     measurement = result.measurement
     if measurement is None:
@@ -160,6 +161,6 @@ def hints_of(result: Result) -> list[Note]:
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
     verdict = result.verdict
     if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
-        hints += measurement.hints  # on what was reserved before a part, which is too much
+        hints += measurement.hints  # on what was reserved before a part
     over = result.device_over_limit is not None
     return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]

@@ -1,7 +1,7 @@
-"""Results as text and back: they travel on pytest's test reports, through xdist and torchrun too.
+"""Serialize results, to send them on pytest's test reports, through xdist and torchrun.
 
-The text is JSON, a list of results, and of ASCII where a name is no valid Unicode. A session keeps
-thousands of reports: a text is one object to free, plain data are hundreds.
+The text is a JSON list, in pure ASCII if a name is not valid Unicode. A session keeps thousands of
+reports: a text is one object to free, while plain data are hundreds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _DECODER: Final = msgspec.json.Decoder(list[Result])
 
 
 def to_text(results: Sequence[Result]) -> str:
-    """Return results as JSON, timelines included."""
+    """Serialize results to JSON, timelines included."""
     try:
         return msgspec.json.encode(results).decode()
-    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or beyond 64 bits
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, or an integer beyond 64 bits
         return json.dumps(msgspec.to_builtins(results))
 
 
 def from_text(content: object) -> list[Result]:
-    """Return the results that :func:`to_text` of this version wrote, or raise a GpuMemError."""
+    """Parse what :func:`to_text` of this version wrote, or raise a GpuMemError."""
     try:
         if not isinstance(content, str):
             raise TypeError(f"they are not text but of type {type(content).__name__}")  # noqa: TRY301
@@ -37,7 +37,7 @@ def from_text(content: object) -> list[Result]:
             return _DECODER.decode(content)
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
+        except msgspec.DecodeError:  # msgspec rejects lone surrogates, json does not
             return msgspec.convert(json.loads(content), list[Result])
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         remedy = "run the same version of pytest-gpumem in every process of the session"

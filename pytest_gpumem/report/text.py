@@ -1,4 +1,4 @@
-"""Text for a terminal: on one line, within its columns, in its encoding, in tables."""
+"""Format text for a terminal: on one line, within its width, in its encoding, in tables."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 def size(nbytes: int | None) -> str:
-    """Return a size in words; "" for None."""
+    """Format a size; "" for None."""
     return "" if nbytes is None else format_size(nbytes)
 
 
 def mib(nbytes: int | None) -> str:
-    """Return a size as a table's cell in MiB, without the unit; "" for None."""
+    """Format a size for a table in MiB, without the unit; "" for None."""
     return "" if nbytes is None else f"{nbytes / MIB:.2f}"
 
 
 def signed_size(nbytes: int | None) -> str:
-    """Return a difference in words, with its sign; "" for None."""
+    """Format a difference with its sign; "" for None."""
     return "" if nbytes is None else format_size(nbytes, signed=nbytes != 0)
 
 
 def printable(text: str) -> str:
-    """Return text on one line, control characters and lone surrogates escaped."""
+    """Escape control characters and lone surrogates, so that the text stays on one line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shortened(name: str, room: int) -> str:
-    """Return a name of at most ``room`` columns: its end, which tells most."""
+    """Shorten a name to ``room`` columns, keeping its end, which is the most specific."""
     if columns(name) <= room:
         return name
     name = name[-room:]
@@ -44,17 +44,17 @@ def shortened(name: str, room: int) -> str:
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    if text.isascii():  # nearly every name; a report of 10,000 tests asks 100,000 times
+    """Return the number of terminal columns that a text takes."""
+    if text.isascii():  # nearly every name; a report of 10,000 tests calls this 100,000 times
         return len(text)
     from wcwidth import wcswidth
 
     width: int = wcswidth(text)
-    return width if width >= 0 else len(text)  # below 0: it has a character without a width
+    return width if width >= 0 else len(text)  # negative if a character has no width
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return text as a terminal can show it: ASCII, if its encoding lacks the arrow of reports."""
+    """Return text that the terminal can show: pure ASCII if its encoding lacks the arrow."""
     try:
         "…→".encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -63,21 +63,21 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def wrapped(label: str, sentence: str, width: int) -> str:
-    """Return a paragraph behind a label; a word longer than a line stays whole."""
+    """Wrap a sentence behind a label; a word longer than a line is not broken."""
     return textwrap.fill(
         printable(sentence),
         width,
         initial_indent=label,
         subsequent_indent=" " * len(label),
-        break_long_words=False,  # a path or a command that is cut cannot be copied
+        break_long_words=False,  # a broken path or command could not be copied
         break_on_hyphens=False,
     )
 
 
 def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
-    """Return a table: the first row is its head, the columns aligned "left" or "right"."""
-    # Not by tabulate: its heads make every column at least two columns wider, and before 0.10 cells
-    # lose the spaces that they begin with: a part's name is indented below its test's.
+    """Return a table: the first row is its header, the columns are aligned "left" or "right"."""
+    # Not tabulate: its headers widen every column by at least two, and before 0.10 it strips
+    # leading spaces from cells, but the name of a test's part is indented.
     widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):

@@ -1,8 +1,8 @@
-"""The page: one HTML file with a session's results in it, which needs no network.
+"""Render the page: one HTML file with a session's results, which needs no network.
 
-A page of many results shows the most urgent ones: a browser is slow with thousands of sections, and
-a JSON report has all results. Text from outside is escaped where the template prints it
-(``finalize``), and the page's own policy lets no script run but its one.
+With many results it shows the most urgent: browsers are slow with thousands of sections, and the
+JSON report has them all. The template escapes outside text when it prints it (``finalize``), and
+the page's content security policy allows no script but its own.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MAX_RESULTS = 500
-"""results that a page shows: failures first, then tests with another memory"""
+"""results that a page shows: failures first, then tests whose memory changed"""
 MAX_DRAWN = 100
-"""timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
+"""timelines to draw, those of failures first: each takes about 25 ms and 10 kB"""
 MAX_SITES = 12
-"""source lines that a section lists, of each device"""
+"""source lines that a section lists, per device"""
 MAX_OPEN = 3
-"""the first failures, which have open sections"""
+"""sections of failures that are open at first"""
 MAX_SECTION_CAUSES = 3
-"""causes that a section begins with; its table has all lines"""
+"""causes at the top of a section; its table has all lines"""
 
 COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budget")
-"""columns of the table between a test's name and its verdict"""
+"""columns between a test's name and its verdict"""
 
 FULL = 100
 """percent"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
-"""a source line in a section; text from outside has no "<" in it"""
+"""the number in a cell, by which the page's script sorts"""
 
 
 class DeviceSection(NamedTuple):
-    """Where one device's peak comes from, with its timeline."""
+    """The breakdown of one device's peak, with its timeline."""
 
     rows: DeviceRows
     drawing: Drawing | None
     legend: tuple[Category, ...]
     ghost: bool
-    """whether the baseline's line is drawn over it"""
+    """whether the baseline's line is drawn over the timeline"""
     undrawn: bool
     """whether it has a timeline that is not drawn"""
 
@@ -83,37 +83,37 @@ class PageEntry(NamedTuple):
     """A row of the table with its section: a result, or a test that its own code ended."""
 
     anchor: str
-    """the id of its section, which later pages give the same test"""
+    """the id of its section, the same for this test in every page"""
     test: Result | OwnOutcome
     rank: float
-    """of its verdict: the lower, the more urgent"""
+    """urgency of its verdict, the most urgent lowest"""
     failed: bool
     """whether it failed the session"""
     word: str
-    """the verdict, as the table has it, or the outcome, as pytest names it"""
+    """the verdict's word, or pytest's word for the outcome"""
     mark: str
     """a character beside the word, for readers without colours"""
     tone: str
-    """the class of its colour"""
+    """the CSS class of its colour"""
     opened: bool = False
-    """whether its section is open when the page is"""
+    """whether its section is open when the page opens"""
     drawn: bool = False
     """whether its timelines are drawn"""
 
 
 class FailureWords(NamedTuple):
-    """A failed test in words."""
+    """Describes a failed test."""
 
     why: str
-    """the line below its name: its figures have columns of their own"""
+    """shown below its name; its figures have their own columns"""
     cause: str
-    """the text that the filter finds: the failure in one line, and the keeper"""
+    """the text that the filter searches: the failure in one line, and the keeper"""
     group: str
-    """the cause that it shares with other failures: category and source line"""
+    """the cause shared with other failures: category and source line"""
 
 
 def failure_words(test: Result | OwnOutcome) -> FailureWords:
-    """Return why a test failed, or was skipped by its own code."""
+    """Describe why a test failed, or was skipped by its own code."""
     if not isinstance(test, Result):
         return FailureWords(test.message, f"{test.message} ", "by an error of the test's own")
     verdict, measurement = test.verdict, test.measurement
@@ -124,7 +124,7 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
     reasons += [f"held by {stayed.holders[0].names}"] if stayed and stayed.holders else []
     keeper = reasons[0] if reasons else ""
     cause = row_cause(test)
-    # What grew, or leaked, is told with the names of what keeps it.
+    # The cause of a growth or a leak already names the keepers.
     is_told = verdict.kind is Kind.LEAKED or (verdict.causes and verdict.causes[0].keepers)
     why = cause if is_told and cause else "; ".join(filter(None, (cause, keeper)))
     group = str(verdict.kind)
@@ -140,7 +140,7 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
 
 
 def device_sections(result: Result, *, drawn: bool) -> list[DeviceSection]:
-    """Return where the peak of each device comes from, with its timeline if that is drawn."""
+    """Return the breakdown of each device's peak, with its timeline if that is drawn."""
     devices: list[DeviceSection] = []
     for rows, attribution in zip(device_rows(result), _attributions(result), strict=True):
         timeline = attribution.timeline
@@ -157,9 +157,9 @@ def device_sections(result: Result, *, drawn: bool) -> list[DeviceSection]:
 
 
 def page(report: Report, *, when: str = "", json_name: str = "") -> str:
-    """Return the page.
+    """Render the page.
 
-    ``json_name`` is the JSON report with all results, as seen from the page's folder, or "".
+    ``json_name`` is the path from the page to the JSON report with all results, or "".
     """
     entries = _all_entries(report)
     shown = entries[:MAX_RESULTS]
@@ -169,7 +169,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
         for entry in shown
     ]
     counter = Counter((entry.word, entry.tone) for entry in entries)
-    # A new toolchain moves many tests at one line: it is the cause then, and not the line.
+    # A new toolchain that moves many tests at one line is the cause, not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
     compared = {}
@@ -207,18 +207,18 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
 
 
 def anchor(result: Result) -> str:
-    """Return the id of a result's section: the same in every page, whatever else is in it."""
+    """Return the id of a result's section, which is the same in every page."""
     return f"t-{digest_of(result.nodeid, result.part, result.device_key)}"
 
 
 def digest_of(*names: str) -> str:
-    """Return letters that stand for names."""
+    """Hash names to a short hexadecimal digest."""
     joined = "\0".join(names).encode("utf-8", "backslashreplace")
     return hashlib.sha256(joined).hexdigest()[:12]
 
 
 def _all_entries(report: Report) -> list[PageEntry]:
-    """Return the rows of the table, the most urgent first: results, and tests without a verdict."""
+    """Return all rows, the most urgent first: results, and tests without a verdict."""
     taken: Counter[str] = Counter()
 
     def own_id(name: str) -> str:
@@ -226,7 +226,7 @@ def _all_entries(report: Report) -> list[PageEntry]:
         return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
     anchors = [(own_id(anchor(each)), each) for each in with_alike_ranks(report.results)]
-    # Of tests with one verdict, those whose lines moved come first.
+    # Among tests with one verdict, those whose lines moved come first.
     anchors.sort(key=lambda pair: (urgency(pair[1]), not lines_moved(pair[1])))
     drawn, entries = 0, list[PageEntry]()
     for name, result in anchors:
@@ -251,7 +251,7 @@ def _all_entries(report: Report) -> list[PageEntry]:
 
 
 def lines_moved(result: Result) -> bool:
-    """Return whether source lines differ from the baseline's; False where that is not known."""
+    """Return whether source lines differ from the baseline's; False if that is not known."""
     pairs = zip(_attributions(result), result.breakdowns_before, strict=False)
     return any(new.breakdown.sites[:KEPT_SITES] != old.sites for new, old in pairs)
 
@@ -261,7 +261,7 @@ def _attributions(result: Result) -> Sequence[Attribution]:
 
 
 def limits_of(result: Result, device: int) -> list[LimitLine]:
-    """Return the levels that a device's timeline is drawn with: budgets, the card, the baseline."""
+    """Return the levels drawn in a device's timeline: budgets, the card, the baseline."""
     measurement = result.measurement
     if measurement is None:
         return []
@@ -281,7 +281,7 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
 
 
 def ghost_of(result: Result, device: int) -> tuple[int, ...]:
-    """Return the baseline's course on a device; none where it is unknown, or the same."""
+    """Return the baseline's course on a device; () if it is unknown or the same."""
     breakdowns, attributions = result.breakdowns_before, _attributions(result)
     if min(len(breakdowns), len(attributions)) <= device:
         return ()
@@ -290,7 +290,7 @@ def ghost_of(result: Result, device: int) -> tuple[int, ...]:
 
 
 def refusal_of(result: Result, device: int) -> RefusedRequest | None:
-    """Return the request that a device refused; None where it refused none."""
+    """Return the request that a device refused; None if it refused none."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
     if measurement is None or oom is None or oom.device_index != device:
@@ -316,7 +316,8 @@ def _template_environment() -> Environment:
         loader=PackageLoader("pytest_gpumem.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
-        # Without characters that a reader would not see; jinja2 escapes what is no markup after it.
+        # Strip what a reader would not see; jinja2 escapes everything that is not Markup
+        # afterwards.
         finalize=lambda value: (
             "" if value is None else printable(value) if type(value) is str else value
         ),
@@ -344,9 +345,9 @@ def _template_environment() -> Environment:
 
 
 def name_html(test: Result | OwnOutcome) -> str:
-    """Return the name of a test or a part as markup: its file, the rest, the part."""
+    """Return a test's or part's name as markup: its file, the rest, the part."""
     name = test.nodeid[len(test.module) :]
-    kind = "module" if name else "test"  # a program without arguments is its file
+    kind = "module" if name else "test"  # a program without arguments has only a file name
     words = [f'<span class="{kind}">{escape(printable(test.module + name[:2]))}</span>']
     if name:
         words.append(f'<wbr><span class="test">{escape(printable(name[2:]))}</span>')
@@ -356,9 +357,9 @@ def name_html(test: Result | OwnOutcome) -> str:
 
 
 def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
-    """Return a cell of a table, a section's most frequent part: a macro takes ten times as long.
+    """Return a table cell. Sections have mostly these, and a macro takes ten times as long.
 
-    ``label`` is the name in a table without columns.
+    ``label`` names the figure where the table has no columns.
     """
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
@@ -367,7 +368,7 @@ def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
 
 
 def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
-    """Return the table of figures beside budgets and baselines: each section has one."""
+    """Return the table of figures beside budgets and baselines that each section has."""
     several = len({row.device for row in rows}) > 1
     budgets = any(row.budget is not None for row in rows)
     baselines = any(row.baseline is not None for row in rows)
@@ -399,12 +400,12 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
 
 
 def row_html(entry: PageEntry) -> str:
-    """Return a test's row of the table, with data that the page's script sorts and filters by."""
+    """Return a test's table row, with the data that the page's script sorts and filters by."""
     test, cells, beyond = entry.test, [""] * len(COLUMNS), False
     if isinstance(test, Result):
         batch, lead = test.batch_size, test.leading_comparison
         cells = [test.device_key, "" if batch is None else str(batch), *figure_cells(test)]
-        beyond = lead is not None and bool(beyond_tolerance([lead]))  # only then it has a colour
+        beyond = lead is not None and bool(beyond_tolerance([lead]))  # coloured only then
     figures = []
     name = f"{test.nodeid} ({test.part})" if test.part else test.nodeid
     keys: list[str | float | None] = [printable(name)]
@@ -421,7 +422,7 @@ def row_html(entry: PageEntry) -> str:
         if title == "change" and isinstance(test, Result):
             way = {"+": " up", "-": " down"}.get(cell[:1], "") if beyond else ""
             inner = f'<span class="move{way}">{text}</span>'
-        elif title == "budget" and figure:  # a bar as long as the share that is used
+        elif title == "budget" and figure:  # a bar shows the used share
             percent = float(figure[0])
             kind_of_bar = "over" if percent > FULL or cell.startswith(">") else "used"
             inner = (
@@ -449,7 +450,7 @@ def row_html(entry: PageEntry) -> str:
 
 
 def difference_cell(nbytes: int | None, label: str = "difference", *, coloured: bool = True) -> str:
-    """Return the cell of a difference, with the way that it goes as its class."""
+    """Return the cell of a difference, with its direction as CSS class."""
     way = "" if not nbytes or not coloured else " up" if nbytes > 0 else " down"
     title = "" if nbytes is None else f' title="{nbytes:+,} B"'
     words = "0" if nbytes == 0 else signed_size(nbytes)
@@ -457,7 +458,7 @@ def difference_cell(nbytes: int | None, label: str = "difference", *, coloured: 
 
 
 def _markup(html: str) -> Markup:
-    """Return text that is markup already, of this package's own making."""
+    """Mark this package's own HTML as safe."""
     return Markup(html)  # noqa: S704 - templates made it, or it lies beside them
 
 

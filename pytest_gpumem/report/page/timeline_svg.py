@@ -1,7 +1,7 @@
-"""A timeline as SVG for the page: areas by category, phases, limits, the peak.
+"""Draw a timeline as SVG for the page: areas by category, phases, limits, the peak.
 
-The plot is an ``svg`` of its own within the drawing, with a point a unit from left to right, so
-that the page's script zooms by its ``viewBox`` alone. The page's style sheet colours everything.
+The plot is a nested ``svg`` with one unit per point from left to right, so that the page's script
+can zoom by its ``viewBox`` alone. The page's style sheet sets all colours.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Category, Phase, Timeline
 
 WIDTH, HEIGHT = 605, 224
-"""units of the drawing: about a pixel each on a desktop"""
+"""units of the drawing, about one pixel each on a desktop"""
 LEFT, RIGHT, TOP, BOTTOM = 52, 602, 2, 204
 """edges of the plot"""
 SPAN: Final = RIGHT - LEFT
 SCALE: Final = 1000
-"""units of the plot's height in its own coordinates"""
+"""height of the plot in its own units"""
 HEADROOM: Final = 1.36
-"""height of the plot, as a multiple of the highest point: room for the phases and the peak"""
+"""height of the plot relative to the highest point: leaves room for the phases and the peak"""
 LABEL, SIDE = 1.09, 0.6
-"""height of the peak's label, as a multiple of the highest point, and the share of the width from
-which on it stands on the left"""
+"""height of the peak's label relative to the highest point, and the share of the width beyond which
+it is placed on the left"""
 NEAR: Final = 1.6
-"""limits up to this multiple of the highest point are drawn at their height; one far above would
-make the plot flat, and stands at its upper edge"""
+"""limits up to this multiple of the highest point are drawn at their height; a higher one would
+flatten the plot, so its label stands at the upper edge"""
 TICKS: Final = 5
 LETTER: Final = 5.6
-"""units that a letter of a label takes on a desktop"""
+"""width of a label's letter on a desktop, in units"""
 PHONE_LETTER: Final = 9.5
-"""units that it takes on a phone, where letters are larger beside the drawing"""
+"""width of a label's letter on a phone, where letters are larger relative to the drawing"""
 GAP: Final = 4
 """units between two labels"""
 LINE_HEIGHT: Final = 17
-"""units between two lines of labels, on a phone as well"""
+"""units between two lines of labels, large enough for a phone"""
 BLOCK: Final = 512
-"""bytes: the allocator's sizes are multiples of it"""
+"""bytes; the allocator's sizes are multiples of it"""
 
 
 class LimitLine(NamedTuple):
-    """A level that a peak is held against."""
+    """A level that a peak is compared with."""
 
     kind: str
     """ "budget", "card" or "baseline": the class of its line"""
     label: str
-    """in words, with its size: "max_gib=8: 8.00 GiB" """
+    """its text with the size: "max_gib=8: 8.00 GiB" """
     nbytes: int
 
 
@@ -63,22 +63,22 @@ class RefusedRequest(NamedTuple):
 
     requested: int | None
     reserved: int
-    """held at that moment"""
+    """reserved at that moment"""
     cap: int
-    """the most that it was let reserve"""
+    """the most that it was allowed to reserve"""
 
 
 class Drawing(NamedTuple):
-    """A timeline, drawn."""
+    """A drawn timeline."""
 
     svg: str
     """the children of an ``svg`` element, with classes for colours and no styles"""
     viewbox: str
     """the element's ``viewBox``"""
     label: str
-    """the drawing in words"""
+    """describes the drawing in words"""
     data: str
-    """its points as JSON, by which the page's script tells of each"""
+    """the points as JSON, which the page's script reads to describe each"""
 
 
 def draw(
@@ -88,9 +88,9 @@ def draw(
     refusal: RefusedRequest | None = None,
     ghost: Sequence[int] = (),
 ) -> Drawing:
-    """Return a drawing: allocated, stacked by category, reserved above it, phases and the peak.
+    """Draw allocated memory stacked by category, reserved memory above it, phases and the peak.
 
-    ``ghost`` has the baseline's bytes, at equal distances from the beginning to the end.
+    ``ghost`` has the baseline's bytes at equal distances over the whole width.
     """
     number = len(timeline.reserved)
     stacked = stacked_heights(timeline)
@@ -119,7 +119,7 @@ def draw(
         f'H{phase.start}z"/></g>'
         for phase in timeline.phases
     )
-    # The last of the stack is the tallest: those below it are painted over it, each to the ground.
+    # The last is the full stack: paint it first, then the lower ones over it, each down to zero.
     for category, heights in reversed(stacked):
         path = f"{scale.steps(heights)}V{SCALE}H0z"
         kind = category.replace(" ", "-")
@@ -131,7 +131,7 @@ def draw(
             f"{'V' if index else 'M0 '}{scale.height(nbytes)}H{round((index + 1) * width, 1):g}"
             for index, nbytes in enumerate(ghost)
         )
-        halo = f'<path class="halo" d="{corners}"/>'  # dark areas lie below as well as light ones
+        halo = f'<path class="halo" d="{corners}"/>'  # visible over dark and light areas
         parts.append(f'<g class="ghost">{halo}<path d="{corners}"/></g>')
     parts.append("</svg>")
     mark = scale.x(refused[0] + 0.5) if refused else None
@@ -153,27 +153,27 @@ def draw(
 
 
 class _Scale(NamedTuple):
-    """The places of figures."""
+    """Converts figures to coordinates."""
 
     number: int
-    """of points"""
+    """number of points"""
     top: float
     """bytes at the plot's upper edge"""
 
     def x(self, index: float) -> float:
-        """Return the place of a point in the drawing."""
+        """Return a point's x in the drawing."""
         return LEFT + SPAN * index / self.number
 
     def y(self, nbytes: float) -> float:
-        """Return the height of a figure in the drawing."""
+        """Return a figure's y in the drawing."""
         return BOTTOM - (BOTTOM - TOP) * nbytes / self.top
 
     def height(self, nbytes: float) -> int:
-        """Return the height of a figure in the plot's own coordinates."""
+        """Return a figure's y in the plot's own units."""
         return round(SCALE * (1 - nbytes / self.top))
 
     def steps(self, levels: Sequence[int]) -> str:
-        """Return a path in steps: a level holds from its point to the next one."""
+        """Return a stepped path: each level holds until the next point."""
         heights = [self.height(nbytes) for nbytes in levels]
         corners = [f"M0 {heights[0]}"]
         corners += (
@@ -185,7 +185,7 @@ class _Scale(NamedTuple):
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """Return a timeline in words: the peak, its categories, and its phase."""
+    """Describe a timeline in words: the peak, its categories and its phase."""
     sums = {
         name: timeline.categories[name][timeline.peak]
         for name in categories_of(timeline)
@@ -204,12 +204,12 @@ def timeline_text(timeline: Timeline) -> str:
 
 
 def categories_of(timeline: Timeline) -> list[Category]:
-    """Return the categories of which a timeline has any bytes, in their order."""
+    """Return the categories with any bytes in a timeline, in order."""
     return [name for name in CATEGORIES if any(timeline.categories.get(name, ()))]
 
 
 def ticks(highest: int, unit: int) -> list[float]:
-    """Return round figures from zero to about the highest, in bytes."""
+    """Return round values in bytes from zero to about the highest."""
     rough = highest / unit / TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= 0.999 * rough)
@@ -217,7 +217,7 @@ def ticks(highest: int, unit: int) -> list[float]:
 
 
 def stacked_heights(timeline: Timeline) -> list[tuple[Category, list[int]]]:
-    """Return every category with the heights of the stack up to and with it."""
+    """Return each category with the height of the stack including it."""
     names = categories_of(timeline)
     columns = (list(timeline.categories[name]) for name in names)
     heights = accumulate(
@@ -233,7 +233,7 @@ def limit_lines(
     peak: int,
     mark: float | None,
 ) -> list[str]:
-    """Return the lines of limits with their labels, which stand on the side without the peak's."""
+    """Draw limits with their labels, on the side that the peak's label does not take."""
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
     labels = []
@@ -242,7 +242,7 @@ def limit_lines(
         line = f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>'
         labels.append((limit, line, limit.label, y - 3, -1))
     for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes), 1):
-        # The first line below the names of the phases, and below the limits' of this side.
+        # Below the line of phase names, and below other labels on this side.
         labels.append((limit, "", f"↑ {limit.label}", TOP + 11 + number * LINE_HEIGHT, 1))
     parts = []
     taken: list[float] = []
@@ -259,7 +259,7 @@ def limit_lines(
 
 
 def beside_mark(x: float, side: str, words: str, mark: float | None) -> float:
-    """Return the place of a label, beyond a mark that it would meet."""
+    """Return a label's x, moved beyond a mark that it would overlap."""
     width = len(words) * PHONE_LETTER
     if mark is not None and side == "start" and x < mark < x + width and mark + width < RIGHT:
         return mark + 2 * GAP
@@ -269,10 +269,10 @@ def beside_mark(x: float, side: str, words: str, mark: float | None) -> float:
 
 
 def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
-    """Return the names of phases above their bands: no two meet, and one without room is left out.
+    """Place the phases' names above their bands without overlap, omitting those without room.
 
-    The widest band comes first. A name that is wider than its band is moved as far as its band
-    reaches, to where it meets no other.
+    The widest band comes first. A name wider than its band may move within the band's reach to a
+    free place.
     """
     labels: list[tuple[Phase, float, str]] = []
     for letter, kind in ((PHONE_LETTER, "phase-name"), (LETTER, "phase-name wide")):
@@ -281,7 +281,7 @@ def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
                 continue
             left, right = (LEFT + SPAN * edge / number for edge in (phase.start, phase.end))
             half = len(phase.name) * letter / 2
-            # Those that fit on a phone are there on a desktop as well, where they take less.
+            # Names that fit on a phone also appear on a desktop, where they are narrower.
             placed = [(x, len(named.name) * letter / 2) for named, x, *_ in labels]
             low, high = max(right - half, LEFT + half), min(left + half, RIGHT - half)
             low, high = min(low, high), max(low, high)
@@ -306,7 +306,7 @@ def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
 
 
 def peak_pointer(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
-    """Return a pointer to the peak: a line from its point up to its size."""
+    """Draw a pointer to the peak: a line from its point up to its size."""
     x, y, top = scale.x(index + 0.5), scale.y(nbytes), scale.y(LABEL * highest)
     left = index + 0.5 > SIDE * scale.number
     words = f"peak {format_size(nbytes)}"
@@ -320,10 +320,10 @@ def peak_pointer(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
 
 
 def refused_at(timeline: Timeline, refusal: RefusedRequest) -> tuple[int, int, str]:
-    """Return the point at which a request was refused, its level with the request, and words.
+    """Return the point of a refused request, the level it would have needed, and a text.
 
-    The timeline is that of the step run again without a limit, as far as that was possible: the
-    point is the first that has more than the limit, else the last.
+    The timeline is from a run of the step without a limit, as far as that was possible: the point
+    is the first above the limit, or else the last.
     """
     index = next(
         (i for i, nbytes in enumerate(timeline.reserved) if nbytes > refusal.cap),
@@ -336,7 +336,7 @@ def refused_at(timeline: Timeline, refusal: RefusedRequest) -> tuple[int, int, s
 
 
 def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
-    """Return a line up to the level that a request would have needed, with a cross at its end."""
+    """Draw a line up to the level that a request would have needed, with a cross at its end."""
     index, level, words = refused
     x, y = scale.x(index + 0.5), scale.y(level)
     left = index > SIDE * scale.number
@@ -349,7 +349,7 @@ def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
 
 
 def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
-    """Return the points as JSON: of each column the points at which it changes, with its level.
+    """Serialize the points as JSON, with each column as the points at which it changes.
 
     The baseline's levels, at equal distances, are in bytes.
     """
@@ -357,7 +357,7 @@ def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
         name: timeline.categories[name] for name in categories_of(timeline)
     }
     columns["reserved"] = timeline.reserved
-    # Multiples of a block but for what other holders take.
+    # All are multiples of a block, except what other holders take.
     whole = all(nbytes % BLOCK == 0 for column in columns.values() for nbytes in set(column))
     unit = BLOCK if whole else 1
     document: dict[str, Any] = {
@@ -377,7 +377,7 @@ def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
 
 
 def changes_of(levels: Sequence[int]) -> list[int]:
-    """Return the points at which levels change, each with its level: point, level, point, level."""
+    """Return the points at which levels change, flat: point, level, point, level."""
     flat: list[int] = []
     previous = None
     for index, level in enumerate(levels):

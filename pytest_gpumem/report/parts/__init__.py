@@ -1,1 +1,1 @@
-"""Parts of reports that several renderers share: no renderer imports another's module."""
+"""Parts of reports that several renderers share, as renderers do not import each other."""

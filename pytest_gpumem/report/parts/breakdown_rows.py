@@ -1,4 +1,4 @@
-"""The rows of a device's peak, for the page and Markdown: by category and by source line."""
+"""Compute the rows of a device's peak for the page and Markdown: by category and source line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Where one device's peak comes from."""
+    """The breakdown of one device's peak."""
 
     index: int
     compared: bool
-    """whether a baseline's breakdown stands beside it"""
+    """whether it has a baseline's breakdown to compare with"""
     categories: list[BreakdownRow]
     total: BreakdownRow
     """peak allocated"""
@@ -27,12 +27,12 @@ class DeviceRows:
     notes: tuple[Note, ...] = ()
 
     def share(self, row: BreakdownRow) -> float:
-        """Return a row's part of the peak, in percent."""
+        """Return a row's share of the peak, in percent."""
         return 100 * row.nbytes / max(self.total.nbytes, 1)
 
 
 def device_rows(result: Result) -> list[DeviceRows]:
-    """Return where each device's peak comes from; nothing without attributions."""
+    """Return the breakdown of each device's peak; [] without attributions."""
     baselines = dict(enumerate(result.breakdowns_before))
     attributions = result.measurement.attributions if result.measurement else ()
     devices = []
@@ -49,7 +49,7 @@ def device_rows(result: Result) -> list[DeviceRows]:
             baseline is not None,
             categories,
             total,
-            # Not of the peak that was allocated: the allocator held it besides.
+            # Not part of peak allocated: the allocator reserved it in addition.
             replace(cached, name="cached in addition"),
             site_rows(breakdown, baseline),
             attribution.notes,

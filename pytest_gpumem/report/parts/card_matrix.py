@@ -1,4 +1,4 @@
-"""Which test fits on which card, and how much memory it leaves."""
+"""Show which test fits on which card, and how much memory it leaves."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 TITLE: Final = "GiB left on each card"
 MIN_NAME: Final = 16
-"""columns that a test's name keeps, however narrow the terminal"""
+"""columns that a test's name gets even on a narrow terminal"""
 
 
 class CardMatrix(NamedTuple):
-    """Tests by cards."""
+    """A table of tests by cards."""
 
     cards: list[str]
-    """the smallest first"""
+    """smallest first"""
     cells: dict[str, dict[str, str]]
-    """by the test's name without a card: the memory that each card has left at the peak, in GiB; of
-    a test that does not fit, the memory that it needs"""
+    """by test name (without a card), then by card: GiB left on the card at the peak, or, if the
+    test does not fit, the GiB that it needs"""
 
 
 def card_matrix(results: Iterable[Result]) -> CardMatrix | None:
-    """Return the tests by the cards that they ran on; None where no test ran on several."""
+    """Arrange tests by the cards that they ran on; None if no test ran on several."""
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
         if result.card and not result.part:
@@ -51,9 +51,9 @@ def card_matrix(results: Iterable[Result]) -> CardMatrix | None:
 
 
 def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
-    """Return a table of tests by cards; "" where no test ran on several.
+    """Return a table of tests by cards; "" if no test ran on several.
 
-    Cards that do not fit beside each other get another table.
+    Cards that exceed the width go into further tables.
     """
     matrix = card_matrix(results)
     if matrix is None:
@@ -83,7 +83,7 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
 
 
 def headroom(result: Result) -> int | None:
-    """Return the bytes that a test's card has left at its peak; None where unknown."""
+    """Return the bytes that a test leaves free on its card at its peak; None if unknown."""
     if result.measurement is None or result.card not in CARDS:
         return None
     return CARDS[result.card].usable_memory - result.measurement.peak_reserved

@@ -1,6 +1,6 @@
-"""The cause of a failure in one line: the category and the source line that grew most.
+"""Describe the cause of a failure in one line: the category and source line that grew most.
 
-Failures of the same category, source line and code have one cause, and are told as one.
+Failures with the same category, source line and code share one cause, and are reported together.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Site
 
 MIN_MEMBERS: Final = 3
-"""tests that fail of one cause, before they are told as one"""
+"""tests that must fail for one cause to be reported together"""
 
 CauseKey = tuple[str, str, str, str]
-"""category, file, function and code: the same line in all tests, though it is edited; of an edit
-the file and its words"""
+"""category, file, function and code, which identify a line even if it moved; for an edit, its file
+and description"""
 
 
 class SharedCause(NamedTuple):
-    """Failures of one cause."""
+    """Failures that share a cause."""
 
     cause: Cause
-    """as the first of the tests has it"""
+    """from the first of the tests"""
     results: tuple[Result, ...]
 
     @property
@@ -49,7 +49,7 @@ class SharedCause(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The source line: "model.py:29 (Tiny.forward)"; or its edit."""
+        """The source line, as "model.py:29 (Tiny.forward)", or its edit."""
         lead = self.results[0].verdict.lead
         if lead is not None and lead.kind == "edit":
             return lead.place
@@ -57,7 +57,7 @@ class SharedCause(NamedTuple):
 
 
 def short_cause(result: Result) -> str:
-    """Return a failure in one line: "+250.00 MiB (+12.4%): activations, model.py:29"."""
+    """Describe a failure in one line: "+250.00 MiB (+12.4%): activations, model.py:29"."""
     verdict, measurement = result.verdict, result.measurement
     lead = result.leading_comparison
     part = f"part {result.part}: " if result.part else ""
@@ -74,7 +74,7 @@ def short_cause(result: Result) -> str:
 
 
 def row_cause(result: Result) -> str:
-    """Return the cause of a failed test, for below its row in a table; "" where none is known."""
+    """Describe a failed test's cause, to print below its table row; "" if unknown."""
     measurement = result.measurement
     if not result.verdict.failed or measurement is None:
         return ""
@@ -88,7 +88,7 @@ def row_cause(result: Result) -> str:
 
 
 def short_message(results: Iterable[Result]) -> str:
-    """Return a failed test in one line: the whole test's cause, or else that of a part."""
+    """Describe a failed test in one line, by the whole test's failure or else a part's."""
     failed = sorted(
         (result for result in results if result.verdict.failed),
         key=lambda result: bool(result.part),
@@ -97,7 +97,7 @@ def short_message(results: Iterable[Result]) -> str:
 
 
 def change_words(row: Comparison) -> str:
-    """Return a difference in words: "+250.00 MiB (+12.4%)", with the peak unless allocated."""
+    """Format a difference: "+250.00 MiB (+12.4%)", naming the peak unless it is allocated."""
     difference = row.difference or 0
     share = f" ({100 * difference / row.baseline:+.1f}%)" if row.baseline else ""
     peak = "" if row.peak == "allocated" else f" {row.peak}"
@@ -105,14 +105,14 @@ def change_words(row: Comparison) -> str:
 
 
 def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
-    """Return the causes that several failed tests have, that of most tests first."""
+    """Return causes that several failed tests share, the most frequent first."""
     failed = [result for result in results if result.verdict.failed and not result.expected]
     failures_of = Counter(result.nodeid for result in failed)
     by_line: dict[CauseKey, list[Result]] = {}
     for result in failed:
-        if failures_of[result.nodeid] > 1:  # its parts tell more
+        if failures_of[result.nodeid] > 1:  # its parts are more specific
             continue
-        if result.beside is not None:  # its part beside another one is a comparison of its own
+        if result.beside is not None:  # a comparison with another part is specific to this test
             continue
         site = result.verdict.causes[0].site if result.verdict.causes else None
         lead = result.verdict.lead
@@ -131,10 +131,10 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
 
 
 def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
-    """Return failures of one line in groups that have the same keepers.
+    """Split failures of one line by their keepers.
 
-    Of many tests alike keepers are looked for in the first ones alone: those without any are in
-    the only group.
+    Keepers are searched only for the first of many similar tests: those without any join the group,
+    if there is only one.
     """
     groups: dict[frozenset[str], list[Result]] = {}
     for result in results:
@@ -146,7 +146,7 @@ def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
 
 
 def cause_lines(results: Sequence[Result]) -> list[str]:
-    """Return a sentence for each cause that several failures share."""
+    """Return a sentence per cause that several failures share."""
     failed = sum(result.verdict.failed and not result.expected for result in results)
     return [
         f"{len(cause.results)} of {failed} failures {cause.sentence}"
@@ -155,7 +155,7 @@ def cause_lines(results: Sequence[Result]) -> list[str]:
 
 
 def code_words(site: Site) -> tuple[str, ...]:
-    """Return a source line in ever fewer words, the last without its code.
+    """Describe a source line in ever shorter texts, the last without its code.
 
     "model.py:29 in Tiny.forward: return self.head(x)", "model.py:29: return self.head(x)",
     "model.py:29"

@@ -1,4 +1,4 @@
-"""Figures of a test as texts, the same in every renderer: cells of tables, and facts."""
+"""Format a test's figures for all renderers: table cells and facts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MARKS: dict[FigureName, str] = {
 
 
 def figure_cells(result: Result) -> tuple[str, str, str, str, str]:
-    """Return a test's figures: peaks in MiB, allocated, reserved and pinned; change; budget."""
+    """Format a test's figures: peaks in MiB (allocated, reserved, pinned), change and budget."""
     peaks = peak_cells(result.measurement) if result.measurement else ("", "")
     return (*peaks, pinned_cell(result), change_cell(result), budget_cell(result))
 
 
 def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Return both peaks in MiB; of out of memory the needs, or ">" the last figures."""
+    """Format both peaks in MiB; after out of memory the need, or ">" and the last figures."""
     oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:
@@ -44,14 +44,14 @@ def peak_cells(measurement: Measurement) -> tuple[str, str]:
 
 
 def pinned_cell(result: Result) -> str:
-    """Return the peak pinned in MiB; "" where nothing was."""
+    """Format the pinned peak in MiB; "" if nothing was pinned."""
     return mib((result.measurement and result.measurement.peak_pinned) or None)
 
 
 def change_cell(result: Result) -> str:
-    """Return the leading difference from the baseline in MiB and percent; "new" without one.
+    """Format the leading difference from the baseline in MiB and percent; "new" without one.
 
-    "n/a" where a baseline could not be compared.
+    "n/a" if the baseline could not be compared.
     """
     lead = result.leading_comparison
     if lead is None or lead.difference is None:
@@ -63,7 +63,7 @@ def change_cell(result: Result) -> str:
 
 
 def budget_cell(result: Result) -> str:
-    """Return the share used of a test's tightest budget, never rounded across the limit."""
+    """Format the used share of the tightest budget, never rounded across the limit."""
     budgeted = [(row.measured, row.budget) for row in result.verdict.comparisons if row.budget]
     if not budgeted:
         return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""
@@ -73,7 +73,7 @@ def budget_cell(result: Result) -> str:
 
 
 def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """Return a row for each figure: its name, budget, baseline, measured size and difference."""
+    """Return a row per figure: its name, budget, baseline, measured size and difference."""
     several = len({row.device for row in comparisons}) > 1
     rows = []
     for row in comparisons:
@@ -84,7 +84,7 @@ def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]
 
 
 def circumstances(result: Result) -> str:
-    """Return how a step was measured: "part forward, batch size 32, max_gib=8, on virtual-T4"."""
+    """Describe how a step was measured: "part forward, batch size 32, max_gib=8, on virtual-T4"."""
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
@@ -96,7 +96,7 @@ def circumstances(result: Result) -> str:
 
 
 def shortage_facts(result: Result, oom: OutOfMemory | None) -> list[tuple[str, str]]:
-    """Return an out-of-memory error's facts, as titles and texts; none without an error."""
+    """Return facts of an out-of-memory error as titles and texts; [] without an error."""
     if oom is None:
         return []
     several = result.measurement is not None and len(result.measurement.peaks) > 1

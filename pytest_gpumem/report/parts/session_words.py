@@ -1,6 +1,6 @@
-"""Facts of a session in words, the same in every renderer.
+"""Describe facts of a session, with the same words in every renderer.
 
-They are its counts, the next command, what moved together, and what was compared with baselines.
+These are its counts, the next command, what moved together, and what was compared with baselines.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.parts.toolchain_change import CommonChange
 
 FEW = 3
-"""tests or files that a command still names one by one"""
+"""tests or files that a command names one by one"""
 LONG = 120
-"""characters that a command with names has at most, where a shorter one does as well"""
+"""characters of a command with names, if a shorter one does as well"""
 MAX_REASONS = 4
-"""reasons that a sentence gives, the most frequent first"""
+"""reasons in a sentence, the most frequent first"""
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
@@ -45,7 +45,7 @@ def moved_together(results: Iterable[Result]) -> list[CommonChange]:
             continue
         if entry.provenance == measurement.provenance:
             continue
-        if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
+        if result.verdict.held_to:  # another device's baseline differs in any case
             continue
         change = ToolchainChange(
             result.nodeid,
@@ -62,13 +62,14 @@ def moved_together(results: Iterable[Result]) -> list[CommonChange]:
                 difference=lead.difference or 0,
                 categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
             )
-        # One within tolerance counts as well: it says that not all tests of a toolchain moved.
+        # Figures within tolerance are included: they show that not all of a toolchain's tests
+        # moved.
         toolchain_changes.append(change)
     return find_common_changes(toolchain_changes)
 
 
 def counts(results: Sequence[Result]) -> list[StyledText]:
-    """Return the number of results of each kind, in words; none without results."""
+    """Return the number of results of each kind, in words; [] without results."""
     recorded = sum(result.verdict.recorded for result in results)
     expected = count_kinds(result for result in results if result.expected)
     parts = []
@@ -86,11 +87,11 @@ def counts(results: Sequence[Result]) -> list[StyledText]:
 def next_command(
     results: Sequence[Result], *, updating: bool = False, arguments: Sequence[str] = ()
 ) -> UpdateCommand | None:
-    """Return the command that records missing baselines; None if nothing needs it.
+    """Return the command that records missing baselines; None if none are missing.
 
-    It never covers a test that regressed: to accept that is a decision of its own.
+    It never includes a test that regressed, as accepting that is a separate decision.
 
-    ``updating``: the session writes baselines.
+    ``updating``: the session already writes baselines.
     """
     regressed = {
         target
@@ -99,7 +100,7 @@ def next_command(
         for target in (result.verdict.command and result.verdict.command.targets)
         or (result.nodeid,)
     }
-    # A result that asks for a baseline for another reason than a regression.
+    # Results that need a baseline for another reason than a regression.
     asking = {
         target: result.verdict.command
         for result in results
@@ -120,7 +121,7 @@ def next_command(
 
 
 def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
-    """Return a sentence for each device, by its key: "9 of 10 compared, 1 missing"."""
+    """Return a sentence per device key: "9 of 10 compared, 1 missing"."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         if result.measurement:
@@ -141,10 +142,10 @@ def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
 
 
 def tells_more_than_table(results: Sequence[Result]) -> bool:
-    """Whether the sentences tell more than the table of tests.
+    """Whether the sentences say more than the table of tests.
 
-    They do of several devices, of another device's baselines, and of baselines that exist and could
-    not be compared with.
+    They do with several devices, with another device's baselines, and if baselines exist but could
+    not be compared.
     """
     devices = {result.device_key for result in results if result.measurement}
     verdicts = [result.verdict for result in results]

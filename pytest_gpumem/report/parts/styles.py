@@ -1,6 +1,6 @@
-"""Lines of a terminal in parts, each with the name of its style.
+"""Split terminal lines into parts with named styles.
 
-The text is the same without styles: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
+Without styles the text is the same: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
 terminal has colours.
 """
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 Style = Literal["headline", "command", "bad", "good", "open", ""]
-"""a :data:`~pytest_gpumem.judge.verdict.Tone` is one of them"""
+"""includes every :data:`~pytest_gpumem.judge.verdict.Tone`"""
 
 
 class StyledText(NamedTuple):
-    """A part of a line, with the name of its style."""
+    """Part of a line, with the name of its style."""
 
     text: str
     style: Style = ""
@@ -31,19 +31,19 @@ Line = tuple[StyledText, ...]
 
 
 def tone(result: Result) -> Style:
-    """Return the style of a result's verdict; a failure as its xfail says is no bad news."""
+    """Return the style of a result's verdict; a failure that xfail expects is not shown as bad."""
     if result.expected:
         return "open"
     return "good" if result.verdict.recorded else result.verdict.kind.tone
 
 
 def lines_of(text: str, style: Style = "") -> list[Line]:
-    """Return the lines of a text in one style; of "" none."""
+    """Split a text into lines of one style; [] for ""."""
     return [(StyledText(line, style),) for line in text.splitlines()]
 
 
 def encodable_lines(lines: Iterable[Iterable[StyledText]], encoding: str) -> list[Line]:
-    """Return lines as a terminal with an encoding can show them."""
+    """Return lines in characters that a terminal's encoding can show."""
     return [
         tuple(StyledText(encodable(text, encoding), style) for text, style in line)
         for line in lines

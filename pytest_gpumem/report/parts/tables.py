@@ -1,4 +1,4 @@
-"""Tables of a terminal: columns that are empty are left out, and names are cut to its width."""
+"""Lay out terminal tables: empty columns are left out, and names are cut to the width."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 MIN_NAME = 12
-"""columns that a test's name keeps, however narrow the terminal"""
+"""columns that a test's name gets even on a narrow terminal"""
 MIN_SITE = 24
-"""columns that the name of a source line keeps"""
+"""columns that a source line's name gets at least"""
 _CAUSE_INDENT = " " * 6
-"""before the cause that stands below a failed test: more than before any name"""
+"""indents the cause below a failed test, more than any name is indented"""
 
 
 class TableRow(NamedTuple):
-    """A row of a table about tests."""
+    """A row of a table of tests."""
 
     cells: tuple[str, ...]
-    """one cell is the head of the rows below it: a line of its own, across all columns"""
+    """a single cell is a heading for the rows below it, on a line across all columns"""
     result: Result | None = None
-    """the result with its verdict as the last cell; None in another table"""
+    """the result whose verdict is the last cell; None in other tables"""
     is_cause: bool = False
-    """whether its one cell is the cause of the failure above it, which is never cut"""
+    """whether its single cell is the cause of the failure above it, which is never cut"""
 
 
 def named_table(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
     """Return a table without empty columns, with names cut until it fits the width.
 
-    A row of one cell is the head of those below it: a line of its own, across all columns.
+    A row with one cell is a heading for those below it, on a line across all columns.
     """
     return "\n".join(drawn_rows(titles, [TableRow(tuple(row)) for row in rows], width))
 
 
 def drawn_rows(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[str]:
-    """Return a table's head, of two lines, and the text of each row."""
+    """Return a table's header, which has two lines, and the text of each row."""
     full_rows = [row.cells for row in rows if len(row.cells) > 1]
     used = [i for i in range(len(titles)) if any(row[i] for row in full_rows)]
     table = [[row[i] for i in used] for row in (titles, *full_rows)]
@@ -79,7 +79,7 @@ def rows_table(
     max_rows: int | None,
     sides: tuple[str, str] = ("baseline", "now"),
 ) -> str:
-    """Return rows of categories or source lines as a table, the first ``max_rows`` of them.
+    """Return a table of the first ``max_rows`` rows of categories or source lines.
 
     ``max_rows`` None shows all; ``sides`` are the titles of the two columns.
     """
@@ -94,7 +94,7 @@ def rows_table(
         sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
-    if any(row.site for row in shown):  # a column as "activations, 12 blocks, GPT2.h.*.attn"
+    if any(row.site for row in shown):  # adds a column as "activations, 12 blocks, GPT2.h.*.attn"
         subjects = ["of"]
         for row in shown:
             number = "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
@@ -108,7 +108,7 @@ def rows_table(
             subjects = ["of", *(row.site.category if row.site else "" for row in shown)]
         room = max(width - wide - max(map(columns, subjects)), MIN_SITE)
         for cells, subject in zip(table, subjects, strict=True):
-            # Without its folders, and if need be without its beginning.
+            # Drop the folders, then cut the beginning if needed.
             place = cells[0] if columns(cells[0]) <= room else cells[0].rpartition("/")[2]
             cells[:] = [shortened(place, room), *cells[1:], subject]
         align.append("left")

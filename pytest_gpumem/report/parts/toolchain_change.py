@@ -1,6 +1,6 @@
-"""Changes of many tests at once, together with the toolchain that measured them. Pure.
+"""Detect changes of many tests at once that came with another toolchain.
 
-A torch release that keeps 28 MiB more of a workspace is one event, and not forty regressions.
+A torch release that needs 28 MiB more for a workspace is one event, not forty regressions.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import FigureName
     from pytest_gpumem.measurement import Breakdown, Provenance
 
-# Two tests may change together by chance, or by one line of the user's that both run.
+# Two tests may change together by chance, or because both run one edited line.
 MIN_TESTS: Final = 3
-"""tests that have to change together before the toolchain is named as the cause"""
+"""tests that must change together for the toolchain to be named as the cause"""
 NEARBY: Final = 20
-"""amounts are about the same within a 20th of their median, or 1 MiB"""
+"""amounts are close if they differ from their median by at most 1/N of it, or 1 MiB"""
 
 
 @dataclass(frozen=True)
 class ToolchainChange:
-    """One test's figure and its baseline, which two toolchains measured.
+    """One test's figure and its baseline, measured with different toolchains.
 
-    A :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount that it changed by.
+    A :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount of the change.
     """
 
     nodeid: str
@@ -38,40 +38,40 @@ class ToolchainChange:
     device: str
     """the device's key"""
     old: Provenance
-    """of the baseline"""
+    """the baseline's provenance"""
     new: Provenance
     peak: FigureName = "allocated"
     """the figure that changed most"""
     difference: int = 0
-    """in bytes; 0 where the figure did not change"""
+    """in bytes; 0 if the figure did not change"""
     categories: tuple[tuple[str, int], ...] = ()
-    """differences at the peak, in bytes by category; empty without breakdowns"""
+    """change at the peak in bytes, by category; empty without breakdowns"""
 
 
 @dataclass(frozen=True)
 class CommonChange:
-    """Several tests' figures that changed alike, from one toolchain to another."""
+    """Several tests' figures that changed alike from one toolchain to another."""
 
     old: Provenance
     new: Provenance
     changes: tuple[ToolchainChange, ...]
-    """in the order in which they were given"""
+    """in input order"""
     remaining: int
-    """figures under the same two toolchains that did not change, or not alike"""
+    """figures with the same two toolchains that did not change, or not alike"""
 
     @property
     def tests(self) -> int:
-        """How many tests."""
+        """The number of tests."""
         return len({change.nodeid for change in self.changes})
 
     @property
     def amounts(self) -> list[int]:
-        """The differences in bytes, sorted."""
+        """The changes in bytes, sorted."""
         return sorted(change.difference for change in self.changes)
 
     @property
     def cause(self) -> str:
-        """The category that changed most, in most tests: "workspaces +28.00 MiB"; "" if unknown."""
+        """The category that changed most in most tests: "workspaces +28.00 MiB"; "" if unknown."""
         differences = [dict(change.categories) for change in self.changes if change.categories]
         sign = 1 if self.amounts[0] > 0 else -1
         tops = Counter(
@@ -83,13 +83,13 @@ class CommonChange:
         amounts = [
             categories[name] for categories in differences if sign * categories.get(name, 0) > 0
         ]
-        if number * 2 <= len(differences) or not amounts:  # a minority is no cause of all
+        if number * 2 <= len(differences) or not amounts:  # a minority does not explain all
             return ""
         return f"{name} {_amounts(amounts)}"
 
     @property
     def sentence(self) -> str:
-        """The change in one sentence, which leads a report.
+        """Describe the change in one sentence, the first of a report.
 
         "torch 2.14.0 -> 2.15.0: 40 tests moved by +28.00 MiB allocated, workspaces +28.00 MiB"
         """
@@ -99,11 +99,11 @@ class CommonChange:
 
 
 def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange]:
-    """Return the figures that changed together, the largest group first.
+    """Group the figures that changed together, the largest group first.
 
-    They have the same two toolchains, are of three tests or more and of at least half of the
-    figures with these toolchains, and changed by about the same amount; or else, all of them in one
-    direction. Any other figure is in no group: its change is a regression of its own.
+    A group has the same two toolchains, at least three tests, and at least half of all figures with
+    these toolchains. Its figures changed by about the same amount, or else all figures changed in
+    one direction. A figure in no group is a regression of its own.
     """
     by_toolchains: dict[tuple[Provenance, Provenance], list[ToolchainChange]] = {}
     for change in changes:
@@ -117,7 +117,7 @@ def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange
                 continue
             median = median_low(each.difference for each in changed)
             distance = max(abs(median) // NEARBY, MIB)
-            group = [  # the changes near the median, and of its sign
+            group = [  # close to the median, with the same sign
                 each
                 for each in changed
                 if abs(each.difference - median) <= distance and each.difference * median > 0
@@ -139,7 +139,7 @@ def _enough(changes: Sequence[ToolchainChange], candidates: int) -> bool:
 def moved_categories(
     old: Sequence[Breakdown], new: Sequence[Breakdown], device: int
 ) -> tuple[tuple[str, int], ...]:
-    """Return the difference of each category on a device, in bytes; empty without breakdowns."""
+    """Return each category's change on a device in bytes; () without breakdowns."""
     if min(len(old), len(new)) <= device:
         return ()
     rows = category_rows(new[device], old[device])[:-1]
@@ -147,7 +147,7 @@ def moved_categories(
 
 
 def _amounts(amounts: Sequence[int]) -> str:
-    """Return one amount or, where they differ as written, their range and median."""
+    """Format one amount or, if they differ as printed, their range and median."""
     low, high = (format_size(amount, signed=True) for amount in (min(amounts), max(amounts)))
     if low == high:
         return low

@@ -1,4 +1,4 @@
-"""The terminal's account of updated baselines."""
+"""Describe updated baselines for the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import BaselineEntry
 
 MAX_UPDATES = 20
-"""entries that a summary of updates lists, of each group"""
+"""entries to list per group"""
 
 
 def update_summary(summary: UpdateSummary, *, width: int = 80, brief: bool = False) -> str:
-    """Return the fate of the baselines: their numbers, then changes first with their differences.
+    """Summarize an update: the counts, then the changes with their differences first.
 
-    ``brief`` leaves only the numbers and the errors.
+    ``brief`` shows only the counts and errors.
     """
     groups = {
         name: getattr(summary, name) for name in ("created", "changed", "unchanged", "removed")
@@ -47,14 +47,14 @@ def update_summary(summary: UpdateSummary, *, width: int = 80, brief: bool = Fal
 
 
 def files_to_commit(files: Sequence[str]) -> str:
-    """Return the next step with the files that were written, by their paths; "" without any."""
+    """Return the next step, committing the written files; "" if there are none."""
     if len(files) <= 1:
         return f"commit {printable(files[0])}" if files else ""
     return f"commit the {len(files)} files that were written in {printable(commonpath(files))}"
 
 
 def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
-    """Yield an entry's figures, beside the old ones where they can be compared."""
+    """Yield an entry's figures, next to the old ones if they can be compared."""
     comparable = old is not None and len(old.peaks) == len(new.peaks)
     old_peaks = old.peaks if old is not None and comparable else ()
     for device, peak in enumerate(new.peaks):

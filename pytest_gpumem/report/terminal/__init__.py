@@ -1,1 +1,1 @@
-"""Text that pytest shows in the terminal."""
+"""Texts that pytest prints to the terminal."""

@@ -1,4 +1,4 @@
-"""A failed test in at most fifteen lines: the cause, notes, the next step."""
+"""Render a failed test in at most fifteen lines: the cause, notes, the next step."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
 
 MAX_LINES: Final = 15
-"""lines of a failure; a remedy and its command are never cut"""
+"""lines per failure; a remedy and its command are never cut"""
 
 
 def brief_failures(
     results: Sequence[Result], *, width: int = 80, whole_code: bool = False
 ) -> list[StyledText]:
-    """Return the lines of one test's failures, its parts' first; none where nothing failed.
+    """Return the lines on one test's failures, its parts' first; [] if nothing failed.
 
-    With ``whole_code`` source lines are shown whole, however long.
+    With ``whole_code`` source lines are not cut, however long.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
@@ -55,7 +55,7 @@ def brief_failures(
         notes = told_notes(verdict.notes, hints)
         paragraphs = [wrapped("note: ", note.text, width).splitlines() for note in notes]
         paragraphs += [wrapped("hint: ", hint.text, width).splitlines() for hint in hints]
-        # The first cause is always shown, and one line is left to say that more is known.
+        # The first cause is always shown; one line is reserved for saying what is left out.
         first = len(causes[:1]) + sum(1 for _ in takewhile(lambda line: line.below, causes[1:]))
         room = MAX_LINES - len(head) - first - len(ending) - 1
         shown: list[str] = []
@@ -80,17 +80,17 @@ def brief_failures(
 
 
 def explains_growth(hint: Note, verdict: Verdict) -> bool:
-    """Return whether a hint may say why memory grew."""
+    """Return whether a hint may explain a growth."""
     if hint.kind is NoteKind.UNUSED_GRAPH:
         return any(cause.category == "activations" for cause in verdict.causes[:1])
     return hint.kind is NoteKind.STILL_HELD
 
 
 def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]]:
-    """Yield one test's failures, its parts' first, and whether a later one has the same command.
+    """Yield one test's failures, parts first, and whether a later one has the same command.
 
-    A command that accepts the whole test accepts its parts, and the snapshot is of the whole test:
-    the last result alone keeps it.
+    A command that accepts the whole test also accepts its parts, and the snapshot is of the whole
+    test, so only the last result keeps them.
     """
     failed = [result for result in with_alike_ranks(results) if result.verdict.failed]
     failed.sort(key=lambda result: not result.part)
@@ -102,7 +102,7 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
-    """Return a failure's notes in their order, without one that a hint tells in bytes."""
+    """Rank a failure's notes, without those that a hint repeats in bytes."""
     next_step = any(hint.kind is NoteKind.NEXT_STEP for hint in hints)
     return [
         note for note in ranked(notes) if not (next_step and note.kind is NoteKind.FRESH_OPTIMIZER)
@@ -110,7 +110,7 @@ def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
 
 
 def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:
-    """Yield the next thing to do, and its command on a line of its own."""
+    """Yield the next step, and its command on a separate line."""
     if verdict.advice:
         yield from map(StyledText, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:
@@ -124,7 +124,7 @@ def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:
 
 
 def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[StyledText]]:
-    """Return a line for each test that fails of the same cause as an earlier one, by nodeid."""
+    """Return a line for each test that fails for the same cause as an earlier one, by nodeid."""
     lines: dict[str, list[StyledText]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results

@@ -1,4 +1,4 @@
-"""The source lines of a failed test, an amount each: the same at every verbosity."""
+"""Render the source lines of a failed test with their amounts, the same at every verbosity."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Keeper
 
 MAX_SITES: Final = 3
-"""source lines of a failure"""
+"""source lines per failure"""
 MAX_REASONS: Final = 2
-"""clauses on one source line"""
+"""clauses per source line"""
 HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
-"""failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
+"""failures for which every hint helps; other kinds only show hints that explain the change"""
 REASON_INDENT: Final = " " * 14
-"""before a clause, which stands below its line's amount"""
+"""indents a clause below its line's amount"""
 _CUT: Final = " ..."
 BLAME: Final = "or find out which edit it was:"
 ACCEPT: Final = "or accept the figures of this run on another machine:"
-"""the lines above the commands that do"""
+"""printed above the commands that do this"""
 
 
 class CauseLine(NamedTuple):
@@ -36,28 +36,28 @@ class CauseLine(NamedTuple):
 
     text: str
     below: bool = False
-    """whether it is a clause on the source line above it"""
+    """whether it is a clause of the source line above it"""
 
 
 class _AmountRow(NamedTuple):
-    """A source line and its bytes."""
+    """A source line with its bytes."""
 
     nbytes: str
     category: str
     places: Sequence[str]
-    """the source line in words, ever fewer of them"""
+    """texts of the source line, from long to short"""
     reasons: Sequence[str]
-    """clauses that stand below"""
+    """clauses shown below it"""
     keepers: Sequence[Keeper]
-    """the keepers of its blocks, a clause each; it may have other clauses as well"""
+    """keepers of its blocks, with a clause each among ``reasons``"""
 
 
 def cause_table(
     result: Result, width: int, *, whole_code: bool = False, max_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
-    """Return the source lines that grew, or that hold most where a limit was met.
+    """Return the source lines that grew, or hold most if a limit was exceeded.
 
-    With ``whole_code`` code is shown whole, however long: in a log, which has no columns.
+    With ``whole_code`` code is not cut, as in a log, which has no width.
     """
     cut_at = sys.maxsize if whole_code else width
     kind, measurement = result.verdict.kind, result.measurement
@@ -86,7 +86,7 @@ def cause_table(
             rows.append(_AmountRow(size, line.site.category, places, line.reasons, line.keepers))
         return [*request, *_amount_lines(rows, width, cut_at, max_reasons)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
-    if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
+    if len(sites) < 2:  # noqa: PLR2004 - the headline names a single one
         return []
     return [
         CauseLine(f"  {format_size(site.nbytes)}  {printable(site_name(site))}")
@@ -97,7 +97,7 @@ def cause_table(
 def _amount_lines(
     rows: Sequence[_AmountRow], width: int, cut_at: int, max_reasons: int
 ) -> list[CauseLine]:
-    """Return a line for each source line, its code as far as it fits, and its reasons below it."""
+    """Return a line per source line, with its code as far as it fits, and its reasons below."""
     amount_width = max((len(row.nbytes) for row in rows), default=0)
     category_width = max((len(row.category) for row in rows), default=0)
     lines = []
@@ -118,7 +118,7 @@ def _amount_lines(
 
 
 def _fitting(head: str, places: Sequence[str], width: int) -> str:
-    """Return a source line in the most words that fit; its code is cut, and never its file."""
+    """Return the longest text of a source line that fits; the code may be cut, never the file."""
     for words in places[:-1]:
         if columns(f"{head}{words}") <= width:
             return f"{head}{words}".rstrip()

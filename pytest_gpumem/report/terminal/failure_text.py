@@ -1,7 +1,7 @@
-"""The text of one failed test: the cause, the figures, the source lines, the next step.
+"""Render one failed test in full: the cause, the figures, the source lines, the next step.
 
-All of it fits 80 columns where names allow. Names of tests and parts, source lines and error texts
-are shown with their control characters escaped.
+It fits 80 columns if names allow. Control characters in names of tests and parts, source lines and
+error texts are escaped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 MAX_REASONS_IN_FULL = 10
-"""clauses on one source line"""
+"""clauses per source line"""
 MAX_ROWS = 10
-"""rows of a table that says where a peak comes from"""
+"""rows of a table that breaks a peak down"""
 
 
 def failure_sections(
@@ -40,11 +40,12 @@ def failure_sections(
     max_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
 ) -> list[StyledText]:
-    """Return the lines of one test's failures, those of its parts first: they tell where.
+    """Return the lines on one test's failures, its parts' first: they are more specific.
 
-    A command that is the next step of several results, and their snapshot, stand in the last.
+    If several results have the same command as next step, it is shown with the last, as is their
+    snapshot.
 
-    ``max_rows`` None shows all; with ``whole_code`` source lines are whole.
+    ``max_rows`` None shows all; with ``whole_code`` source lines are not cut.
     """
     lines: list[StyledText] = []
     for result, repeated in failures_in_order(results):
@@ -60,7 +61,7 @@ def failure_sections(
 def failure_section(
     result: Result, *, width: int = 80, max_rows: int | None = MAX_ROWS, whole_code: bool = False
 ) -> list[StyledText]:
-    """Return the section of one failure: its cause, its figures, the next step."""
+    """Return one failure's section: its cause, figures and next step."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
     facts = tabulate(shortage_facts(result, oom), tablefmt="plain", disable_numparse=True)
@@ -73,14 +74,14 @@ def failure_section(
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
     hints = hints_of(result)
     sentences = []
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts already have them
         sentences.append(wrapped("step: ", circumstances(result), width))
     notes = told_notes(verdict.notes, hints)
     sentences += [wrapped("note: ", note.text, width) for note in notes]
     sentences += [wrapped("hint: ", hint.text, width) for hint in hints]
     if result.snapshot:
         sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
-    # As in brief: what is added stands below.
+    # Same start as the brief text: details are added below.
     causes = cause_table(result, width, whole_code=whole_code, max_reasons=MAX_REASONS_IN_FULL)
     blocks = [
         "\n".join(line.text for line in causes),
@@ -103,10 +104,10 @@ def failure_section(
 
 
 def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
-    """Return two tables: the categories of a peak, and the source lines that allocated it.
+    """Return two tables: a peak's categories, and the source lines that allocated it.
 
-    They are of the device with the largest growth, else of the fullest. A leak has one table, of
-    the lines with memory that stayed.
+    They are for the device that grew most, or else the fullest. A leak has one table, of the lines
+    whose memory stayed.
     """
     measurement = result.measurement
     if measurement is None:

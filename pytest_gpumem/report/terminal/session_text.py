@@ -1,7 +1,7 @@
-"""Lines about a whole session on the terminal: its device, its counts, the next command.
+"""Render lines about a whole session for the terminal: its device, counts, the next command.
 
-Each function returns text without a newline at its end. All of it fits 80 columns where names
-allow; names from outside are shown with their control characters escaped.
+Each function returns text without a trailing newline. It fits 80 columns if names allow; control
+characters in names from outside are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def header(
     fails: bool = False,
     cards: Sequence[str] = (),
 ) -> list[str]:
-    """Return the sentences for the head of the session."""
+    """Return the sentences for the session's header."""
     if device is None:
         outcome = "fail, because CI is set" if fails else "are skipped"
         return [f"no device, so marked tests {outcome}: {printable(reason)}"]
@@ -52,11 +52,12 @@ def header(
 def quiet_line(
     results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0
 ) -> list[StyledText]:
-    """Return one line on the tests that failed, and on tests that no baseline held; "" if none.
+    """Return one line on tests that failed or were not compared with a baseline; [] if none.
 
-    Recorded ones are held from now on.
+    Tests whose baseline is written by this session are not counted.
 
-    Skipped are marked tests, and whole files of them, without a device, or with a hidden one.
+    ``skipped_tests`` and ``skipped_files`` count marked tests, and whole files of them, that were
+    skipped because there is no device or it was hidden.
     """
     reasons = Counter(
         result.verdict.uncompared
@@ -86,7 +87,7 @@ def quiet_line(
 
 
 def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:
-    """Return lines that say how many results of each device were compared with baselines."""
+    """Return a line per device on how many results were compared with baselines."""
     sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
     lines = []
     for key, sentence in sentences.items():
@@ -96,7 +97,7 @@ def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]
 
 
 def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
-    """Return lines with the folder of the snapshots, and why some could not be written."""
+    """Return lines with the snapshots' folder, and why some could not be written."""
     files = list(dict.fromkeys(result.snapshot for result in results if result.snapshot))
     errors = list(
         dict.fromkeys(result.snapshot_error for result in results if result.snapshot_error)

@@ -1,4 +1,4 @@
-"""The table at the end of a session: both peaks of every test, and notes on them."""
+"""Render the table at the end of a session: both peaks of every test, and notes on them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 FEW_ROWS = 25
-"""results that are all listed without being asked for; of more, those that are not within"""
+"""up to so many results are all listed; of more, only those that are not within their baseline"""
 MAX_NOTES = 10
-"""notes below the table; each kind that says that a figure may be wrong has one in any case"""
+"""notes below the table; each kind that warns of a wrong figure is shown once in any case"""
 
 _SIZES = re.compile(r"\d[\d,.]* (?:[KMGT]i)?B\b")
-"""sizes in a note, and no lines or versions; of notes that differ in these alone, one is shown"""
+"""sizes in a note, but not line numbers or versions; of notes that differ only in these, one is
+shown"""
 
 _TITLES = ("test", "allocated", "reserved", "pinned", "change", "budget", "verdict")
 
 
 def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80) -> list[Line]:
-    """Return the table for the end of the session; none without rows.
+    """Return the table for the end of the session; [] without rows.
 
-    ``verbosity`` below 0 has no rows, 0 every test or, of more than ``FEW_ROWS``, those that are
-    not within, 1 every test and hints, 2 also provenance and every note.
+    ``verbosity`` below 0 gives no rows; 0 every test or, if there are more than ``FEW_ROWS``, those
+    that are not within; 1 every test and hints; 2 also provenance and every note.
     """
     results = listed = with_alike_ranks(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:
@@ -71,13 +72,13 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
             table += lines_of(
                 wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
             )
-    # A failure has a section of its own, with its notes.
+    # A failure shows its notes in its own section.
     passed = [result for result in listed if not result.verdict.failed]
     notes = [
         note
         for result in passed
         for note in result.verdict.notes
-        # Its word says that.
+        # The result's word already says so.
         if not (result.verdict.recorded and note.kind is NoteKind.RECORDED)
     ]
     every_note = verbosity > 1
@@ -91,10 +92,10 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
 
 
 def _rows(results: Sequence[Result]) -> list[TableRow]:
-    """Return a row for each result, by file and device in the order of their first results.
+    """Return a row per result, by file and device in the order of their first results.
 
-    Above each such group stand its file and device, where they differ; below a failed test its
-    cause.
+    Each group starts with its file and device, where they differ; a failed test's cause follows its
+    row.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -108,7 +109,7 @@ def _rows(results: Sequence[Result]) -> list[TableRow]:
         head = " ".join(filter(None, [file, device]))
         if head:
             rows.append(TableRow((head,)))
-        whole_test = ""  # the last row of a whole test: its parts stand below it
+        whole_test = ""  # the last whole test's row: its parts are indented below it
         for result in members:
             below = bool(result.part) and result.nodeid == whole_test
             whole_test = whole_test if result.part else result.nodeid
@@ -124,11 +125,10 @@ def _rows(results: Sequence[Result]) -> list[TableRow]:
 def _counted_lines(
     label: str, notes: Iterable[Note], width: int, *, every_note: bool
 ) -> Iterator[str]:
-    """Yield notes or hints, each once with its number of tests: the most important first.
+    """Yield distinct notes or hints with their number of tests, the most important first.
 
-    Of those that differ in sizes alone, the one that most tests have stands for all. Of many, each
-    kind that says that a figure may be wrong has one, and further ones the rest of
-    :data:`MAX_NOTES`.
+    Notes that differ only in sizes are merged into the most frequent one. If there are many, each
+    kind that warns of a wrong figure is shown once, and others fill up to :data:`MAX_NOTES`.
     """
     counter = Counter(notes)
     by_rank = sorted(counter, key=lambda note: (note.severity, -counter[note]))

@@ -1,4 +1,4 @@
-"""The lead of a session's summary where a new toolchain, and no test, moved the figures."""
+"""Render the lead of a session's summary if a new toolchain, not a test, moved the figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)
 def lead_lines(
     results: Sequence[Result], width: int = 80, *, arguments: Sequence[str] = ()
 ) -> list[Line]:
-    """Return the lines that a summary leads with; none where nothing moved together."""
+    """Return the lines that a summary starts with; [] if nothing moved together."""
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
     command: UpdateCommand | None = None
@@ -47,7 +47,7 @@ def lead_lines(
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:
-    """Return a line in place of the section of each test that failed only by moving so."""
+    """Return a line that replaces the section of each test that failed only by moving so."""
     moved = _moved_names(moved_together(results))
     lines: dict[str, str] = {}
     failed_alone = set()
