@@ -1,4 +1,4 @@
-"""``gpumem cards``: the cards that the virtual GPU can be."""
+"""``gpumem cards``: list the cards that the virtual GPU can be."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DESCRIPTION: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that describes the GPU of this machine."""
+    """Add the option that describes this machine's GPU."""
     parser.add_argument(
         "--here", action="store_true", help="print a card file for this machine's first GPU"
     )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the table of all cards, or the description of the GPU that is here."""
+    """Return the table of all cards, or the description of this machine's GPU."""
     if arguments.here:
         import torch
 
@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: ANN401 - torch's
-    """Return the fields of a card's file from torch's properties of a device.
+    """Convert torch's device properties to the fields of a card's file.
 
-    The context is an estimate: other processes, and libraries, may take memory as well.
+    The context is an estimate: other processes and libraries may use memory, too.
     """
     capability = properties.major, properties.minor
     if capability not in LIMITS:

@@ -1,6 +1,7 @@
-"""A program as a marked test: a baseline, limits, a verdict and reports, without pytest's session.
+"""Judge a program as a marked test: with a baseline, limits and reports, but no pytest session.
 
-The program runs once, so it gets no findings of second runs (docs/explanation/second-runs.md).
+The program runs once, so nothing that needs a second run is found
+(docs/explanation/second-runs.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"),
 )
-"""the marker's limits that ``gpumem run`` has as options"""
+"""the marker's limits that are options of ``gpumem run``"""
 MEASURED: Final = {
     "card": None,
     "device": None,
@@ -52,13 +53,13 @@ MEASURED: Final = {
     "rank": None,
     "values": "auto",
 }
-"""options that decide the measurement, with their defaults"""
+"""options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""options of the plugin that ``gpumem run`` has, with their names there"""
+"""options of the plugin that ``gpumem run`` has, by their names there"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments by which a program is a test."""
+    """Add the arguments that make a program a test."""
     judged = parser.add_argument_group(
         "the program as a test", "the exit status is 1 where its memory regressed or does not fit"
     )
@@ -78,12 +79,12 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def flag_of(limit: str) -> str:
-    """Return the option of a limit: "--max-gib" of "max_gib"."""
+    """Return the option for a limit: "--max-gib" for "max_gib"."""
     return f"--{limit.replace('_', '-')}"
 
 
 def option_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of ``gpumem run`` that decide the measurement and the comparison."""
+    """Return the given options of ``gpumem run`` that affect the measurement and the comparison."""
     words = ["--phases"] * arguments.phases
     for name in (*MEASURED, "baseline", "name", *LIMITS, "tolerance"):
         value = getattr(arguments, name)
@@ -93,55 +94,55 @@ def option_words(arguments: argparse.Namespace) -> list[str]:
 
 
 def program_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the program and its arguments, as ``gpumem run`` takes them."""
+    """Return the program and its arguments, as given to ``gpumem run``."""
     return [*["-m"] * arguments.module, arguments.script, *arguments.args]
 
 
 def is_judged(arguments: argparse.Namespace) -> bool:
-    """Return whether an option asks for a verdict or a report, and not for the peaks alone."""
+    """Return whether an option requests a verdict or a report, not only the peaks."""
     names = *SETTINGS.values(), "phases", *LIMITS[1:]
     return any(getattr(arguments, name) not in {None, False} for name in names)
 
 
 class ProgramItem:
-    """A program, as running and judging a marked test needs it (:class:`MarkedItem`)."""
+    """A program with the interface of a marked test (:class:`MarkedItem`)."""
 
     declared = True
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
-        """Take a program: its name in baselines, its file or module, and its function."""
-        self.nodeid, self.argument = nodeid, ""  # its command has it
+        """Store the program's name in baselines, its file or module, and its function."""
+        self.nodeid, self.argument = nodeid, ""  # shown by its command instead
         self._script = script
         self.runtest = run
 
     def location(self) -> tuple[str, int]:
-        """Return the program's file and its first line."""
+        """Return the program's file and first line."""
         return self._script, 1
 
     def tear_down(self, *_: object, **__: object) -> None:
-        """Tear down nothing: a program has no fixtures."""
+        """Do nothing: a program has no fixtures."""
 
     finish_replaced = finish_fixtures = tear_down
 
     def run_again(self, *_: object, **__: object) -> Attempt:
-        """Run nothing: a program has read its input and written its files."""
+        """Do not run again: a program has already read its input and written its files."""
         return Attempt(passed=False)
 
     def measured(self, part: str, measurement: Measurement) -> Measurement:
-        """Return the measurement as it is."""
+        """Return the measurement unchanged."""
         del self, part
         return measurement
 
 
 class JudgedProgram:
-    """A program's measurement, its verdict and its reports."""
+    """Measures a program, judges it, and writes its reports."""
 
     def __init__(
         self, item: ProgramItem, arguments: argparse.Namespace, choice: Choice, children: ChildWatch
     ) -> None:
-        """Prepare a program's measurement, or refuse an argument that cannot be used.
+        """Prepare the measurement, or reject an argument that cannot be used.
 
-        ``children`` watches the program's processes from its start.
+        ``children`` watches the program's processes from the start.
         """
         self._item, self._root = item, Path.cwd()
         if arguments.update and arguments.baseline is None:
@@ -176,7 +177,7 @@ class JudgedProgram:
                 with suppress(Exception):  # the program may have left CUDA unusable
                     self._session.run.close()
 
-        atexit.register(close)  # after the program's own, which may use CUDA
+        atexit.register(close)  # runs after the program's own exit handlers, which may use CUDA
 
     @property
     def is_fork(self) -> bool:
@@ -185,16 +186,16 @@ class JudgedProgram:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the program is held to a baseline or to limits."""
+        """Whether the program has a baseline or limits to keep."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
 
     @property
     def explainer(self) -> str:
-        """The class that tells where the peaks of its processes come from; "": nothing does."""
+        """The class that explains its processes' peaks; "": none."""
         return self._session.explainer.of_children(self._root) if is_judged(self._arguments) else ""
 
     def refuse_replacement(self) -> None:
-        """Let a judged program not replace its process: nothing measures the new one."""
+        """Raise if a judged program replaces its process, as the new one would not be measured."""
 
         def refuse(event: str, _arguments: object) -> None:
             if event == "os.exec" and not self.is_fork:
@@ -209,7 +210,7 @@ class JudgedProgram:
             sys.addaudithook(refuse)
 
     def begin(self) -> None:
-        """Measure from the first use of CUDA on; a fork is measured as the children are."""
+        """Start measuring at the first use of CUDA; a fork is measured like a child process."""
         device = self._session.choice.device
         if self.is_fork and device is not None:
             device.open(None, self._arguments.devices)
@@ -222,20 +223,20 @@ class JudgedProgram:
             self._phases.start()
 
     def end_step(self) -> None:
-        """Note that the program's code has ended, whose variables are deleted from now on."""
+        """Record that the program's code has ended: its variables are deleted after this."""
         if self._session.run is not None and not self.is_fork:
             self._session.run.meter.end_step()
 
     @property
     def run(self) -> Run:
-        """The program's measurement; of one that used no GPU it begins now."""
+        """The program's measurement; if it used no GPU, it starts now."""
         if self._session.run is None and self._session.choice.device is not None:
             self._session.choice.device.open(None, self._arguments.devices)
         assert self._session.run is not None  # noqa: S101 - open() has called begin()
         return self._session.run
 
     def _processes_used_a_gpu(self, *, passed: bool, alone: bool) -> bool:
-        """Return whether processes that the program started used a GPU: ``alone``, without it."""
+        """Return whether child processes used a GPU; ``alone``: and the program itself did not."""
         children = self._children.children()
         silent = [child.name for child in children if not child.ended]
         if silent and passed and self._is_held:
@@ -252,13 +253,13 @@ class JudgedProgram:
     def finish(
         self, error: BaseException | None, *, passed: bool
     ) -> tuple[list[Result], list[str], bool]:
-        """Judge the program that has ended, well or with an error; write its baseline and reports.
+        """Judge the program after it ended, well or with an error; write its baseline and reports.
 
-        Return the results (none of one that failed by an error of its own), lines to print, and
-        whether the program fails by its memory, or by a file that was not written.
+        Return the results (none if the program failed by its own error), lines to print, and
+        whether the program fails because of its memory, or of a file that could not be written.
 
         Raises:
-            GpuMemError: the measurement means nothing.
+            GpuMemError: the measurement is meaningless.
         """
         if self._phases is not None:
             self._phases.stop()

@@ -1,6 +1,6 @@
-"""``gpumem light``: the requirements of an environment without NVIDIA's packages.
+"""``gpumem light``: list the requirements of an environment without NVIDIA's packages.
 
-It needs nothing but Python and pip: it runs where only this package is installed, without its own
+It needs only Python and pip, so it runs where this package is installed without its own
 requirements (``pip install --no-deps pytest-gpumem``).
 """
 
@@ -31,15 +31,15 @@ DESCRIPTION: Final = (
 )
 OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
-"""of any version, so of the installed one"""
+"""matches any version, but stands for the installed one"""
 FIRST_PIP: Final = 25, 3
-"""the first pip with a --dry-run that reads requirements without downloading whole packages"""
+"""the first pip whose --dry-run resolves requirements without downloading whole packages"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
-"""packages that only a real GPU needs, by their normalized names"""
+"""packages that only a real GPU needs, by normalized name"""
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
-"""pure Python, 50 kB: a real GPU's process list"""
+"""pure Python, 50 kB: lists the processes on a real GPU"""
 # As pip names them for CUDA 12 and 13; torch requires those of one.
 EXCLUDED_BY_UV: Final = (
     *("cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "nvidia-cublas", "nvidia-cublas-cu12"),
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return a requirements file, or the names that it leaves out."""
+    """Return a requirements file, or the names of the packages that it leaves out."""
     patterns = [*[CUDNN] * arguments.cudnn, *[TRITON] * arguments.triton]
     if arguments.excludes:
         return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_left_out(name, patterns)))
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def own_requirements(extras: Sequence[str] = ()) -> list[str]:
-    """Return this package's requirements, with some of its extras, from its own metadata."""
+    """Read this package's requirements, with some extras, from its installed metadata."""
     try:
         declared = requires(OWN) or []
     except PackageNotFoundError:
@@ -138,15 +138,15 @@ def own_requirements(extras: Sequence[str] = ()) -> list[str]:
 
 
 def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
-    """Let pip choose versions for requirements; nothing is installed.
+    """Let pip resolve requirements without installing anything.
 
-    An older pip would download NVIDIA's packages, 3 GB: a newer one is taken from the index, for
-    this once.
+    An older pip would download NVIDIA's packages (3 GB), so a newer one is fetched from the index
+    for this one run.
 
     Returns:
-        the rows "install" of the report that pip's documentation calls "Installation Report".
+        the "install" entries of what pip's documentation calls "Installation Report".
     """
-    if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
+    if PathFinder.find_spec("pip") is None:  # avoids setuptools' finder, which warns
         raise SpecError(
             "gpumem light",
             f"{sys.executable} has no pip, which chooses the versions",
@@ -171,14 +171,14 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def recent_pip(folder: str) -> tuple[list[str], bool]:
-    """Return the command of a pip, and whether it downloads no packages for --dry-run.
+    """Return a pip command, and whether its --dry-run downloads no packages.
 
-    If the pip here is older, a newer one is put into ``folder``, which is empty.
+    If the installed pip is older, a newer one is put into ``folder``, which is empty.
     """
     own = [sys.executable, "-m", "pip"]
     if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= FIRST_PIP:
         return own, True
-    # It runs once: most of its bytecode would never be used.
+    # It runs once, so most of its bytecode would never be used.
     newer = ["install", "--quiet", "--no-deps", "--no-compile", "--target", folder]
     least = ".".join(map(str, FIRST_PIP))
     done = subprocess.run([*own, *newer, f"pip>={least}"], capture_output=True, check=False)
@@ -188,7 +188,7 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
 
 
 def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
-    """Return whether the virtual GPU does without a package, and it is not to be kept."""
+    """Return whether the virtual GPU does not need a package, and nothing says to keep it."""
     name = normalized(package)
     if name in KEPT or any(pattern.fullmatch(name) for pattern in patterns):
         return False
@@ -196,5 +196,5 @@ def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
 
 
 def normalized(package: str) -> str:
-    """Return a package's name as indexes compare it (PEP 503)."""
+    """Normalize a package's name as indexes do (PEP 503)."""
     return re.sub(r"[-_.]+", "-", package).lower()

@@ -35,17 +35,17 @@ COMMANDS: Final = {
     "blame": "bisect.blame",
     "light": "light",
 }
-"""subcommands as the help lists them, each with its module in this folder. Only the module of the
-one that runs is imported: light runs where the others' imports are not installed"""
+"""the subcommands in the order of the help, each with its module in this folder. Only the module
+that runs is imported: ``light`` runs without the others' dependencies"""
 
 
 def subcommand(name: str) -> ModuleType:
-    """Return the module of a subcommand, with HELP, DESCRIPTION, ``add_arguments`` and ``run``."""
+    """Import a subcommand's module, which has HELP, DESCRIPTION, ``add_arguments`` and ``run``."""
     return import_module(f"pytest_gpumem.cli.{COMMANDS[name]}")
 
 
 def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Build the parser of the command line."""
     epilog = "gpumem COMMAND --help explains a command."
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__, epilog=epilog)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")

@@ -1,8 +1,8 @@
-"""The outcome of a subcommand of ``gpumem``, and helpers of several subcommands.
+"""Define the outcome of a ``gpumem`` subcommand, and helpers that several subcommands use.
 
-Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run``. That returns an
-:class:`Outcome` to print, or raises a GpuMemError for bad input, which ``main`` prints. Those about
-baselines need no device and import no torch.
+Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run``. ``run`` returns
+an :class:`Outcome` to print, or raises a GpuMemError for bad input, which ``main`` prints.
+Subcommands on baselines need no device and import no torch.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 OK: Final = 0
 FOUND: Final = 1
-"""growth or a misfit, as a CI job asks for them"""
+"""growth or a misfit, for which a CI job should fail"""
 BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
-"""as a shell has it: 128 and the number of SIGINT"""
+"""as in a shell: 128 plus the number of SIGINT"""
 
 DEVICES: Final = ("auto", "cuda", "virtual")
-"""those of ``--gpumem-device`` but none: the plugin is not imported for them"""
+"""values of ``--gpumem-device`` except none; repeated here so as not to import the plugin"""
 PREDICTED: Final = "memory is predicted; kernels did not run"
-"""below figures of the virtual GPU"""
+"""printed below figures of the virtual GPU"""
 
 
 def add_device_argument(
     parser: argparse.ArgumentParser, meaning: str, default: str | None = None
 ) -> None:
-    """Add the argument that says where steps run."""
+    """Add the option that selects where steps run."""
     parser.add_argument("--device", choices=DEVICES, default=default, help=meaning)
 
 
 def read_max_gib(value: float | None, flag: str = "--max-gib") -> int | None:
-    """Return the bytes of a limit in GiB; None without it."""
+    """Convert a limit in GiB to bytes; None without a limit."""
     if value is None:
         return None
     if not 0 < value < MAX_GIB:  # also refuses NaN
@@ -56,17 +56,17 @@ def read_max_gib(value: float | None, flag: str = "--max-gib") -> int | None:
 
 
 class Outcome(NamedTuple):
-    """The output of a subcommand, and its exit status."""
+    """A subcommand's output and exit status."""
 
     text: str
-    """for the standard output"""
+    """goes to standard output"""
     status: int = OK
     trouble: tuple[str, ...] = ()
-    """for the standard error, a line each"""
+    """lines for standard error"""
 
 
 def confirmed(question: str) -> bool:
-    """Return whether the user says yes; without a terminal the answer is no."""
+    """Ask the user; return whether the answer is yes, False without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
@@ -78,7 +78,7 @@ def confirmed(question: str) -> bool:
 
 
 def show(outcome: Outcome) -> None:
-    """Print a subcommand's outcome, in the characters that the terminal has."""
+    """Print a subcommand's outcome, in characters that the terminal can show."""
     for line in outcome.trouble:
         print(printable(line), file=sys.stderr, flush=True)
     if not outcome.text:
@@ -87,12 +87,12 @@ def show(outcome: Outcome) -> None:
     try:
         print(encodable(outcome.text, encoding), flush=True)
     except BrokenPipeError:  # of a reader that has seen enough
-        # Python flushes what is left at its end, as its signal module's documentation says.
+        # Python would flush the rest at exit; its signal module's documentation suggests this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write an answer as a file of JSON."""
+    """Write an answer to a JSON file."""
     try:
         encoded = json.dumps(document, indent=1) + "\n"
         write_whole(path.absolute(), encoded.encode(), f".{path.name}.new")

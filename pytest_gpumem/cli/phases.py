@@ -1,7 +1,7 @@
-"""The phases of a program that nobody edits, each a part of its measurement.
+"""Split an unmodified program into phases, each a part of its measurement.
 
-A phase lasts until the program does something else: it calls a module, with gradients or without,
-or writes a checkpoint. The step of an optimizer ends the first of the training's steps.
+A phase lasts until the program does something else: it calls a module, with or without gradients,
+or writes a checkpoint. An optimizer step ends the first training step.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SAVES: Final = Patch(
 
 
 class Phases:
-    """Measures the phases of the program of a run, from ``start`` to ``stop``."""
+    """Measures the phases of a run's program, from ``start`` to ``stop``."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._name = ""
         self._steps = 0
         self._part = ExitStack()
-        """ends the phase that is measured"""
+        """ends the current phase when closed"""
         self._stack = ExitStack()
         self._optimizers = OptimizerWatch(after_step=self._end_step)
 
     def start(self) -> None:
-        """Begin with the phase in which the program loads its model."""
+        """Start with the phase in which the program loads its model."""
         import torch
 
         HOOKS_OF_MODULES.register(self._stack, self._before_module, lambda *_: None)
@@ -63,7 +63,7 @@ class Phases:
             return
         import torch
 
-        if torch.cuda.is_current_stream_capturing():  # a capture allows no call to the device
+        if torch.cuda.is_current_stream_capturing():  # no device call is allowed during a capture
             return
         self._part.close()
         self._name = name

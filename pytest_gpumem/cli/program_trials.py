@@ -1,4 +1,4 @@
-"""A program run several times: with values of its argument, on cards, as ranks."""
+"""Run a program several times: with values of an argument, on cards, as ranks."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,1
 
 
 class Range(NamedTuple):
-    """The values of a program's argument that are searched."""
+    """The values to search for a program's argument."""
 
     flag: str
-    """the argument before a value; "--batch_size=" makes one word of both"""
+    """the argument before the value; "--batch_size=" makes one word with it"""
     first: int
     last: int
 
     def words(self, value: int) -> list[str]:
-        """Return the argument with a value."""
+        """Return the argument with a value, as words of the command line."""
         if self.flag.endswith("="):
             return [f"{self.flag}{value}"]
         return [self.flag, str(value)]
 
 
 def read_range(text: str) -> Range:
-    """Return the range of ``--largest``, or refuse another text."""
+    """Parse the range of ``--largest``, or reject the text."""
     match = _FORM.fullmatch(text)
     if match is None or not 1 <= int(match["first"]) <= int(match["last"]):
         problem = "this is no argument with a first and a last value"
@@ -56,18 +56,18 @@ def read_range(text: str) -> Range:
 
 
 class ProgramTrials(NamedTuple):
-    """A program that runs several times."""
+    """A program to run several times."""
 
     options: Sequence[str]
-    """of ``gpumem run``"""
+    """options of ``gpumem run``"""
     program: Sequence[str]
-    """the program's words"""
+    """the program and its arguments"""
 
     def largest(self, values: Range, capacity: int) -> Largest:
-        """Return the largest value of an argument that fits in so many bytes of reserved memory.
+        """Find an argument's largest value that fits in ``capacity`` bytes of reserved memory.
 
         Raises:
-            GpuMemError: the program failed for another reason than memory.
+            GpuMemError: the program failed for a reason other than memory.
         """
         search = Search(capacity, start=values.first, limit=values.last)
         while (value := search.next()) is not None:
@@ -77,7 +77,7 @@ class ProgramTrials(NamedTuple):
         return search.result()
 
     def on_cards(self, cards: Sequence[Card], values: Range | None) -> Outcome:
-        """Return a table of the cards that the program fits on; errors as above."""
+        """Return a table of the cards that the program fits on; raises like ``largest``."""
         rows, fits = [], True
         for card in cards:
             trials = self._replace(options=[*self.options, f"--card={card.name}"])
@@ -97,7 +97,7 @@ class ProgramTrials(NamedTuple):
         return Outcome(text, OK if fits else FOUND)
 
     def as_ranks(self, ranks: Sequence[int], *, update: bool) -> Outcome:
-        """Run the program as each of some ranks, with its own output; return a row a rank."""
+        """Run the program as each rank, showing its output; return a row per rank."""
         rows, failed = [], False
         for rank in ranks:
             with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -120,7 +120,7 @@ class ProgramTrials(NamedTuple):
 
 
 def read_rank_list(text: str, world_size: int) -> list[int]:
-    """Return the ranks of ``--ranks``, each once; refuse numbers that are no ranks."""
+    """Parse ``--ranks``, dropping duplicates; reject numbers that are not ranks."""
     words = text.split(",")
     ranks = [int(word) for word in words if re.fullmatch(r"\d{1,7}", word)]
     if len(ranks) < len(words) or max(ranks) >= world_size:

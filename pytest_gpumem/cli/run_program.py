@@ -1,4 +1,4 @@
-"""``gpumem run``: a program's peaks, as it stands."""
+"""``gpumem run``: measure the peaks of an unmodified program."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run a program as the command line asks; print its peaks to the standard error."""
+    """Run a program as the command line says; print its peaks to standard error."""
     for name in LIMITS:
         read_max_gib(getattr(arguments, name), flag_of(name))
     if not 1 <= arguments.devices <= MAX_DEVICES:
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     outcome = run_several(arguments, ranks, choice.card)
     if outcome is not None:
         return outcome
-    # A session of pytest in the program takes this device and card for its marked tests.
+    # A pytest session in the program uses this device and card for its marked tests.
     os.environ[RUN_DEVICE] = "virtual" if choice.card else "cuda"
     os.environ[RUN_CARD] = card.name
     return Outcome("", measure_program(program, choice, arguments))
@@ -139,12 +139,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def run_several(
     arguments: argparse.Namespace, ranks: Sequence[int], card: Card | None
 ) -> Outcome | None:
-    """Run a program several times, if the command line asks for that; None if it does not."""
+    """Run a program several times if an option says so; None otherwise."""
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = ProgramTrials(option_words(arguments), program_words(arguments))
     given = [name for name in ("cards", "largest", "ranks") if getattr(arguments, name) is not None]
     told = {*SETTINGS.values(), "phases"}
-    if ranks:  # each has a baseline
+    if ranks:  # each rank has its own baseline
         told = {"json", "html", "markdown", "cards", "largest"}
     if given and any(getattr(arguments, name) for name in told):
         problem = "a program that runs several times has no report, and a baseline as ranks alone"
@@ -164,7 +164,7 @@ def run_several(
 
 
 class UserProgram:
-    """A Python program to run in this process, as ``python SCRIPT`` or ``python -m MODULE`` would.
+    """A Python program to run in this process, like ``python SCRIPT`` or ``python -m MODULE``.
 
     Raises:
         SpecError: no such script exists.
@@ -183,7 +183,7 @@ class UserProgram:
         self._module = module
 
     def name(self, given: str | None) -> str:
-        """Return the name in baselines: the program's file, and its arguments or a given name."""
+        """Return its name in baselines: its file, and its arguments or a given name."""
         script = Path(self.target)
         module = self.target
         if not self._module:
@@ -193,14 +193,14 @@ class UserProgram:
         return f"{module}::{words}" if words else module
 
     def run(self, at_end: Callable[[], object]) -> int:
-        """Run it; call ``at_end`` while its variables live; return its exit status."""
+        """Run it, and call ``at_end`` while its variables still exist; return its exit status."""
         sys.argv = [self.target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
             run = partial(runpy.run_module, alter_sys=True) if self._module else runpy.run_path
             _variables = run(self.target, run_name="__main__")
             at_end()
-        except SystemExit as end:  # as Python ends with it
+        except SystemExit as end:  # Python turns it into an exit status
             at_end()
             if end.code is None or isinstance(end.code, int):
                 return end.code or 0
@@ -212,7 +212,7 @@ class UserProgram:
 def find_command(name: str) -> str | None:
     """Return the path of a command that is a Python script, as torchrun is; None without one.
 
-    Commands beside this interpreter come first: its environment need not be activated.
+    Commands next to this interpreter come first, as its environment may not be activated.
     """
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     path = shutil.which(name, path=folders)
@@ -224,7 +224,7 @@ def find_command(name: str) -> str | None:
 
 
 def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Namespace) -> int:
-    """Run a program on the devices of a choice, print its peaks, return its exit status."""
+    """Run a program on the chosen devices, print its peaks, and return its exit status."""
     device, count = choice.device, arguments.devices
     assert device is not None  # noqa: S101 - for the type checker
     watch, status, error = ChildWatch(), 1, None
@@ -251,7 +251,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if test.is_fork:  # it ends where the program does; that one tells its peaks
+    if test.is_fork:  # it ends where the program does, which reports its peaks
         if error is not None:
             show_error(error)
         return status
@@ -260,26 +260,26 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
         results, lines, failed = [], [f"gpumem: {worthless}"], True
-    if error is not None:  # with a note that it may come of values that were not computed
+    if error is not None:  # with a note, if values that were not computed may have caused it
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
-    # Judging replays requests on the device: a measurement after it would count these.
+    # Judging replays requests on the device, and a measurement after it would count these.
     measurement = (results[0].measurement if results else None) or run.measurement()
-    told = any(result.verdict.failed for result in results)  # with notes, in the verdict's text
+    told = any(result.verdict.failed for result in results)  # the verdict's text has its notes
     children = watch.children()
-    # A test that an error ended has no notes on its processes yet.
+    # A test that raised has no notes on its processes yet.
     notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))
     measurement = replace(measurement, notes=() if told else tuple(notes))
     print(summary(measurement, limit, children), *lines, sep="\n", file=sys.stderr)
-    device.open(None, count)  # a session of pytest in the program has closed it
+    device.open(None, count)  # a pytest session in the program has closed it
     run.meter.stop()
     return status or int(failed)
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:
-    """Return the peaks, as ``gpumem run`` prints them at the end.
+    """Format the peaks that ``gpumem run`` prints at the end.
 
-    A launcher's own process, which used no GPU where its children did, has no row.
+    A launcher's own process that used no GPU, while its children did, gets no row.
     """
     info = measurement.device
     virtual = "virtual GPU " if info.is_predicted else ""
@@ -294,7 +294,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         share = f"{peak.reserved / room:.0%}" if room else ""
         rows.append((name, f"cuda:{index}", *sizes, share))
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
-    first = 0 if children else 1  # one process needs no name
+    first = 0 if children else 1  # a single process needs no name
     table = tabulate(
         [row[first:] for row in rows],
         titles[first:],

@@ -1,6 +1,6 @@
-"""``gpumem version``: versions of all that matters; the GPUs and cuDNN of this machine.
+"""``gpumem version``: show relevant versions, and this machine's GPUs and cuDNN.
 
-It is for bug reports, so that it never fails: a row that cannot be told says why.
+It is for bug reports, so it never fails: a row that cannot be determined says why.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VARIABLES: Final = (
 SLOW: Final = 120
 """seconds that importing torch may take"""
 
-# A broken torch may end the process that imports it: not this one.
+# In a process of its own, as a broken torch may kill the process that imports it.
 TORCH_PROGRAM: Final = """
 import json, torch
 from pytest_gpumem.meter.allocator import cudnn_version
@@ -61,7 +61,7 @@ print(json.dumps(virtual.status()._asdict()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the subcommand takes no arguments."""
+    """Add nothing, as the subcommand has no arguments."""
 
 
 def run(_arguments: argparse.Namespace) -> Outcome:
@@ -70,12 +70,12 @@ def run(_arguments: argparse.Namespace) -> Outcome:
 
 
 def rows() -> Iterator[tuple[str, str]]:
-    """Yield the name and the version, or the description, of each thing that matters."""
+    """Yield the name and version, or description, of each component."""
 
     def torch_build() -> str:
         return describe_torch(torch_facts.result(), virtual_facts.result().get("stubs", ()))
 
-    with ThreadPoolExecutor() as pool:  # importing torch takes seconds, in two processes
+    with ThreadPoolExecutor() as pool:  # importing torch takes seconds, and two processes do it
         torch_facts = pool.submit(facts_of, TORCH_PROGRAM)
         virtual_facts = pool.submit(facts_of, VIRTUAL_PROGRAM)
         yield "pytest-gpumem", __version__
@@ -95,12 +95,12 @@ def rows() -> Iterator[tuple[str, str]]:
 def _described(describe: Callable[[], str]) -> str:
     try:
         return describe()
-    except Exception as error:  # noqa: BLE001 - an error is worth a report as well
+    except Exception as error:  # noqa: BLE001 - in a bug report an error is worth showing
         return f"unknown: {type(error).__name__}: {error}"
 
 
 def facts_of(program: str) -> dict[str, Any]:
-    """Run a program in a process of its own; return the JSON that it prints, or its "error"."""
+    """Run a program in a new process; return the JSON that it prints, or {"error": ...}."""
     try:
         process = subprocess.run(
             [sys.executable, "-c", program],
@@ -115,14 +115,14 @@ def facts_of(program: str) -> dict[str, Any]:
     if process.returncode != 0 or not output:
         reason = errors[-1] if errors else f"exit status {process.returncode}"
         return {"error": reason}
-    facts: dict[str, Any] = json.loads(output[-1])  # libraries may print as well, before
+    facts: dict[str, Any] = json.loads(output[-1])  # libraries may print something before it
     return facts
 
 
 def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
-    """Return torch's version, with its CUDA and cuDNN.
+    """Describe torch's version, with its CUDA and cuDNN.
 
-    ``stubs`` are the CUDA libraries that are not installed.
+    ``stubs`` are CUDA libraries that are not installed.
     """
     if "error" in facts:
         build = installed_torch()
@@ -142,7 +142,7 @@ def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
 
 
 def describe_gpus(facts: dict[str, Any]) -> str:
-    """Return the GPUs that torch sees, with their memory and compute capability."""
+    """Describe the GPUs that torch sees, with memory and compute capability."""
     if "error" in facts:
         return "unknown: torch cannot be queried"
     gpus = [
@@ -153,7 +153,7 @@ def describe_gpus(facts: dict[str, Any]) -> str:
 
 
 def describe_virtual(facts: dict[str, Any]) -> str:
-    """Return whether the virtual GPU works, and which cuDNN it asks for workspaces."""
+    """Describe whether the virtual GPU works, and which cuDNN answers its workspace queries."""
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
     status = virtual.Status(**facts)
@@ -177,7 +177,7 @@ def describe_virtual(facts: dict[str, Any]) -> str:
 
 
 def format_cudnn(number: int) -> str:
-    """Return "9.26.0" for 92600, as cuDNN numbers its versions from 9 on."""
+    """Format cuDNN's version number, which is 92600 for 9.26.0."""
     if number < 90000:  # noqa: PLR2004 - 8.9.7 was 8907
         return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,1 +1,1 @@
-"""``gpumem accept``: the baselines of a session that is over, written from its report."""
+"""``gpumem accept``: write the baselines of a finished session from its report."""

@@ -1,4 +1,4 @@
-"""``gpumem accept``: write the baselines of a session that is over, from its JSON report."""
+"""``gpumem accept``: write the baselines of a finished session from its JSON report."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ The files are those that pytest --gpumem-update-baselines would have written in 
 status 1: there was no yes, so nothing was written; 2: a report or a test was refused, so nothing
 was written."""
 MAX_NAMES: Final = 20
-"""tests that are named as refused"""
+"""refused tests to name"""
 _OUTCOMES: Final = {
     "failed": "it failed for a reason other than its memory",
     "xfail": "it is marked xfail",
     "unfinished": "it did not finish",
     "": "the report does not say how this test ended",
 }
-"""why a test's figures are not accepted, by its outcome"""
+"""by outcome: why a test's figures are not accepted"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Accepted:
-    """The tests of one folder of baselines that are to be written."""
+    """The tests to write into one folder of baselines."""
 
     folder: Path
     follow_provenance: bool = False
@@ -114,7 +114,7 @@ class _Accepted:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Show the changes, ask, and write the baselines."""
+    """Show the changes, ask the user, and write the baselines."""
     if arguments.run is None:
         if not arguments.reports:
             raise SpecError(
@@ -156,7 +156,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     told = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
     if len(lines) > MAX_NAMES:
         told += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
-    # A test that nobody named, and that failed before it had figures, keeps its baseline.
+    # A test that was not named, and failed before it had figures, keeps its baseline.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
         return Outcome("", BAD_INPUT, (*told, remedy))
@@ -175,7 +175,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
 
 
 def _require_origins(name: str, saved: SavedReport) -> None:
-    """Refuse a report that does not say where it comes from, or that is not whole."""
+    """Refuse a report that does not say where it comes from, or is incomplete."""
     again = "run the tests again, with this version of pytest-gpumem and --gpumem-json"
     if not saved.report.origins:
         problem = f"does not name its commit: pytest-gpumem {saved.gpumem} wrote this report"
@@ -190,7 +190,7 @@ def _require_origins(name: str, saved: SavedReport) -> None:
 
 
 def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | None) -> None:
-    """Refuse a report of another commit than is checked out."""
+    """Refuse a report whose commit is not the one checked out."""
     here = "" if checkout is None else checkout.commit
     for origin in origins:
         if here and here in {origin.commit, origin.head}:
@@ -213,7 +213,7 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
 
 
 def _require_project(merged: Merged, tests: Iterable[_ReportedTest], top: Path) -> None:
-    """Refuse reports of test files that this folder lacks."""
+    """Refuse reports on test files that do not exist here."""
     missing: dict[tuple[int, str], bool] = {}
     for test in tests:
         origin = merged.report.origins[test.origin]
@@ -237,7 +237,7 @@ def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) 
         return Path(chosen)
     name, folder = merged.origin_names[index], merged.report.origins[index].folder
     place = PurePosixPath(folder)
-    # A report may come from anybody: it names no folder but one of the repository's.
+    # A report may come from anybody, so it may only name a folder within the repository.
     outside = not folder or "\0" in folder or place.is_absolute() or ".." in place.parts
     real_top = Path(os.path.realpath(top))
     if not outside:
@@ -253,17 +253,17 @@ def _baseline_folder(merged: Merged, index: int, top: Path, chosen: str | None) 
 
 @dataclass(frozen=True)
 class _ReportedTest:
-    """A test on a device, of one report."""
+    """A test on one device, from one report."""
 
     origin: int
     nodeid: str
     device: str
     results: tuple[Result, ...]
-    """of the whole test and of its parts"""
+    """of the whole test and its parts"""
 
     @property
     def measured(self) -> list[tuple[Result, Measurement]]:
-        """The results that may be baselines, with their measurements."""
+        """The results that may become baselines, with their measurements."""
         return [
             (result, result.measurement)
             for result in self.results
@@ -274,9 +274,9 @@ class _ReportedTest:
 def _tests(
     merged: Merged, chosen: Callable[[str], bool] | None, *, every: bool
 ) -> Iterator[_ReportedTest]:
-    """Yield the tests that are to be accepted.
+    """Yield the tests to accept.
 
-    ``chosen`` tells by nodeid; None takes the tests that moved or failed by their memory.
+    ``chosen`` decides by nodeid; None selects tests that moved or failed by their memory.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:
@@ -299,7 +299,7 @@ def _tests(
 def _refusals(
     tests: Iterable[_ReportedTest], folders: Sequence[Path], devices: Iterable[str]
 ) -> Iterator[tuple[_ReportedTest, str]]:
-    """Yield the tests with figures that are not accepted, and the reasons."""
+    """Yield tests whose figures are not accepted, with the reasons."""
     declared = {folder: {*device_keys(folder), *devices} for folder in set(folders)}
     recorded = {folder: bool(device_keys(folder)) for folder in declared}
     for test in tests:
@@ -329,7 +329,7 @@ def _refusals(
 def _without_figures(
     merged: Merged, chosen: Callable[[str], bool] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the chosen tests, by default failed ones, that have no figures, and the reason."""
+    """Yield chosen tests (by default those that failed) without figures, with the reason."""
     results = merged.report.results
     measured = {result.nodeid for result in results if result.measurement is not None}
     for outcome in merged.report.own_outcomes:
@@ -351,7 +351,7 @@ def _write(
     *,
     sure: bool,
 ) -> Outcome:
-    """Show the changes, ask unless ``sure``, and write; ``told`` are lines of refused tests."""
+    """Show the changes, ask unless ``sure``, and write; ``told`` are lines on refused tests."""
     source = names[0] if len(names) == 1 else f"{len(names)} reports"
     remarks = [
         f"{name} was made with uncommitted changes"
@@ -382,7 +382,7 @@ def _write(
 
 
 def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes | None:
-    """Return the changes of a folder by the figures; None where nothing changes."""
+    """Return a folder's changes; None if no figure changes."""
     store = group.store
     old: dict[Key, BaselineEntry] = {}
     new: dict[Key, BaselineEntry] = {}
@@ -406,21 +406,21 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
 
 
 def write_all(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Path]:
-    """Write the entries that changed in several folders: all, or none.
+    """Write the entries that changed in several folders: all or none.
 
-    No file is replaced before the new content of each lies beside it. A process that is killed in
-    the midst of replacing leaves each file old or new. No two stores may have one folder.
+    The new content of every file is written next to it before any file is replaced. If the process
+    is killed while replacing, each file is either old or new. No two stores may share a folder.
 
     Returns:
         The files that were written.
 
     Raises:
-        BaselineError: a file cannot be read or written, or a new baseline is at fault; each file is
-            as it was. Where only replacing one fails, those before it are new.
+        BaselineError: a file cannot be read or written, or a new baseline is invalid; all files are
+        unchanged. Only if replacing a file fails, those before it are already new.
     """
     written: dict[Path, NewContent] = {}
     with without_collections(), ExitStack() as stack:
-        # In one order, as another process may lock the same folders.
+        # In a fixed order, as another process may lock the same folders.
         for store in sorted(updates, key=lambda store: os.path.realpath(store.directory)):
             stack.enter_context(store.locked())
         try:

@@ -1,4 +1,4 @@
-"""The reports of a run of GitHub Actions, brought by the user's own ``gh``."""
+"""Download the reports of a GitHub Actions run with the user's own ``gh``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BY_HAND: Final = "download the artifact in a browser, and name its JSON report"
 
 @contextmanager
 def downloaded(run: str, artifact: str) -> Iterator[tuple[Path, list[Path]]]:
-    """Bring a run's artifacts: their folder, and the reports in it, until the context ends.
+    """Download a run's artifacts to a temporary folder; yield it with the reports in it.
 
-    ``run`` is an address, or a number in the repository here; ``artifact`` a name or a pattern.
+    ``run`` is a URL, or a run's number in this repository; ``artifact`` is a name or a pattern.
     """
     match = _URL.fullmatch(run)
     if match is None and not (run.isascii() and run.isdigit()):

@@ -1,4 +1,4 @@
-"""Expressions that choose tests, as pytest's ``-k``: names, and, or, not, parentheses."""
+"""Select tests by expressions like pytest's ``-k``: names, and, or, not, parentheses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WORDS: Final = frozenset({"and", "or", "not", "(", ")"})
 
 
 def chooser(expression: str) -> Callable[[str], bool]:
-    """Return whether an expression is true of a test's nodeid.
+    """Return a function that evaluates an expression for a nodeid.
 
-    A name is true of each nodeid that has it in it, whatever the case of its letters.
+    A name is true if the nodeid contains it, ignoring case.
     """
     tokens = _TOKEN.findall(expression)
     names = [token for token in tokens if token not in _WORDS]
     numbered = iter(range(len(names)))
-    # Python reads the words and parentheses as pytest does; a number stands for a name.
+    # Python parses the operators as pytest does, with numbers in place of names.
     python = " ".join(token if token in _WORDS else str(next(numbered)) for token in tokens)
 
     def choose(node: ast.expr, nodeid: str) -> bool:
@@ -40,7 +40,7 @@ def chooser(expression: str) -> Callable[[str], bool]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a number is called: "1 (2)"
+            warnings.simplefilter("error")  # Python warns of a number that is called: "1 (2)"
             tree = ast.parse(python, mode="eval").body
         choose(tree, "")
     except (SyntaxError, MemoryError, RecursionError) as error:

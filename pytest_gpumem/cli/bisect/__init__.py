@@ -1,1 +1,1 @@
-"""``gpumem bisect`` and ``gpumem blame``: which release or edit brought a growth."""
+"""``gpumem bisect`` and ``gpumem blame``: find the release or the edit that caused a growth."""

@@ -1,4 +1,4 @@
-"""``gpumem bisect``: the release of a package that brought a growth."""
+"""``gpumem bisect``: find the release of a package that caused a growth."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ FOLDER: Final = ".gpumem-bisect"
 TIMEOUT: Final = 3600
 OUT_OF_MEMORY: Final = math.inf
 BEGINNING: Final = rb'\{\s*"package": ".*",\s*"good": '
-"""a pattern of the first bytes of the file of ``--json``"""
+"""pattern for the first bytes of ``--json``'s file"""
 
 
 class Followed(NamedTuple):
-    """The figure by which versions are told apart: the one that grew most."""
+    """The figure that distinguishes good from bad versions: the one that grew most."""
 
     key: Key
     device: int
@@ -65,13 +65,13 @@ class Followed(NamedTuple):
 
 
 class VersionFigures(NamedTuple):
-    """A report's figures of each test."""
+    """The figures of each test in one report."""
 
     entries: Mapping[Key, BaselineEntry]
     out_of_memory: frozenset[Key]
 
     def value(self, followed: Followed) -> float | None:
-        """Return a figure in bytes; infinite if it ran out of memory, None if it is missing."""
+        """Return a figure in bytes; infinity after out of memory, None if it is missing."""
         if followed.key in self.out_of_memory:
             return OUT_OF_MEMORY
         entry = self.entries.get(followed.key)
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search; return the release, its figures and its cause."""
+    """Search, and return the release with its figures and cause."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
@@ -151,14 +151,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the package, the two ends, and the tests."""
+    """Return the package, both ends, and the tests."""
     words = [*arguments.words, *arguments.pytest_arguments]
     if len(words) < len(("package", "good", "bad", "test")):
         problem = "a package, two releases and a test are needed"
         remedy = "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py"
         raise SpecError(shlex.join(["gpumem", "bisect", *words]), problem, remedy)
     package, good, bad, *tests = words
-    # Before anything is installed.
+    # Check before anything is installed.
     paths = () if "--pyargs" in arguments.pytest_arguments else arguments.words
     for test in paths[3:]:
         if not Path(test.partition("::")[0]).exists():
@@ -172,20 +172,20 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
 
 @dataclass
 class Bisection:
-    """One search, told on the standard error as it goes."""
+    """One search, reporting its progress on standard error."""
 
     arguments: argparse.Namespace
     package: str
     versions: list[str]
     """from the good one to the bad one"""
     falls: bool
-    """whether the bad one is the older"""
+    """whether the bad version is the older one"""
     trials: Trials
     figures: dict[str, VersionFigures] = field(default_factory=dict)
     """of each version that was tried"""
 
     def run(self) -> Outcome:
-        """Try both ends, then halve the versions between them."""
+        """Try both ends, then bisect the versions between them."""
         versions = self.versions
         search = Halving(versions)
         _tell_user(
@@ -285,7 +285,7 @@ class Bisection:
         return Outcome("\n\n".join(blocks), OK)
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
-        """Write the answer, where a file is asked for; None stands for out of memory."""
+        """Write the answer if a file is requested; None stands for out of memory."""
         if self.arguments.json is None:
             return
         ends = self.versions[0], self.versions[-1]
@@ -293,7 +293,7 @@ class Bisection:
         write_json(self.arguments.json, {**head, **answer})
 
     def _further_growth(self, good: str, bad: str, followed: Followed) -> list[str]:
-        """Return a sentence for each side of the answer on which the rest of the growth came."""
+        """Return a sentence for each side of the answer on which more of the growth came."""
         first, last = self.versions[0], self.versions[-1]
         sizes = [self._value(version, followed) for version in (first, good, bad, last)]
         allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(sizes[0]))
@@ -303,7 +303,7 @@ class Bisection:
                 (sizes[0], sizes[1], first, good),
                 (sizes[2], sizes[3], bad, last),
             )
-            if high - low > allowance  # of two that ran out of memory: nan, which is not
+            if high - low > allowance  # the difference is nan if both ran out of memory
         ]
 
     def _table(self, good: str, bad: str) -> str:
@@ -319,10 +319,10 @@ class Bisection:
 
 
 def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None:
-    """Return the figure that grew most beyond its tolerance; None where none did.
+    """Return the figure that grew most beyond its tolerance; None if none did.
 
-    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all. An
-    older torch does not count pinned memory: from none of it with another torch, nothing grew.
+    A test that newly runs out of memory comes first, then peak allocated, as it repeats to the
+    byte. Pinned memory is skipped if it was 0 with another torch: an older torch does not count it.
     """
     for key in sorted(bad.out_of_memory - good.out_of_memory):
         if key in good.entries:
@@ -352,6 +352,6 @@ def _more(low: float, high: float) -> str:
 
 
 def _tell_user(line: str) -> None:
-    """Tell of the search as it goes; lines of single versions are indented below the head."""
+    """Print progress; lines on single versions are indented below the first line."""
     head = "" if line.startswith(" ") else "gpumem bisect: "
     print(f"{head}{printable(line)}", file=sys.stderr, flush=True)  # noqa: T201 - as it goes

@@ -1,7 +1,7 @@
-"""``gpumem blame``: the edits of a project that brought a growth, by undoing them.
+"""``gpumem blame``: find the edits of a project that caused a growth, by undoing them.
 
-A line that was edited may allocate more for the sake of another edit. So the test runs without an
-edit, and what its peak is less by, this edit brought.
+An edited line may allocate more because of another edit. So the tests run without an edit, and the
+peak's decrease is what that edit added.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ MIN_SHARE: Final = 8
 
 
 class Replacement(NamedTuple):
-    """An edit of a file: lines that stand where others stood."""
+    """An edit of a file: lines that replaced others."""
 
     path: Path
     first: int
-    """index of the first one"""
+    """index of the first new line"""
     new: tuple[str, ...]
     old: tuple[str, ...]
 
     @property
     def place(self) -> str:
-        """The file, and the number of the first line."""
+        """The file and the number of the first line."""
         return f"{os.path.relpath(self.path)}:{self.first + 1}"
 
     def __str__(self) -> str:
-        """Return the lines as a patch has them."""
+        """Return the lines in patch format."""
         pairs = [("-", line) for line in self.old] + [("+", line) for line in self.new]
         return "\n".join([self.place, *(f"  {sign}{line.rstrip()}" for sign, line in pairs)])
 
 
 Group = tuple[Replacement, ...]
-"""edits that are undone together: a file without one of them alone is no program"""
+"""edits that are undone together, as the file is not valid Python without only some of them"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search; return the edits with the memory that each one brought."""
+    """Search, and return the edits with the memory that each one added."""
     groups = edits_since(arguments.revision)
     if not groups:
         return Outcome(f"no Python file was edited since {arguments.revision}", FOUND)
@@ -99,10 +99,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def edits_since(revision: str) -> list[Group]:
-    """Return the edits of the working tree since a commit; comments and formatting are none.
+    """Return the working tree's edits since a commit, except comments and formatting.
 
     Raises:
-        SpecError: git cannot tell.
+        SpecError: git cannot determine them.
     """
     try:
         root = repository_root()
@@ -126,7 +126,7 @@ def edits_since(revision: str) -> list[Group]:
 
 
 def grouped(path: Path, old: str, new: str) -> Iterator[Group]:
-    """Yield the edits of a file: those together of which none can be undone without the others."""
+    """Group a file's edits such that each group can be undone alone."""
     lines, old_lines = new.splitlines(keepends=True), old.splitlines(keepends=True)
     matcher = SequenceMatcher(None, old_lines, lines, autojunk=False)
     group: Group = ()
@@ -141,12 +141,12 @@ def grouped(path: Path, old: str, new: str) -> Iterator[Group]:
                 if program != _program(new):
                     yield group
                 group = ()
-    if group:  # the file itself is no program
+    if group:  # the file as it is does not parse
         yield group
 
 
 def undone(source: str, edits: Iterable[Replacement]) -> str:
-    """Return a file's source without some of its edits."""
+    """Return a file's source with some of its edits undone."""
     lines = source.splitlines(keepends=True)
     for edit in sorted(edits, key=lambda edit: edit.first, reverse=True):
         lines[edit.first : edit.first + len(edit.new)] = edit.old
@@ -154,7 +154,7 @@ def undone(source: str, edits: Iterable[Replacement]) -> str:
 
 
 def _program(source: str) -> str | None:
-    """Return all that a source does, without texts that nothing uses; None: it is no program."""
+    """Dump a source's syntax tree without docstrings and the like; None if it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -168,7 +168,7 @@ def _program(source: str) -> str | None:
 def figures_without(
     folder: Path, options: Sequence[str], groups: Sequence[Group]
 ) -> VersionFigures:
-    """Run the tests, pytest's ``options``, without some edits; return their figures.
+    """Run pytest with ``options`` and some edits undone; return the tests' figures.
 
     Raises:
         SkippedError: the tests do not run, or none is measured.
@@ -185,7 +185,7 @@ def figures_without(
         *("-p", "no:cacheprovider", "--assert=plain", f"--gpumem-json={report}"),
         *("-o", f"gpumem_baseline_dir={folder}/none", "--gpumem-missing-baseline=note"),
         *("--gpumem-stale=note", "--gpumem-attribution=off", "--gpumem-github=off"),
-        *(["-n0"] if find_spec("xdist") else []),  # workers would import the files
+        *(["-n0"] if find_spec("xdist") else []),  # workers would import the files themselves
     ]
     with log.open("wb") as output:
         status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
@@ -199,19 +199,19 @@ def figures_without(
 
 @dataclass
 class EditSearch:
-    """The search for edits without which the figure that grew most is less, told as it goes."""
+    """Searches for edits that lower the figure that grew most when undone, reporting progress."""
 
     figures_without: Callable[[Sequence[Group]], VersionFigures]
     """may raise a SkippedError"""
     revision: str
     followed: Followed | None = None
     least: float = 0
-    """bytes of an edit that is told"""
+    """bytes from which an edit is reported"""
     known: dict[tuple[Group, ...], float | None] = field(default_factory=dict)
-    """the figure without some edits; None: the tests do not run so, or do not have it"""
+    """the figure without some edits; None: the tests do not run then, or do not have it"""
 
     def answer(self, groups: Sequence[Group]) -> Outcome:
-        """Return the edits that increased memory, those with most first."""
+        """Return the edits that increased memory, the largest increase first."""
         edits = "1 edit" if len(groups) == 1 else f"{len(groups)} edits"
         _tell(f"gpumem blame: {edits} since {self.revision}")
         try:
@@ -242,7 +242,7 @@ class EditSearch:
         return Outcome("\n\n".join(blocks), OK)
 
     def _guilty(self, groups: Sequence[Group]) -> Iterator[tuple[float, Sequence[Group]]]:
-        """Yield the smallest sets of edits without which the figure is less, with these bytes."""
+        """Yield the smallest sets of edits that lower the figure when undone, with these bytes."""
         middle, left, halves = len(groups) // 2, self._less_without(groups), []
         for half in (groups[:middle], groups[middle:]) if middle else ():
             less = self._less_without(half) if left >= self.least else 0
@@ -255,7 +255,7 @@ class EditSearch:
             yield self._less_without(groups), groups
 
     def _less_without(self, groups: Sequence[Group]) -> float:
-        """Return by how much the figure is less without some edits; 0 where nothing runs so."""
+        """Return how much undoing some edits lowers the figure; 0 if the tests do not run then."""
         key = tuple(groups)
         if key not in self.known:
             self.known[key], size = None, "the tests do not run"

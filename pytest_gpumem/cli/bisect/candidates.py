@@ -1,7 +1,7 @@
-"""The releases of a package between two, as a package index has them.
+"""List the releases of a package between two versions, as a package index has them.
 
-An index tells each file's upload time in its JSON (packaging.python.org, "Simple repository API",
-since version 1.1); PyPI does.
+An index gives each file's upload time in its JSON (packaging.python.org, "Simple repository API",
+version 1.1 and later); PyPI does.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 from pytest_gpumem.errors import SpecError
 
 _UNREACHED: Final = re.compile(r"Retry\(total=0\b.* after connection broken by (.+)")
-"""pip's warning at its last try to reach an index"""
+"""pip's warning after its last try to reach an index"""
 
 
 _PEP_440: Final = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 INDEX: Final = "https://pypi.org/simple"
 JSON: Final = "application/vnd.pypi.simple.v1+json"
 LATER: Final = timedelta(days=1)
-"""two packages of one release are uploaded within this time, either of them first"""
+"""two packages of one release are uploaded within this time, in either order"""
 TIMEOUT: Final = 60
-"""seconds to wait for an answer of the index"""
+"""seconds to wait for the index to answer"""
 
 
 class Candidates(NamedTuple):
-    """The versions between two."""
+    """The versions between two others."""
 
     versions: list[str]
     """from the good one to the bad one"""
@@ -51,7 +51,7 @@ class Candidates(NamedTuple):
 
 
 def releases_between(package: str, good: str, bad: str) -> Candidates:
-    """Return the releases of a package from the good one to the bad one."""
+    """Return a package's releases from the good one to the bad one."""
     for name in (good, bad):
         if not _PEP_440.fullmatch(name.strip()):
             raise SpecError(
@@ -71,7 +71,7 @@ def releases_between(package: str, good: str, bad: str) -> Candidates:
                 "the package index has no such release for this Python",
                 f"choose one of its releases, such as {newest or 'pip index versions prints them'}",
             )
-    # A build like 2.13.0+cpu, of a further index, is no other release.
+    # A build such as 2.13.0+cpu, from another index, is not a release of its own.
     releases = sorted(
         offered for offered in versions if offered.local is None or offered in {first, last}
     )
@@ -81,8 +81,8 @@ def releases_between(package: str, good: str, bad: str) -> Candidates:
 
 
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
-    """Return all releases that pip finds for this Python, by ``pip index versions``."""
-    if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
+    """List all releases that pip finds for this Python, by ``pip index versions``."""
+    if PathFinder.find_spec("pip") is None:  # avoids setuptools' finder, which warns
         problem = f"{sys.executable} has no pip, which lists the releases"
         raise SpecError("gpumem bisect", problem, "run python -m ensurepip")
     command = [sys.executable, "-m", "pip", "index", "versions", package]
@@ -90,7 +90,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         [*command, *(["--pre"] if prereleases else [])], capture_output=True, text=True, check=False
     )
     unreached = _UNREACHED.findall(process.stderr)
-    if unreached:  # also where a folder of wheels has some releases: they would be too few
+    if unreached:  # even if a folder of wheels has some releases: the list would be incomplete
         problem = f"pip cannot reach the package index ({unreached[-1]})"
         remedy = "connect to the network, or correct pip's proxy or index, and repeat the command"
         raise SpecError(f"gpumem bisect {package}", problem, remedy)
@@ -104,7 +104,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
 
 
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
-    """Return the newest release of another package, at most a day younger than a package's."""
+    """Return another package's newest release, uploaded at most a day after a package's release."""
     asked = f"--as-of {neighbour}"
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))
@@ -130,7 +130,7 @@ def release_of_the_day(package: str, version: str, neighbour: str) -> str:
 
 @cache
 def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
-    """Return when each release was uploaded first; without those that were withdrawn."""
+    """Return when each release was first uploaded, without withdrawn ones."""
     named = os.environ.get("PIP_INDEX_URL", "")
     if not named:
         command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
@@ -156,7 +156,7 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
         except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
             continue
         if when and not file.get("yanked"):
-            # Python 3.10 reads no "Z", and fractions of three or six digits only.
+            # Python 3.10 parses no "Z", and only fractions of three or six digits.
             seconds = when.removesuffix("Z").partition(".")[0]
             uploaded = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc)
             times[version] = min(uploaded, times.get(version, uploaded))

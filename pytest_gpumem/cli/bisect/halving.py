@@ -1,4 +1,4 @@
-"""Halving a list of versions until the first bad one is known. Pure."""
+"""Bisect a list of versions until the first bad one is known."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Halving:
-    """The search for the first bad version, where the first is good and the last is bad."""
+    """Searches for the first bad version, if the first one is good and the last one bad."""
 
     versions: Sequence[str]
     """from the good one to the bad one"""
     last_good: int = 0
-    """the index of the last version that is known to be good"""
+    """index of the last version known to be good"""
     first_bad: int = field(init=False)
-    """the index of the first version that is known to be bad"""
+    """index of the first version known to be bad"""
     skipped: set[int] = field(default_factory=set)
     """indexes of versions that could not be tried"""
 
@@ -27,7 +27,7 @@ class Halving:
 
     @property
     def next_index(self) -> int | None:
-        """The version to try: the one nearest to the middle; None when none is left."""
+        """The index of the version to try: nearest to the middle; None if none is left."""
         between = range(self.last_good + 1, self.first_bad)
         middle = (self.last_good + self.first_bad) / 2
         candidates = [index for index in between if index not in self.skipped]
@@ -35,17 +35,17 @@ class Halving:
 
     @property
     def trials_left(self) -> int:
-        """The most versions that are still to be tried, if none of them is skipped."""
+        """The number of versions still to be tried at most, if none is skipped."""
         between = range(self.last_good + 1, self.first_bad)
         return sum(index not in self.skipped for index in between).bit_length()
 
     @property
     def untried(self) -> list[str]:
-        """The versions between the last good one and the first bad one: all were skipped."""
+        """The versions between the last good and the first bad one, which were all skipped."""
         return list(self.versions[self.last_good + 1 : self.first_bad])
 
     def note(self, index: int, *, is_bad: bool) -> None:
-        """Note whether a version is bad."""
+        """Record whether a version is bad."""
         if is_bad:
             self.first_bad = index
         else:

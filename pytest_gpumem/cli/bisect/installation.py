@@ -1,4 +1,4 @@
-"""Environments for one version each: made by uv if it is installed, else by venv and pip."""
+"""Create an environment per version, with uv if it is installed, else with venv and pip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z0-9][-_.A-Za-z0-9]*")
 UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
-"""variables that would lead a Python of another environment to the modules of this one"""
+"""variables that would make another environment's Python import this one's modules"""
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
 """prints requirements without NVIDIA's packages"""
@@ -29,36 +29,37 @@ UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"
 )
-"""words of uv and pip if no index answers"""
+"""what uv and pip print if no index answers"""
 
 
 class SetupError(Exception):
-    """An environment that could not be made; the text is the reason."""
+    """An environment could not be created; the text is the reason."""
 
 
 class UnreachedError(Exception):
-    """An environment that could not be made: no package index answers; the text is the reason."""
+    """An environment could not be created because no package index answers; the text says more."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with pytest-gpumem, and one version of the package in question."""
+    """A virtual environment with pytest-gpumem and one version of the package in question."""
 
     folder: Path
     log: Path
-    """the file with the output of pip or uv"""
+    """collects the output of pip or uv"""
     light: bool = False
-    """whether NVIDIA's packages, but for cuDNN, are left out"""
+    """whether to leave NVIDIA's packages out, except cuDNN"""
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return self.folder / "bin" / "python"
 
     def make(self, requirements: Sequence[str]) -> None:
-        """Make it anew, with this package's own requirements, and with torch as it is installed.
+        """Create it from scratch, with this package's requirements and the installed torch version.
 
-        Another torch may be named. SetupError: the requirements cannot be installed together.
+        The requirements may name another torch. Raises SetupError if they cannot be installed
+        together.
         """
         self.remove()
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ class Environment:
             (info / name).write_text(content, encoding="utf-8")
 
     def remove(self) -> None:
-        """Delete it."""
+        """Delete the environment."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, command: Sequence[str]) -> str:
@@ -115,7 +116,7 @@ class Environment:
 
 
 def completed(requirements: Sequence[str]) -> list[str]:
-    """Return requirements with this package's own, and the installed torch where none is named."""
+    """Add this package's requirements, and the installed torch version unless one is named."""
     named = {normalized(match.group()) for match in map(NAME.match, requirements) if match}
     own = [line for line in own_requirements() if normalized(_package_name(line)) not in named]
     with suppress(PackageNotFoundError):
@@ -130,12 +131,12 @@ def _package_name(requirement: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's variables without those that name another environment."""
+    """Return this process's variables, except those that point to an environment."""
     return {name: value for name, value in os.environ.items() if name not in UNSET}
 
 
 def reason_of(output: str, status: int) -> str:
-    """Return the line of an installer's output that says why it failed, and uv's first cause."""
+    """Return an installer's line that says why it failed, and uv's first cause."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error)\b|[×]", line)]  # noqa: RUF001 - uv's
     causes = [line for line in lines if re.match(r"cause: |╰─▶ ", line)]

@@ -1,4 +1,4 @@
-"""Trials of versions: the tests run with each, and their reports kept for a search that goes on."""
+"""Run the tests with each version, keeping the reports so that a search can be resumed."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.json_report import SavedReport
 
 FINISHED: Final = (0, 1)
-"""exit statuses of pytest in which all tests ran"""
+"""exit statuses of pytest after which all tests ran"""
 
 
 class SkippedError(Exception):
-    """A version that cannot be tried; the text is the reason."""
+    """A version cannot be tried; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class VersionQuestion:
-    """The question to each version."""
+    """What is run with each version."""
 
     package: str
     """its name on the index"""
     tests: tuple[str, ...]
     """arguments of pytest: node ids, files, options"""
     requirements: tuple[str, ...]
-    """requirements to install beside the package, as pip takes them"""
+    """requirements to install beside the package, in pip's syntax"""
     device: str = "auto"
     light: bool = False
     as_of: tuple[str, ...] = ()
-    """packages that each release has in their release of the day of its upload"""
+    """packages of which each version gets the release from the day of its own upload"""
 
     @property
     def slug(self) -> str:
-        """A name for the folder of its answers; tests that were edited have another folder."""
+        """A name for the folder of its reports; it changes when the tests are edited."""
         package = re.sub(r"\W+", "-", self.package).strip("-")
         asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
@@ -58,7 +58,7 @@ class VersionQuestion:
             path = Path(argument.partition("::")[0])
             files = [path] if path.is_file() else []
             for folder, folders, names in os.walk(path):
-                # Hidden ones and installed packages hold environments, those of the search too.
+                # Hidden folders and site-packages hold environments, including those of the search.
                 folders[:] = sorted(
                     name for name in folders if name[0] != "." and name != "site-packages"
                 )
@@ -69,16 +69,16 @@ class VersionQuestion:
 
 
 class Trials:
-    """Runs the tests with one version after another; a version's report is kept in a file."""
+    """Runs the tests with one version after another, and stores each report in a file."""
 
     def __init__(self, question: VersionQuestion, folder: Path, *, timeout: float) -> None:
         self._question = question
         self.folder = folder / question.slug
-        """of reports and logs"""
+        """contains reports and logs"""
         self._timeout = timeout
 
     def begin(self, *, fresh: bool) -> None:
-        """Make the folder, which git ignores; if asked, delete the files of earlier searches."""
+        """Create the folder, which git ignores; if ``fresh``, delete earlier searches' files."""
         if fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -87,15 +87,16 @@ class Trials:
             ignore.write_text("*\n", encoding="utf-8")
 
     def is_known(self, version: str) -> bool:
-        """Return whether a version was tried by an earlier search."""
+        """Return whether an earlier search tried this version."""
         return self._path(version, "json").exists() or self._path(version, "skipped").exists()
 
     def report(self, version: str) -> SavedReport:
-        """Return the report of a version; run the tests with it if it has none.
+        """Return a version's report, running its tests if there is none yet.
 
         Raises:
             SkippedError: the version cannot be installed, or its tests do not run.
-            SpecError: no package index answers. This is not kept: it says nothing of the version.
+            SpecError: no package index answers. It is not stored, as it says nothing about the
+            version.
         """
         path, skipped = self._path(version, "json"), self._path(version, "skipped")
         if skipped.exists():
@@ -172,7 +173,7 @@ class Trials:
 
 
 def last_error(log: Path, status: int) -> str:
-    """Return pytest's last line that tells an error, and the log's name."""
+    """Return the last line of pytest's output that names an error, and the log's name."""
     output = log.read_text(encoding="utf-8", errors="replace")
     lines = re.findall(r"^(?:E  +|ERROR:? )(.*\S)", output, re.MULTILINE)
     return f"{lines[-1] if lines else f'pytest ended with status {status}'} (see {log})"

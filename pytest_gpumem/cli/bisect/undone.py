@@ -1,6 +1,6 @@
-"""pytest with other sources than the files have: ``python -m pytest_gpumem.cli.bisect.undone``.
+"""Run pytest with replaced sources: ``python -m pytest_gpumem.cli.bisect.undone``.
 
-The arguments are a JSON file of sources by their paths, and pytest's. No file is changed.
+The arguments are a JSON file that maps paths to sources, and then pytest's. No file is changed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run pytest, which ends the process."""
+    """Run pytest, and end the process with it."""
     sources: dict[str, str] = json.loads(Path(sys.argv[1]).read_bytes())
     for path, source in sources.items():
-        # inspect reads sources here; an entry without a time stays.
+        # inspect reads sources from this cache; an entry without a time is never invalidated.
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
     get_code = SourceFileLoader.get_code
 

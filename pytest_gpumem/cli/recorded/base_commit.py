@@ -1,4 +1,4 @@
-"""``gpumem compare --git``: tests compared with a commit that is measured now; no file is kept."""
+"""``gpumem compare --git``: measure a commit now and compare the tests with it; no file is kept."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ strays = [file for file in files if not file.startswith(environments)]
 print(*sorted(strays), sep="\\n", file=sys.stderr)
 sys.exit(90 if strays else status)
 """
-"""runs pytest in the worktree: a module of the working tree would be compared with itself"""
+"""runs pytest in the worktree, checking for modules imported from the working tree"""
 STRAYS: Final = 90
-"""its exit status then"""
+"""its exit status if it finds any"""
 RAN: Final = (0, 1)
-"""exit statuses of pytest in which tests ran: some of a base commit may fail"""
+"""exit statuses of pytest after which tests ran: some of a base commit may fail"""
 LAST_LINES: Final = 15
 
 
 def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
-    """Measure a commit's tests in a worktree, then those of the working tree beside them.
+    """Measure a commit's tests in a worktree, then compare the working tree's with them.
 
-    The second session prints the growth and its cause, and its exit status is the command's.
+    The second session prints the growth and its cause, and gives the exit status.
     """
     with TemporaryDirectory(prefix="gpumem-compare-") as folder:
         own = ["-o", f"gpumem_baseline_dir={folder}/baselines", "--gpumem-missing-baseline=note"]
@@ -72,7 +72,7 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
 def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str, str]]]:
     """Check a commit out; yield the repository, and the working folder's place in the worktree.
 
-    The third is an environment in which packages of the repository are the commit's.
+    The third value is an environment in which the repository's packages are those of the commit.
     """
     try:
         root = repository_root()
@@ -85,7 +85,7 @@ def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str
         top = os.path.realpath(root)
         entries = map(os.path.realpath, [*sys.path, os.curdir, str(root), str(root / "src")])
         within = (os.path.relpath(entry, top) for entry in entries)
-        # Folders of an environment in the repository are not in the worktree.
+        # Skip folders of an environment inside the repository: the worktree lacks them.
         paths = [str(folder / entry) for entry in within if not entry.startswith(os.pardir)]
         paths = [path for path in paths if Path(path).is_dir()]
         paths += filter(None, [os.environ.get("PYTHONPATH")])

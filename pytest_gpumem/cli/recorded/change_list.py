@@ -1,4 +1,4 @@
-"""Changes of figures as text for a terminal, and as Markdown."""
+"""Render changes of figures as text for a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.changes import Changes, EntryChange
 
 MAX_CAUSES: Final = 10
-"""sentences on why something grew, below a table"""
+"""sentences below a table on why something grew"""
 LISTED: Final = (
     ChangeKind.OUT_OF_MEMORY,
     ChangeKind.GREW,
@@ -25,11 +25,11 @@ LISTED: Final = (
     ChangeKind.APPEARED,
     ChangeKind.VANISHED,
 )
-"""kinds that have a table, in this order"""
+"""kinds with a table, in order"""
 
 
 def table(changes: Changes, width: int = 80) -> str:
-    """Return the comparison for a terminal: growth first."""
+    """Render the comparison for a terminal, growth first."""
     head = f"gpumem: {changes.old_name} -> {changes.new_name}: {_counts(changes)}"
     blocks = [wrapped("", head, width)]
     if changes.across:
@@ -50,7 +50,7 @@ def table(changes: Changes, width: int = 80) -> str:
                     name = f"  {printable(move.key.name)}"
                     for cells in _peak_cells(move):
                         rows.append((name, *cells))
-                        name = ""  # of the first of its rows alone
+                        name = ""  # only the first of its rows has the name
             blocks.append(f"{title}\n{named_table(titles, rows, width)}")
     notes = [wrapped("cause: ", cause, width) for cause in _causes(changes)]
     notes += [wrapped("note: ", note, width) for note in _notes(changes)]
@@ -63,7 +63,7 @@ def _counts(changes: Changes) -> str:
 
 
 def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
-    """Return the cells of a move, without its name: a row for each peak that moved."""
+    """Return a move's cells without its name: a row per peak that moved."""
     if not move.rows:
         highest = (mib(each.peak_allocated if each else None) for each in (move.old, move.new))
         return [("allocated", *highest, "", "")]
@@ -79,7 +79,7 @@ def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
 
 
 def _causes(changes: Changes) -> list[str]:
-    """Return why tests grew: a sentence each, of the first ``MAX_CAUSES``."""
+    """Return a sentence each on why tests grew, for the first ``MAX_CAUSES``."""
     causes = [f"{move.key.name}: {move.cause}" for move in changes.alone if move.cause]
     hidden = len(causes) - MAX_CAUSES
     return [*causes[:MAX_CAUSES], *([f"and {hidden} more tests"] if hidden > 0 else [])]
@@ -110,7 +110,7 @@ def _notes(changes: Changes) -> Iterator[str]:
 
 
 def changes_markdown(changes: Changes) -> str:
-    """Return the comparison as GitHub's Markdown, which shows names as they are."""
+    """Render the comparison as GitHub's Markdown, with names escaped."""
     blocks = [f"{code(changes.old_name)} → {code(changes.new_name)}: {_counts(changes)}"]
     if changes.across:
         blocks += [f"- {prose(group.sentence)}" for group in changes.common_changes]

@@ -1,4 +1,4 @@
-"""Changes of figures between two sets of them: grown, shrunk, appeared, vanished. Pure.
+"""Compare two sets of figures: what grew, shrank, appeared or vanished.
 
 The sets come from baseline folders, revisions of one, or reports; sizes are bytes.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ChangeKind(str, Enum):
-    """The kinds of changes; the values are the words of every rendering, in their order."""
+    """The kinds of changes, in order; the values are the words that every renderer uses."""
 
     OUT_OF_MEMORY = "ran out of memory"
     GREW = "grew"
@@ -41,27 +41,27 @@ class ChangeKind(str, Enum):
     INCOMPARABLE = "incomparable"
     SAME = "same"
 
-    __str__ = str.__str__  # the value, in every Python
+    __str__ = str.__str__  # the value, in every version of Python
 
 
 @dataclass(frozen=True)
 class EntryChange:
-    """One test or part in the old set of figures and in the new one.
+    """One test or part in the old and in the new set of figures.
 
-    Made of whole entries, of which each figure's :class:`~pytest_gpumem.judge.verdict.Comparison`
-    (without a tolerance) is a row.
+    It has the whole entries; each figure's :class:`~pytest_gpumem.judge.verdict.Comparison`,
+    without a tolerance, is a row.
     """
 
     key: Key
     old: BaselineEntry | None
-    """None where only the new set has it"""
+    """None if only the new set has it"""
     new: BaselineEntry | None
     out_of_memory: bool = False
-    """it ran out of memory in the new set and not in the old one: ``new`` is no full peak"""
+    """whether it newly ran out of memory: ``new`` is not a full peak then"""
 
     @cached_property
     def mismatch(self) -> str:
-        """The setting that makes the two different steps: "batch size 32 -> 64"; "" if none."""
+        """The setting that makes the steps different: "batch size 32 -> 64"; "" if none."""
         if self.old is None or self.new is None:
             return ""
         mismatch = StepShape.of_entry(self.old).mismatch(StepShape.of_entry(self.new))
@@ -69,7 +69,7 @@ class EntryChange:
 
     @cached_property
     def rows(self) -> tuple[Comparison, ...]:
-        """The figures that differ, growth first; none where the two cannot be compared."""
+        """The figures that differ, growth first; () if they cannot be compared."""
         old, new = self.old, self.new
         if old is None or new is None or self.mismatch or self.out_of_memory:
             return ()
@@ -87,7 +87,7 @@ class EntryChange:
 
     @cached_property
     def kind(self) -> ChangeKind:
-        """The kind; where any peak grew and another shrank, it grew."""
+        """The kind of change; if one peak grew and another shrank, it grew."""
         if self.out_of_memory:
             return ChangeKind.OUT_OF_MEMORY
         if self.old is None:
@@ -102,7 +102,7 @@ class EntryChange:
 
     @cached_property
     def cause(self) -> str:
-        """The category and line that grew most, where both have a breakdown; else ""."""
+        """The category and line that grew most, if both have a breakdown; else ""."""
         if not self.rows or self.old is None or self.new is None:
             return ""
         measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]
@@ -111,11 +111,11 @@ class EntryChange:
 
     @property
     def difference(self) -> int:
-        """Bytes of the leading row; 0 without one."""
+        """The leading row's difference in bytes; 0 without rows."""
         return (self.rows[0].difference or 0) if self.rows else 0
 
     def grew_beyond(self, tolerance: Tolerance) -> bool:
-        """Return whether a peak grew by more than the tolerance, or no longer fits."""
+        """Return whether a peak grew beyond the tolerance, or no longer fits."""
         return self.out_of_memory or any(
             (row.difference or 0) > tolerance.allowance(abs(row.baseline or 0)) for row in self.rows
         )
@@ -130,7 +130,7 @@ def pair_entries(
 ) -> list[EntryChange]:
     """Return the change of each test or part: by kind, the largest first, then by name.
 
-    Tests in ``old_oom`` and ``new_oom`` ran out of memory, and so have no figure.
+    Tests in ``old_oom`` and ``new_oom`` ran out of memory, so they have no figures.
     """
     changes = []
     for key in old.keys() | new.keys() | set(new_oom):
@@ -146,7 +146,7 @@ def pair_entries(
 
 
 def count_changes(changes: Iterable[EntryChange]) -> dict[ChangeKind, int]:
-    """Return the number of changes of each kind, in the order of the kinds, without zeros."""
+    """Count the changes of each kind, in the order of the kinds, without zeros."""
     counter = Counter(change.kind for change in changes)
     return {kind: counter[kind] for kind in ChangeKind if counter[kind]}
 
@@ -156,13 +156,13 @@ class Changes:
     """All changes between two sets of figures."""
 
     old_name: str
-    """of the old set: a folder, a revision or a report"""
+    """the old set: a folder, a revision or a report"""
     new_name: str
     entries: tuple[EntryChange, ...]
     remarks: tuple[str, ...] = ()
-    """sentences about figures that a set lacks"""
+    """sentences on figures that a set lacks"""
     across: bool = False
-    """whether tests that changed together with the toolchain are one line in reports"""
+    """whether reports merge tests that changed together with the toolchain into one line"""
 
     @cached_property
     def common_changes(self) -> tuple[CommonChange, ...]:
@@ -186,7 +186,7 @@ class Changes:
 
     @cached_property
     def alone(self) -> tuple[EntryChange, ...]:
-        """The changes with a line of their own in reports."""
+        """The changes that have their own line in reports."""
         if not self.across:
             return self.entries
         grouped = {

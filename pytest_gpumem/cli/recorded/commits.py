@@ -1,7 +1,7 @@
-"""The history of baselines: the changes of each commit in their folder, as git tells them.
+"""Read the history of baselines from git: the changes of each commit in their folder.
 
-Commits are those of the first parent's line: a merge is one step, with all that it brought. The
-changes of the working tree are the last step.
+It follows first parents: a merge is one step with everything that it brought. The working tree's
+changes are the last step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import BaselineEntry
 
 _FORMAT: Final = "%H%x00%ct%x00%an%x00%s"
-"""git's format of a commit: NUL parts its fields, as no name or subject can have one"""
+"""git's format for a commit, separated by NUL, which no name or subject can contain"""
 SHALLOW: Final = "this clone is shallow; git fetch --unshallow gets the earlier commits"
 
 
@@ -42,15 +42,15 @@ class Commit(NamedTuple):
     """A commit, or the working tree."""
 
     name: str
-    """its hash in full; "" of the working tree"""
+    """the full hash; "" for the working tree"""
     date: str
-    """when it was committed, UTC: "2026-11-22"; "" of the working tree"""
+    """the commit's date, UTC: "2026-11-22"; "" for the working tree"""
     author: str
     subject: str
 
     @property
     def short(self) -> str:
-        """The hash's beginning, as reports show it."""
+        """The abbreviated hash for reports."""
         return self.name[:9] or "not committed"
 
 
@@ -63,9 +63,9 @@ class Step:
 
     commit: Commit
     changes: tuple[EntryChange, ...]
-    """of tests and parts: moved figures or provenance, the largest move first"""
+    """tests and parts whose figures or provenance moved, the largest move first"""
     errors: tuple[BaselineError, ...] = ()
-    """files that could not be read, before it or after it"""
+    """files that could not be read before or after the commit"""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class BaselineHistory:
     """The history of a folder's baselines."""
 
     steps: tuple[Step, ...] = ()
-    """the newest first"""
+    """newest first"""
     remarks: tuple[str, ...] = ()
-    """sentences about its gaps"""
+    """sentences on gaps in the history"""
 
     @property
     def keys(self) -> list[Key]:
-        """All tests and parts in it, sorted."""
+        """All tests and parts in the history, sorted."""
         return sorted({change.key for step in self.steps for change in step.changes})
 
     def of(self, key: Key) -> list[tuple[Commit, EntryChange]]:
@@ -99,10 +99,10 @@ def read_history(
     accept: Callable[[Key], bool] = lambda _key: True,
     module: str = "",
 ) -> BaselineHistory:
-    """Return the changes of each commit in a folder of baselines.
+    """Read the changes of each commit in a folder of baselines.
 
-    The folder may be gone from the working tree. ``limit`` is the number of the newest commits to
-    read (None: all), ``module`` the only file of tests with baselines to read ("": all).
+    The folder may be missing from the working tree. ``limit`` is the number of newest commits to
+    read (None: all), ``module`` the only test file whose baselines are read ("": all).
 
     Raises:
         GitError: git or the repository is missing.
@@ -111,7 +111,7 @@ def read_history(
     root = repository_root(existing)
     folder, ending = path_in_repository(directory, root), ENDING
     if module:
-        # Below the folder of any device.
+        # Below any device's folder.
         ending = baseline_path(Path(), "device", module).as_posix().removeprefix("device")
     log = commits_of(root, folder, ending)
     current = working_files(root, folder, ending)
@@ -131,7 +131,7 @@ def read_history(
     if limit is not None and len(log) > limit:
         remarks.append(f"the newest {limit} of {len(log)} commits that changed baselines")
     else:
-        versions.append({})  # before the first commit
+        versions.append({})  # the state before the first commit
     pairs = [(old, new) for new, old in pairwise(versions)]
     names = {blob for old, new in pairs for _, blob in old.items() ^ new.items()}
     contents = {
@@ -165,7 +165,7 @@ def step_of(
     new: Mapping[Path, str],
     entries_of: Callable[[Path, str | None], dict[Key, BaselineEntry]],
 ) -> Step:
-    """Return the changes of a commit by the files before and after it, each with its blob."""
+    """Return a commit's changes, from the blobs of the files before and after it."""
     earlier: dict[Key, BaselineEntry] = {}
     later: dict[Key, BaselineEntry] = {}
     errors = []
@@ -187,7 +187,7 @@ def step_of(
 
 
 def toolchain_moved(change: EntryChange) -> bool:
-    """Return whether a test's baseline was made with another toolchain than the one before."""
+    """Return whether a baseline was made with another toolchain than its predecessor."""
     return (
         change.old is not None
         and change.new is not None
@@ -203,7 +203,7 @@ def _ends(path: Path, ending: str) -> bool:
 
 
 def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
-    """Return the commits that changed files with an ending in a folder: newest first."""
+    """Return the commits that changed files with an ending in a folder, newest first."""
     git = ("-C", str(root))
     try:
         run_git(*git, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -223,7 +223,7 @@ def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
 
 
 def working_files(root: Path, folder: str, ending: str) -> dict[Path, str]:
-    """Return the files with an ending in a folder, each with the name that its blob would have."""
+    """Return the files with an ending in a folder, with the names that their blobs would have."""
     git = ("-C", str(root))
     place = f":(top,literal){folder}" if folder else ":/"
     options = ("-z", "--cached", "--others", "--exclude-standard", "--", place)

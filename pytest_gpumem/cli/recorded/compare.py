@@ -1,4 +1,4 @@
-"""``gpumem compare``: the changes between two sets of figures."""
+"""``gpumem compare``: show the changes between two sets of figures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the folder of the baselines."""
+    """Add the option that names the baselines' folder."""
     parser.add_argument(
         "--baseline-dir",
         metavar="DIR",
@@ -77,7 +77,7 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
-    """Return the limit of ``--fail-on-growth``; None where it is not given."""
+    """Parse ``--fail-on-growth``; None if it is not given."""
     if arguments.fail_on_growth is None:
         return None
     try:
@@ -88,7 +88,7 @@ def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Compare; return the changes in the chosen format."""
+    """Compare, and return the changes in the chosen format."""
     words = [arguments.old, arguments.new, *arguments.pytest]
     if arguments.git is not None:
         return compare_with_commit(arguments.git, [word for word in words if word is not None])
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         old_oom=old.out_of_memory,
         new_oom=new.out_of_memory,
     )
-    # A test whose file could not be read on one side did not appear or vanish: it is left out.
+    # If a file could not be read on one side, its tests did not appear or vanish: skip them.
     unread = old.figures.unread | new.figures.unread
     entries = [
         change

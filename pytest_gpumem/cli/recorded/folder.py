@@ -1,4 +1,4 @@
-"""All baselines of a folder, of every device and module, whether or not a test asks for them."""
+"""Read all baselines of a folder, of every device and module, whether or not tests use them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Figures:
-    """Entries by their keys, and the files that could not be read."""
+    """Entries by key, and the files that could not be read."""
 
     entries: dict[Key, BaselineEntry] = field(default_factory=dict)
     errors: list[BaselineError] = field(default_factory=list)
-    """one a file; the entries of all other files are in ``entries``"""
+    """one per file; all other files' entries are in ``entries``"""
     unread: set[Path] = field(default_factory=set)
-    """their paths, from the folder"""
+    """paths of the files that could not be read, from the folder"""
     files: int = 0
     """number of files, readable or not"""
 
@@ -37,16 +37,16 @@ def read_folder(directory: Path) -> Figures:
 def read_contents(
     files: Iterable[tuple[Path, Callable[[Path], bytes | None]]], directory: Path
 ) -> Figures:
-    """Read baseline files that lie in ``directory``, or would.
+    """Read baseline files that are, or would be, in ``directory``.
 
-    ``files`` has the path of each, and a function that returns the content of a path.
+    ``files`` pairs each path with a function that returns a path's content.
     """
     figures = Figures()
     for path, read in files:
         figures.files += 1
         try:
             content = read(path)
-            if content is not None:  # else it is gone since the folder was listed
+            if content is not None:  # None: deleted since the folder was listed
                 figures.entries.update(_entries(path, content, directory))
         except BaselineError as error:
             figures.errors.append(error)

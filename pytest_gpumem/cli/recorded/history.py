@@ -1,4 +1,4 @@
-"""``gpumem history``: the figures of baselines by commit, from git."""
+"""``gpumem history``: show the figures of baselines by commit, from git."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}, from git: all tests whose figures
 changed, or the figures of one test at each commit, and the cause of each change. Uncommitted
 changes come first."""
 DEFAULT_COMMITS: Final = 20
-"""commits that are read, unless a test is named"""
+"""commits to read, unless a test is named"""
 MAX_NAMES: Final = 5
 """names that a message suggests"""
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the history that was asked for."""
+    """Return the requested history."""
     name = (arguments.nodeid or "").removeprefix("./")
     limit = arguments.commits
     if limit is not None and limit < 1:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def matching_history(
     arguments: argparse.Namespace, name: str, limit: int | None
 ) -> BaselineHistory:
-    """Read the history of the tests that a name means: a test, a file, else a part of a name."""
+    """Read the history of the tests that a name matches: a test, a file, or a part of a name."""
     nodeids: set[str] = set()
     exact = "::" in name or name.endswith(".py")
 
@@ -99,7 +99,7 @@ def matching_history(
         raise BaselineError(arguments.baseline_dir, problem, remedy)
     words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
     if name and not nodeids:
-        # Its file has no history: the names of all others may have one like it.
+        # Its file has no history: other files may have a name like it.
         read_history(directory, accept=accepts)
     tests = {nodeid.partition("::")[2] for nodeid in nodeids}
     similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(

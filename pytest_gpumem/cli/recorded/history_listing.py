@@ -1,4 +1,4 @@
-"""The history of baselines for a terminal."""
+"""Render the history of baselines for a terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.commits import BaselineHistory
 
 MAX_MOVES: Final = 5
-"""tests that a commit lists, where several are asked for"""
+"""tests to list per commit, if several are requested"""
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
 
 
 def overview(history: BaselineHistory, width: int = 80) -> str:
-    """Return each commit with the tests that it moved, the newest first."""
+    """Render each commit with the tests that it moved, the newest first."""
     blocks = []
     for step in history.steps:
         counter = count_changes(step.changes)
@@ -40,7 +40,7 @@ def overview(history: BaselineHistory, width: int = 80) -> str:
 
 
 def of_tests(history: BaselineHistory, width: int = 80) -> str:
-    """Return the figures of each test by commit, the newest first, and why they moved."""
+    """Render the figures of each test by commit, the newest first, and why they moved."""
     blocks = []
     for key in history.keys:
         rows: list[tuple[str, ...]] = [_TITLES]
@@ -56,7 +56,7 @@ def of_tests(history: BaselineHistory, width: int = 80) -> str:
 
 
 def move_words(change: EntryChange) -> str:
-    """Return a move in words: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
+    """Describe a move: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
     words = []
     if change.kind in {ChangeKind.APPEARED, ChangeKind.VANISHED}:
         entry = change.new or change.old
@@ -77,7 +77,7 @@ def move_words(change: EntryChange) -> str:
 
 
 def cells_of(change: EntryChange) -> tuple[str, ...]:
-    """Return the cells of a commit's row, those of the fullest device."""
+    """Return the cells of a commit's row, for the fullest device."""
     entry = change.new
     if entry is None:
         return ("gone", "", "", "")

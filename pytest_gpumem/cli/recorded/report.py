@@ -1,4 +1,4 @@
-"""``gpumem report``: JSON reports in another form, several of them as one."""
+"""``gpumem report``: convert JSON reports to another format, or merge several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ then nothing is written. --limit shortens the Markdown to that many bytes: GitHu
 characters in a comment. Exit status 1: shards are missing, or, with --stale=fail, baselines have
 no test; 2: a report cannot be read or merged."""
 MIN_BYTES: Final = 1000
-"""bytes that the shortest Markdown needs, about"""
+"""bytes that the shortest Markdown needs, approximately"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the reports in the chosen form, or write them."""
+    """Return the reports in the chosen format, or write them to files."""
     limit = arguments.limit
     if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
         problem = "this is not a number of reports"
@@ -80,13 +80,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if path := getattr(arguments, output.name):
             output.require(f"--{output.name}={path}")
             require_replaceable(path, output.beginning, f"--{output.name}={path}")
-    with without_collections():  # hundreds of thousands of objects, and no garbage
+    with without_collections():  # creates hundreds of thousands of objects, and no garbage
         reports = [(name, read_report(name)) for name in arguments.reports]
         accept = ""
         if len(reports) > 1:
             artifact = arguments.artifact if arguments.json else ""
             accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
-            # The merged report, where one is written: it stays when the others are gone.
+            # Name the merged report if one is written, as it stays when the others are gone.
             names = [arguments.json] if arguments.json else arguments.reports
             accept = accept or shlex.join(["gpumem", "accept", *names])
         merged = merge(reports, arguments.expect, accept)
@@ -137,7 +137,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
         path = getattr(arguments, output.name)
         if path is None:
             continue
-        if output.name == "markdown":  # which alone has a limit
+        if output.name == "markdown":  # only this format has a limit
             files[path] = [_markdown_within(merged, arguments.limit)]
             continue
         name = ""
@@ -152,7 +152,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
 
 
 def _write_files(files: Mapping[str, Iterable[str]]) -> None:
-    """Write files: all of them, or none where one cannot be made."""
+    """Write files: all of them, or none if one cannot be written."""
     written: list[NewContent] = []
     path = ""
     try:

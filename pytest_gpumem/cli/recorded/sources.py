@@ -1,4 +1,4 @@
-"""The sources of ``gpumem compare``: a report, a folder of baselines, or a git revision of one."""
+"""Read what ``gpumem compare`` compares: a report, a folder of baselines, or a revision of one."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Source:
     """One side of a comparison."""
 
     name: str
-    """as on the command line"""
+    """as given on the command line"""
     figures: Figures
     remarks: list[str] = field(default_factory=list)
-    """sentences about figures that it lacks"""
+    """sentences on figures that it lacks"""
     out_of_memory: frozenset[Key] = frozenset()
-    """tests that ran out of memory, and so have no figures"""
+    """tests that ran out of memory, which have no figures"""
     of_report: bool = False
 
 
 class SourceError(BaselineError):
-    """An argument that names neither a report nor baselines."""
+    """An argument is neither a report nor baselines."""
 
 
 def read_source(name: str, directory: Path) -> Source:
@@ -55,7 +55,7 @@ def read_source(name: str, directory: Path) -> Source:
     path = Path(name)
     try:
         folder, file = bool(name) and path.is_dir(), path.is_file()
-    except OSError:  # it is too long for a name
+    except OSError:  # too long for a file name
         folder = file = False
     if folder:
         return read_directory(path, name)
@@ -74,14 +74,14 @@ def read_source(name: str, directory: Path) -> Source:
 
 
 def read_directory(directory: Path, name: str) -> Source:
-    """Read the baselines of a folder, under a name."""
+    """Read a folder's baselines, to be shown under a name."""
     figures = read_folder(directory)
     remarks = [] if figures.files else [f"{name} has no baselines"]
     return Source(name, figures, remarks)
 
 
 def measured_entries(results: Iterable[Result]) -> tuple[dict[Key, BaselineEntry], frozenset[Key]]:
-    """Return the figures of a report's results, and the tests that ran out of memory: without."""
+    """Return the figures of a report's results, and the tests that ran out of memory."""
     entries, out_of_memory = {}, set()
     for result in results:
         if result.measurement is None:
@@ -107,7 +107,7 @@ def _read_revision(revision: str, directory: Path) -> Source:
         folder = path_in_repository(directory, root)
         blobs = folder_blobs(root, commit, folder)
         blobs = {path: blob for path, blob in blobs.items() if path.suffix == ENDING}
-        # All contents from one process of git: there may be a thousand files.
+        # One git process for all contents, as there may be a thousand files.
         contents_of_blobs = list(blob_contents(root, filter(None, blobs.values())))
     except OutsideRepositoryError as error:
         remedy = "name the baselines' folder with --baseline-dir"

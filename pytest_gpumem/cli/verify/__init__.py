@@ -1,1 +1,1 @@
-"""``gpumem verify``: steps measured on this machine's GPU, and predicted for it."""
+"""``gpumem verify``: measure steps on this machine's GPU, and predict them for it."""

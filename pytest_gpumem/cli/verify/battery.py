@@ -1,6 +1,6 @@
-"""The steps of ``gpumem verify``: each trains in less than 2 GiB.
+"""Define the steps of ``gpumem verify``: each trains in less than 2 GiB.
 
-A step makes its model and its data, and trains twice: an optimizer's state comes to life at the end
+A step creates its model and data, and trains twice, as an optimizer allocates its state at the end
 of the first step.
 """
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NEEDS_TRITON: Final = "compiled MLP"
-"""the step that is left out where Triton is not installed"""
+"""the step to skip if Triton is not installed"""
 
 
 def train(
@@ -55,7 +55,7 @@ def mlp(width: int = 2048, depth: int = 3) -> Any:  # noqa: ANN401
 
 
 def convolutions(dimensions: int, channels: int, depth: int, *, norm: bool = True) -> Any:  # noqa: ANN401
-    """Return convolutions of kernels of 3 with normalization, on the GPU."""
+    """Return convolutions with kernel size 3 and normalization, on the GPU."""
     from torch import nn
 
     convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
@@ -149,7 +149,7 @@ def train_language_model() -> None:
 
 
 def train_convolutions(*, channels_last: bool = False) -> None:
-    """Train convolutions in 2D: with SGD, or in float16 and channels last, without optimizer."""
+    """Train 2D convolutions: with SGD, or in float16 and channels last without an optimizer."""
     import torch
 
     model, data = convolutions(2, 64, 4, norm=not channels_last), batch(16, 3, 112, 112)
@@ -213,4 +213,4 @@ STEPS: Final[dict[str, Callable[[], object]]] = {
     "sort, gather and reductions": sort_and_gather,
     NEEDS_TRITON: lambda: train_mlp("AdamW", compiled=True),
 }
-"""each step by its name in the table, in its order"""
+"""each step by its name in the table, in order"""

@@ -1,8 +1,8 @@
-"""The child process of ``gpumem verify``: it measures the battery on one device.
+"""Measure the battery on one device, as the child process of ``gpumem verify``.
 
     python -m pytest_gpumem.cli.verify.measuring OUT.json [CARD]
 
-With a card it runs on the virtual GPU, else on the GPU that torch sees.
+With a card it runs on the virtual GPU, otherwise on the GPU that torch sees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED: Final = 0
 
 
 def main() -> None:
-    """Measure all steps; write their peaks, and the device."""
+    """Measure all steps, and write their peaks and the device."""
     out, *card = sys.argv[1:]
     if card:
         use_virtual_gpu(card[0])
@@ -37,7 +37,7 @@ def main() -> None:
         try:
             with measure() as block:
                 step()
-        except Exception as error:  # noqa: BLE001 - of a step: it is told, the others go on
+        except Exception as error:  # noqa: BLE001 - of a step: it is reported, the others go on
             problem = next(iter(str(error).splitlines()), "")
             document["steps"][name] = {"error": f"{type(error).__name__}: {problem}"[:300]}
         else:

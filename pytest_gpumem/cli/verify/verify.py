@@ -1,4 +1,4 @@
-"""``gpumem verify``: how near the virtual GPU comes to the GPU of this machine."""
+"""``gpumem verify``: compare the virtual GPU's predictions with this machine's GPU."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ DESCRIPTION: Final = (
 )
 FORMAT: Final = 1
 BEGINNING: Final = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": '
-"""a pattern of the first bytes of the file of ``--json``"""
+"""pattern for the first bytes of ``--json``'s file"""
 LIMIT: Final = 0.01
-"""of peak allocated memory: more is a failure"""
+"""relative difference of peak allocated above which it fails"""
 FIGURES: Final = ("allocated", "reserved")
 CHILD: Final = ("-m", "pytest_gpumem.cli.verify.measuring")
 TIMEOUT: Final = 1800
-"""seconds of a child process"""
+"""seconds for a child process"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A step, measured and predicted; sizes in bytes, None where it failed."""
+    """A step, measured and predicted; sizes in bytes, None if it failed."""
 
     name: str
     measured: Mapping[str, Any]
@@ -55,18 +55,18 @@ class Row:
 
     @property
     def error(self) -> str:
-        """Why it failed, and where; "" if it ran on both."""
+        """Where and why it failed; "" if it ran on both."""
         for where, figures in (("GPU", self.measured), ("virtual GPU", self.predicted)):
             if "error" in figures:
                 return f"{self.name}: on the {where}: {figures['error']}"
         return ""
 
     def difference(self, figure: str) -> int:
-        """Return the prediction's difference, in bytes."""
+        """Return predicted minus measured, in bytes."""
         return int(self.predicted[figure]) - int(self.measured[figure])
 
     def relative(self, figure: str) -> float:
-        """Return the prediction's difference as a part of the measured figure."""
+        """Return the prediction's difference relative to the measured figure."""
         return self.difference(figure) / max(int(self.measured[figure]), 1)
 
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Measure, predict, compare."""
+    """Measure, predict and compare."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
@@ -102,11 +102,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run the battery in a process of its own; return its figures."""
+    """Run the battery in a new process; return its figures."""
     command = [sys.executable, *CHILD, str(out), *arguments]
     subject = "gpumem verify"
-    # What Inductor compiles for the first time, it tries; what an earlier process compiled, it
-    # does not. Both processes are to do the same.
+    # Inductor tries kernels only when it compiles for the first time, not if an earlier process
+    # filled its cache. Both processes must do the same, so each gets its own cache.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(out.with_suffix(".inductor"))}
     try:
         done = subprocess.run(command, check=False, timeout=TIMEOUT, env=environment)
@@ -122,7 +122,7 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """Return a GPU's name for a reader, and the virtual one's card: a name, or a file's path."""
+    """Return a GPU's name for display, and the virtual GPU's card: a name or a file's path."""
     for card in CARDS.values():
         if card.device_name == device["device_name"] and card.sm_count == device["sm_count"]:
             return card.name, card.name
@@ -137,7 +137,7 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
-    """Return the table and the verdict."""
+    """Render the table and the verdict."""
     ran = [row for row in rows if not row.error]
     cells = []
     for row in ran:
@@ -161,7 +161,7 @@ def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
 
 
 def percent(row: Row, figure: str) -> str:
-    """Return a prediction for the table: "the same", "+0.02 %"."""
+    """Format a prediction's difference for the table: "the same", "+0.02 %"."""
     return "the same" if not row.difference(figure) else f"{100 * row.relative(figure):+.2f} %"
 
 
