@@ -251,7 +251,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if test.is_fork:  # it ends where the program does, which reports its peaks
+    if test.is_fork:  # it ends where the program does; the main process reports its peaks
         if error is not None:
             show_error(error)
         return status

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_STATES: Final = 20_000
 """(number, bytes) states that a search visits before it gives up"""
 MAX_UNSPLIT: Final = MIB
-"""size difference of blocks with equal requests: the allocator splits off no less"""
+"""bytes by which blocks of equal requests may differ: the allocator splits off no less"""
 MAX_OTHERS: Final = 0.75
 """share of a growth that other keepers' blocks may reach, where their sizes do not decide"""
 MAX_ALIKE: Final = 3

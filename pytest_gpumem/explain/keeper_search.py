@@ -38,7 +38,6 @@ NO_MOMENT: Final = (
     "ends while the blocks are there"
 )
 MAX_LINES: Final = 3
-"""lines that are reported"""
 RETURNS: Final = frozenset({"c_return", "c_exception"})
 """profiler events after a C function, as PyTorch's are"""
 

@@ -43,7 +43,7 @@ class Edits(NamedTuple):
 
     commit: str = ""
     number: int = 0
-    """hunks"""
+    """of hunks"""
     lines: Sequence[Edit] = ()
     """all lines, or those linked to a growth, the closest first"""
     all_lines: Sequence[Edit] = ()

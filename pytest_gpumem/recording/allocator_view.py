@@ -121,7 +121,6 @@ class _History(NamedTuple):
     skipped: tuple[str, ...]
     """actions to leave out"""
     arguments: tuple[Any, ...]
-    """the arguments that the binding was called with"""
 
     @classmethod
     def read(cls, arguments: tuple[Any, ...]) -> _History:
@@ -184,8 +183,7 @@ class AllocatorView:
         )
         """by device, then by counter or total: what the measurement added"""
         self._hidden_times: list[tuple[int, int]] = []
-        """start and end of each stretch in which the measurement allocated, in microseconds since
-        1970"""
+        """microseconds since 1970: start and end of each stretch of work for the measurement"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
         """by device: retries before the test's own last reset"""
         self._listeners: list[Callable[[], object]] = []
@@ -290,7 +288,7 @@ class AllocatorView:
         self._real[PEAK_RESETS[0]](device)
 
     def pinned_stats(self) -> PinnedStats:
-        """Return the real statistics; before torch 2.10 they have other names and no such peaks."""
+        """Return the real statistics; none before torch 2.10, where names and peaks differ."""
         stats = self._read_pinned()
         if "active_bytes" not in stats:
             return PinnedStats({}, {})
@@ -594,7 +592,7 @@ class AllocatorView:
             for segment in snapshot["segments"]:
                 for record in (segment, *segment["blocks"]):
                     record["frames"] = []
-        # Operators run through this package, so its frames are on every stack.
+        # Operators run through this package, so its frames are on their stacks.
         _keep_frames(snapshot, lambda filename: not filename.startswith(OWN_FOLDER))
         return snapshot
 

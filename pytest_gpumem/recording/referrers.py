@@ -42,7 +42,6 @@ CHUNK: Final = 500
 MAX_GROUPS: Final = 50
 """groups that are searched to find the largest"""
 MAX_HOLDERS: Final = 5
-"""holders that are reported"""
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
 UNNAMED: Final = "PyTorch itself: no object of Python's refers to it"
 _GRADIENT: Final = "gradient"

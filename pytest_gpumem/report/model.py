@@ -153,7 +153,7 @@ def with_alike_ranks(results: Iterable[Result]) -> list[Result]:
 def hints_of(result: Result) -> list[Note]:
     """Return a test's hints, without duplicates.
 
-    The autocast hint would lower any peak, so it is given only where memory is over its limit.
+    Autocast would lower any peak, so its hint is given only where memory is over its limit.
     """
     measurement = result.measurement
     if measurement is None:

@@ -18,7 +18,6 @@ class HiddenSkip(NamedTuple):
 
     whole_file: bool
     reason: str
-    """the skip's own reason"""
     place: str
     """the line that looked for GPUs: "tests/test_model.py:12" """
 

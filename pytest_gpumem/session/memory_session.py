@@ -140,7 +140,7 @@ def _explain_values(run: Run, error: BaseException) -> None:
         reason = OF_COMPILED
     else:
         reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
-    # What add_note() does in Python 3.11 and later; pytest shows these notes.
+    # What add_note() does in Python 3.11; from that version on pytest shows the notes.
     vars(error).setdefault("__notes__", []).append(
         f"{reason}; the peak before the failure was {format_size(measured.peak_allocated)} "
         f"allocated, {format_size(measured.peak_reserved)} reserved"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 MIN_WIDTH: Final = 80
 """columns that a failure is formatted for at least"""
 BLANK: Final[Line] = ()
-"""an empty line"""
 
 
 def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> list[str]:

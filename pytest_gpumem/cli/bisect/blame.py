@@ -73,7 +73,7 @@ class Replacement(NamedTuple):
 
 
 Group = tuple[Replacement, ...]
-"""edits that are undone together, as the file is not valid Python without only some of them"""
+"""edits that must be undone together for the file to parse"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,6 @@ class Drawing(NamedTuple):
     svg: str
     """the children of an ``svg`` element, with classes for colours and no styles"""
     viewbox: str
-    """the element's ``viewBox``"""
     label: str
     """describes the drawing in words"""
     data: str

@@ -47,7 +47,7 @@ def lead_lines(
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:
-    """Return a line that replaces the section of each test that failed only by moving so."""
+    """Return a line in place of the section of each test that only moved with the others."""
     moved = _moved_names(moved_together(results))
     lines: dict[str, str] = {}
     failed_alone = set()
