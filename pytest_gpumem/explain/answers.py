@@ -208,7 +208,7 @@ class PeakExplainer(Explainer):
     def hinted(self, test: EndedTest, results: list[Result], *, uncapped: bool) -> list[Result]:
         """Return a test's results with hints on fragmentation.
 
-        On the virtual GPU, where a run is quick, the test runs again with expandable segments.
+        On the virtual GPU a test with fragmented memory runs again with expandable segments.
         """
         run = test.run
         if self._policy.attribution != "on" and not (self.enabled and too_much(results)):

@@ -27,9 +27,9 @@ MIN_FORWARDS: Final = 2
 """earlier forward passes still held; a single one is held by a variable until its next
 assignment"""
 WASTED_PERCENT: Final = 20
-"""percent of peak reserved beyond peak allocated, and ..."""
+"""if peak reserved exceeds peak allocated by this percent of itself, and ..."""
 WASTED_BYTES: Final = 512 * MIB
-"""... bytes beyond it, from which a run with expandable segments is worth it"""
+"""... by these bytes, a run with expandable segments is worth it"""
 _INFINITY: Final = float("inf")
 BFLOAT16_SINCE: Final = 8, 0
 """the first compute capability with bfloat16 tensor cores"""

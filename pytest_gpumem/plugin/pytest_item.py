@@ -221,7 +221,7 @@ class PytestItem:
         """
         if outdated:
             used = {*self.requested_fixtures(), *self.late_fixtures()}
-            # Errors of theirs belong to the next teardown, that of the instance set up again.
+            # Their errors are ignored: tearing down the instance set up again raises them, too.
             self.finish_fixtures(fixture for fixture in outdated if fixture in used)
         params = getattr(getattr(self.item, "callspec", None), "params", {})
         for definition in self.requested_fixtures():
@@ -274,7 +274,7 @@ class PytestItem:
                 state: Any = self._private.session._setupstate
                 clear(error)
                 state.teardown_exact(self.item.parent)
-                clear(error)  # frames that the teardown waited for have ended now
+                clear(error)  # frames that waited for the teardown have ended now
                 self._forget_instance()
                 self._private._initrequest()
                 prepare()

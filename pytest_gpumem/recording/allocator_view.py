@@ -72,7 +72,7 @@ Path = tuple[Any, ...]
 
 
 class Plug(NamedTuple):
-    """A block that the measurement itself allocated."""
+    """A block that the measurement holds, and hides from the test's code."""
 
     device: int
     address: int
@@ -85,7 +85,7 @@ class Plug(NamedTuple):
     requested: int = -1
     """bytes that were requested; -1: all of them"""
     split: bool = True
-    """whether the allocator split it off a larger block"""
+    """whether it is only a part of its segment"""
 
     def figures(self) -> Iterator[tuple[str, int]]:
         """Yield what it adds to each statistic of allocated blocks."""

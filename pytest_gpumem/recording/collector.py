@@ -20,7 +20,7 @@ R = TypeVar("R")
 STOCK: Final = 20_000
 """spare objects at the start of a measurement"""
 MAX_TUPLE_LENGTH: Final = 20
-"""longest tuples whose freed objects CPython keeps in free lists, for reuse"""
+"""freed tuples with fewer elements go to CPython's free lists, for reuse"""
 REUSED: Final = 80
 """freed lists, dicts and tuples of each length that CPython's free lists keep, at least"""
 
@@ -77,7 +77,7 @@ Uncounted.at_entering = [_made_in_empty_block() for _ in range(4)][-1]
 
 
 def uncounted(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function inside :class:`Uncounted`."""
+    """Wrap a function so that it runs inside :class:`Uncounted`."""
 
     @functools.wraps(function)
     def counted_nothing(*args: P.args, **kwargs: P.kwargs) -> R:
