@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import DeviceInfo
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""an environment variable; its presence counts, whatever its value"""
+"""environment variable: if it is set, whatever its value, PyTorch bypasses its cache"""
 PINNED: Final = "pinned"
-"""the key of the statistics of pinned host memory, beside those of a test's first device"""
+"""key of the pinned host memory's statistics, which only the first device's have"""
 MAX_COLLECTIONS: Final = 50
-"""collections, each of which may find objects that the last one has let go of"""
+"""limit of collections in a row: each one may free what keeps the next one's garbage alive"""
 SWITCHED_OFF: Final = Note(
     NoteKind.OUTSIDE,
     "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
@@ -41,7 +41,7 @@ SWITCHED_OFF: Final = Note(
     "use the allocator again",
 )
 Stats = dict[str, Any]
-"""the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
+"""one device's statistics, in the form of ``memory_stats_as_nested_dict``"""
 
 
 def current(device: int) -> Peak:
@@ -50,20 +50,20 @@ def current(device: int) -> Peak:
 
 
 def current_in(stats: Stats) -> Peak:
-    """Return the bytes held now, by these statistics."""
+    """Return the current bytes in these statistics."""
     return _bytes(stats, "current")
 
 
 def peak_in(stats: Stats) -> Peak:
-    """Return the peaks, by these statistics."""
+    """Return the peak bytes in these statistics."""
     return _bytes(stats, "peak")
 
 
 def unrequested_in(stats: Stats) -> int:
-    """Return the bytes of live blocks beyond the requests, by these statistics.
+    """Return the bytes of live blocks in excess of what was requested.
 
-    Requests are rounded up, and a rest of a free block that is too small is not split off. How much
-    that is depends on the free blocks, and so on all that ran before.
+    PyTorch rounds requests up, and does not split a small remainder off a free block. The excess
+    depends on the free blocks, and so on everything that ran before.
     """
     if "segment" not in stats:
         return 0
@@ -72,7 +72,7 @@ def unrequested_in(stats: Stats) -> int:
 
 
 def peak_active(stats: Stats) -> int:
-    """Return the peak bytes of blocks in use, those included that streams still wait for."""
+    """Return the peak bytes of active blocks, including freed ones that wait for a stream."""
     return int(stats["active_bytes"]["all"]["peak"]) if "segment" in stats else 0
 
 
@@ -85,17 +85,17 @@ def _bytes(stats: Stats, figure: str) -> Peak:
 
 
 def alloc_retries(all_stats: Sequence[Stats]) -> int:
-    """Return how often the allocators of some devices emptied their caches to go on."""
+    """Return how often the allocators emptied their caches and retried a request."""
     return sum(stats.get("num_alloc_retries", 0) for stats in all_stats)
 
 
 def segments_held(all_stats: Sequence[Stats]) -> int:
-    """Return the number of segments that the allocators of some devices hold."""
+    """Return the number of segments that the allocators hold."""
     return sum(stats["segment"]["all"]["current"] for stats in all_stats if "segment" in stats)
 
 
 def require_native_allocator() -> None:
-    """Refuse PyTorch's allocators besides the native one: no snapshots, another kind of cap.
+    """Refuse backends other than the native allocator: no snapshots, another kind of cap.
 
     Raises:
         DeviceError: the backend is cudaMallocAsync or a pluggable allocator.
@@ -122,7 +122,7 @@ def require_native_allocator() -> None:
 
 
 def is_switched_off() -> bool:
-    """Return whether ``caching_allocator_enable(False)`` holds; torch 2.11 and older do not say."""
+    """Return whether the caching allocator is disabled; torch 2.11 and older cannot report it."""
     import torch
 
     is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
@@ -130,7 +130,7 @@ def is_switched_off() -> bool:
 
 
 def switch_on() -> None:
-    """Switch the caching allocator on again where a step has left it off."""
+    """Re-enable the caching allocator if a step left it disabled."""
     import torch
 
     if is_switched_off():
@@ -138,7 +138,7 @@ def switch_on() -> None:
 
 
 def reset_peaks(devices: int | range) -> None:
-    """Reset the peaks of some devices and of pinned memory; the test's code does not see it."""
+    """Reset the peaks of devices and pinned memory without the test's code seeing it."""
     for device in device_range(devices):
         VIEW.reset_peaks(device)
     VIEW.reset_pinned_peaks()
@@ -147,10 +147,11 @@ def reset_peaks(devices: int | range) -> None:
 def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None = None) -> None:
     """Release unused memory: garbage, cuBLAS workspaces, cached segments, cached pinned memory.
 
-    The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
-    are cleared so that every test makes its own.
+    cuBLAS workspaces count as allocated, and the first test that calls cuBLAS creates them. They
+    are cleared so that every test creates its own.
 
-    ``needs_collection`` is asked where memory is left; without it, garbage is collected.
+    If memory is left, ``needs_collection`` decides whether to collect garbage; the default is to
+    collect.
     """
     import torch
 
@@ -159,7 +160,7 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
         torch.cuda.synchronize(device)
     if any(current(device).reserved for device in measured):
         WORKSPACES.clear(measured)
-    # a collection takes a tenth of a second where many modules are loaded: only if it can help
+    # With many modules loaded a collection takes a tenth of a second: skip it if it cannot help.
     left = any(current(device).allocated for device in measured)
     if left and (needs_collection is None or needs_collection()):
         collect_garbage()
@@ -173,25 +174,25 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
 def collect_garbage() -> None:
     """Collect garbage until none is left.
 
-    One collection is not always enough. Objects that C++ refers to (an autograd node's hooks) are
-    garbage only once the last collection has freed the node. And while another thread collects,
-    ``gc.collect()`` returns at once and has done nothing.
+    One collection is not always enough. Objects that C++ refers to (an autograd node's hooks)
+    become garbage only after a collection has freed the node. While another thread is collecting,
+    ``gc.collect()`` returns at once without collecting.
     """
     for _ in range(MAX_COLLECTIONS):
         number = gc.get_stats()[-1]["collections"]
         unreachable = gc.collect()
         if gc.get_stats()[-1]["collections"] == number:
-            time.sleep(0.01)  # the other thread goes on meanwhile
+            time.sleep(0.01)  # let the other thread finish
         elif not unreachable:
             return
 
 
 @contextmanager
 def own_garbage_only() -> Iterator[None]:
-    """Let Python's cyclic collector see objects made inside only, so that it runs alike each time.
+    """Hide existing objects from Python's cyclic collector, so that it runs at the same points.
 
-    The collector runs by the number of objects that are alive and were made; garbage that it frees
-    earlier or later moves a step's peak.
+    The collector is triggered by the number of live and of new objects. If it frees garbage earlier
+    or later, a step's peak changes.
     """
     gc.freeze()
     begin_count()  # nothing to look at
@@ -202,10 +203,10 @@ def own_garbage_only() -> Iterator[None]:
 
 
 def collect_all() -> None:
-    """Collect all garbage inside of :func:`own_garbage_only`, objects made before it included.
+    """Collect all garbage inside :func:`own_garbage_only`, including objects made before it.
 
-    A test's instance is made when the test is collected: tensors that a try of the test stored in
-    the instance die with it.
+    Pytest creates a test's instance at collection: tensors that a try of the test stored in the
+    instance die with it.
     """
     gc.unfreeze()
     collect_garbage()
@@ -215,9 +216,9 @@ def collect_all() -> None:
 
 @contextmanager
 def expandable_segments() -> Iterator[bool]:
-    """Switch expandable segments on; yield False where they were on already.
+    """Enable expandable segments; yield False if they were already enabled.
 
-    The allocator's settings are put back at the end.
+    Restore the allocator's settings at the end.
     """
     import torch
 
@@ -233,17 +234,17 @@ def expandable_segments() -> Iterator[bool]:
     ]
     _set_allocator(",".join([*unchanged, "expandable_segments:True"]))
     try:
-        with warnings.catch_warnings():  # PyTorch asks for a fabric, which few GPUs have
+        with warnings.catch_warnings():  # PyTorch queries the fabric, which few GPUs have
             warnings.filterwarnings("ignore", message="nvmlDeviceGetGpuFabricInfo")
             yield True
     finally:
         torch.cuda.empty_cache()
-        _set_allocator("expandable_segments:False")  # settings that omit it do not switch it off
+        _set_allocator("expandable_segments:False")  # omission does not disable it
         _set_allocator(settings)
 
 
 def _set_allocator(settings: str) -> None:
-    """Set the allocator's settings while it runs: ``PYTORCH_CUDA_ALLOC_CONF``'s value."""
+    """Apply a value of ``PYTORCH_CUDA_ALLOC_CONF`` to the running allocator."""
     import torch
 
     binding = "_accelerator_setAllocatorSettings"
@@ -269,7 +270,7 @@ def provenance(info: DeviceInfo) -> Provenance:
 
 @cache
 def cudnn_version() -> str:
-    """Return cuDNN's version, "none" where PyTorch can use none; a slow question, asked once."""
+    """Return cuDNN's version, or "none" if PyTorch cannot use it; cached, as the call is slow."""
     from torch.backends import cudnn
 
     try:

@@ -46,13 +46,13 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
     device.named = device.card
     device.card = device.demanded or device.card
     device.show_always(devices)
-    import torch  # noqa: F401 - upon which the GPU is shown
+    import torch  # noqa: F401 - its import shows the GPU
 
 
 class Measuring:
     """A measurement of a block. Its figures can be read after the block has ended.
 
-    Below a marked test or ``gpumem run`` the block is one more part: other figures do not change.
+    Within a marked test or ``gpumem run`` the block is one more part: other figures do not change.
     """
 
     def __init__(self, devices: int) -> None:
@@ -64,7 +64,7 @@ class Measuring:
         import torch
 
         visible = torch.cuda.device_count()
-        if visible:  # gpumem run measures from the first use of CUDA on
+        if visible:  # gpumem run starts measuring at CUDA's initialisation
             torch.cuda.init()
         if ACTIVE:
             outer = ACTIVE[-1]

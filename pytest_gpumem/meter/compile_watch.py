@@ -1,8 +1,8 @@
 """The memory that PyTorch's compiler allocates for itself, while it compiles and times kernels.
 
-It does so in a first run only: a later one finds the graphs, and the fastest configuration of each
-kernel, in the caches of Inductor or of the process. Memory that it has freed by its end counts for
-no step, so that a step has one peak with cold caches and with warm ones.
+Only a first run needs this memory: a later run finds the graphs, and the fastest configuration of
+each kernel, in the caches of Inductor or of the process. Memory that the compiler has freed when it
+ends is not counted, so that a step's peak is the same with cold and with warm caches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WATCHED: Final = (
 
 
 class CompileWatch:
-    """Calls a measurement around the work of the compiler."""
+    """Enters a context manager around each call of the compiler."""
 
     def __init__(self) -> None:
         self._around: Callable[[], AbstractContextManager[None]] | None = None
@@ -43,7 +43,7 @@ class CompileWatch:
         self._installed = False
 
     def install(self) -> None:
-        """Wrap the functions now, or once they are imported; nothing if that is done."""
+        """Wrap the functions now or when they are imported; do nothing the second time."""
         if self._installed:
             return
         self._installed = True
@@ -56,7 +56,7 @@ class CompileWatch:
 
     @contextmanager
     def watched(self, around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Have the compiler work inside of ``around()``, within a block."""
+        """Enter ``around()`` whenever the compiler runs within this block."""
         self.install()
         outer, self._around = self._around, around
         try:
@@ -65,7 +65,7 @@ class CompileWatch:
             self._around = outer
 
     def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of the compiler's that calls the measurement around its work."""
+        """Wrap a compiler function to run inside ``around()``, once for nested calls."""
 
         def watching(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
@@ -82,4 +82,3 @@ class CompileWatch:
 
 
 COMPILER: Final = CompileWatch()
-"""the watch of this process"""

@@ -1,7 +1,7 @@
-"""cuDNN's state of dropout in recurrent networks: each test makes a state of its own, as alone.
+"""cuDNN's dropout state of recurrent networks: each test creates its own, as it would alone.
 
-PyTorch makes a device's state (some 4 MiB) at the first recurrent network with dropout, and keeps
-the state for the life of the process. To later tests it would be foreign memory: their peaks would
+PyTorch creates a device's state (some 4 MiB) at the first recurrent network with dropout, and
+caches it for the life of the process. For later tests it would be foreign memory: their peaks would
 be lower than alone. So the first such network of each test gets a new state.
 """
 
@@ -38,21 +38,20 @@ KEPT: Final = Note(
 
 
 class DropoutStates:
-    """The states of this process."""
+    """Replaces this process's dropout states that are older than the test."""
 
     def __init__(self) -> None:
         self._is_foreign: IsForeign | None = None
-        """whether the block of a device at an address is older than the test; None: no test"""
+        """whether the block at (device, address) is older than the test; None outside of tests"""
         self._earlier: list[Tensor] = []
-        """earlier tests' memory: it stays where it is until the test has ended"""
+        """the replaced states: a reference keeps their memory in place until the test has ended"""
         self.notes: tuple[Note, ...] = ()
-        """notes on the last test"""
         self._wrappers: dict[str, Function] = {}
-        """those of RECURRENT by name; torch.jit knows them by their identities, so they stay"""
+        """RECURRENT's wrapped functions by name; kept, as torch.jit looks functions up by id"""
 
     @contextmanager
     def renewed(self, is_foreign: IsForeign) -> Iterator[None]:
-        """Renew the states that are foreign memory, when networks use them."""
+        """Replace states that are foreign memory when a network uses them."""
         import torch
 
         if not self._wrappers:
@@ -82,9 +81,9 @@ class DropoutStates:
                 kwargs: Any = None,  # noqa: ANN401 - PyTorch's
             ) -> object:
                 if function is torch.ops.aten._cudnn_rnn.default and args[-1] is not None:
-                    DROPOUT._renew(args[-1])  # where no Python object leads but here
+                    DROPOUT._renew(args[-1])  # the only place where Python can reach the state
                 name = function.name().removeprefix("aten::").partition(".")[0]
-                if name in RECURRENT.names:  # inference mode leaves the network whole
+                if name in RECURRENT.names:  # inference mode does not decompose the network
                     with self:
                         return function._op_dk(composite, *args, **(kwargs or {}))
                 return function(*args, **(kwargs or {}))
@@ -97,7 +96,7 @@ class DropoutStates:
                 with Renewing():  # type: ignore[no-untyped-call]
                     return function(*args)
 
-            # Filters of warnings go by the module that calls PyTorch's function.
+            # Warning filters match the module that calls PyTorch's function.
             scope = {**globals(), "__name__": "torch.nn.modules.rnn"}
             as_torch = FunctionType(call.__code__, scope, call.__name__, None, call.__closure__)
             _register_builtin(as_torch, f"aten::{function.__name__}")
@@ -107,20 +106,20 @@ class DropoutStates:
         self._wrappers = {name: make(function) for name, function in functions.items()}
 
     def _renew(self, state: Tensor) -> None:
-        """Put a new state into the tensor that PyTorch keeps, if the old state is foreign."""
+        """Put a new state into PyTorch's cached tensor if the old state is foreign memory."""
         import torch
 
         place = place_of(state)
         if self._is_foreign is None or not self._is_foreign(place):
             return
-        if place in GRAPHS.blocks:  # a replay on a GPU may write there
+        if place in GRAPHS.blocks:  # a replay of the graph may write to it
             self.notes = (KEPT,)
             return
         self._earlier.append(state.detach())
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as PyTorch draws it
-        with torch.inference_mode(mode=False):  # or no later test could train with the state
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as PyTorch draws its seed
+        with torch.inference_mode(mode=False):  # no later test could train with it
             state.data = torch._cudnn_init_dropout_state(
-                0.5,  # each use sets its own rate
+                0.5,  # each network sets its own rate
                 train=True,
                 dropout_seed=seed,
                 dtype=state.dtype,
@@ -129,4 +128,3 @@ class DropoutStates:
 
 
 DROPOUT: Final = DropoutStates()
-"""those of this process"""

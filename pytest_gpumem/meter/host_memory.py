@@ -1,10 +1,10 @@
 """The host memory of this process: its resident set, and the part that PyTorch has pinned.
 
-The resident set is Linux's (proc_pid_status(5)). Unlike a device's memory it does not repeat to the
-byte: modules that a test imports are in it, and memory that the C library keeps.
+The resident set is Linux's (proc_pid_status(5)). Unlike a device's memory it is not reproducible to
+the byte: it includes modules that a test imports, and memory that the C library caches.
 
 The figure of pinned memory is ``allocated_bytes`` of ``torch.cuda.host_memory_stats``: all blocks
-that PyTorch's allocator has pinned, those included that no tensor has at the moment.
+that PyTorch's allocator has pinned, including cached ones that no tensor uses.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 STATUS: Final = Path("/proc/self/status")
 RESET: Final = Path("/proc/self/clear_refs")
-"""writing 5 to this file resets the highest resident set to the present one"""
+"""writing 5 to this file resets the peak resident set size (VmHWM) to the current one"""
 
 
 class HostWatch:
-    """Measures how much the process's resident set grows at most."""
+    """Measures the peak growth of the process's resident set."""
 
     def __init__(self, reset: Path = RESET) -> None:
         self._reset = reset
         self._began: int | None = None
-        """bytes when the measurement began; None where the system does not tell the highest"""
+        """resident bytes at the start; None if the system cannot reset the peak"""
 
     def start(self) -> None:
-        """Begin anew."""
+        """Reset the peak, and measure from here."""
         try:
             self._reset.write_text("5", encoding="ascii")
             self._began = _resident("VmRSS")
@@ -43,10 +43,10 @@ class HostWatch:
             self._began = None
 
     def require(self, declared: str) -> None:
-        """Refuse a ``declared`` limit that cannot be held.
+        """Refuse a ``declared`` limit that cannot be checked.
 
         Raises:
-            DeviceError: the system does not tell the highest resident set.
+            DeviceError: the system does not report the peak resident set.
         """
         if self._began is None:
             raise DeviceError(
@@ -56,17 +56,17 @@ class HostWatch:
             )
 
     def peak(self) -> int | None:
-        """Return by how many bytes the resident set grew at most since the beginning."""
+        """Return the resident set's peak growth in bytes; None if unknown."""
         if self._began is None:
             return None
         return max(0, _resident("VmHWM") - self._began)
 
 
 def _resident(name: str) -> int:
-    """Return a figure of the process's status, in bytes.
+    """Return a field of ``/proc/self/status`` in bytes.
 
     Raises:
-        OSError: the status has no such figure.
+        OSError: the status has no such field.
     """
     for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith(f"{name}:"):
@@ -87,10 +87,10 @@ LOOP: Final = Patch(
 
 
 def require_pinned_stats(declared: str) -> None:
-    """Refuse a ``declared`` limit that cannot be held.
+    """Refuse a ``declared`` limit that cannot be checked.
 
     Raises:
-        DeviceError: PyTorch does not tell how much memory is pinned.
+        DeviceError: PyTorch does not report pinned memory.
     """
     import torch
 
@@ -103,7 +103,7 @@ def require_pinned_stats(declared: str) -> None:
 
 
 def empty_pinned_cache() -> None:
-    """Have the allocator give back memory that no tensor has."""
+    """Release cached pinned memory."""
     import torch
 
     owned = VIEW.pinned_stats().owned
@@ -112,21 +112,21 @@ def empty_pinned_cache() -> None:
 
 
 class PinningLoops:
-    """DataLoader's threads that pin batches before they are asked for: how many depends on time."""
+    """Counts DataLoader's threads that pin batches ahead; how many batches depends on timing."""
 
     def __init__(self) -> None:
         self.begun = 0
-        """threads that have begun to pin"""
+        """threads started so far"""
         self._ended = 0
         self._watches = False
 
     @property
     def alive(self) -> int:
-        """The number of those at work."""
+        """The number of running threads."""
         return self.begun - self._ended
 
     def watch(self) -> None:
-        """Count them from now on; nothing where that is done, or no DataLoader can exist."""
+        """Start counting, unless already counting or DataLoader's module is not imported."""
         if self._watches or LOOP.module not in sys.modules:
             return
         self._watches = True
@@ -145,4 +145,3 @@ class PinningLoops:
 
 
 LOOPS: Final = PinningLoops()
-"""those of this process"""

@@ -1,4 +1,4 @@
-"""Separating a step's memory from foreign memory, which earlier tests left, say."""
+"""Separating a step's memory from foreign memory, such as what earlier tests left."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ if TYPE_CHECKING:
 
 
 class Isolation:
-    """The memory of some devices, divided: a step's own, foreign memory, and plugs in the latter.
+    """Divides devices' memory into a step's own, foreign memory, and plugs in foreign segments.
 
-    A figure is the allocator's, less foreign memory and plugs; lists have one item a device.
+    The step's figures are the allocator's, less foreign memory and plugs. Lists have one item per
+    device.
     """
 
     def __init__(self, devices: range) -> None:
         self.devices = devices
         self.plugs = Plugs(devices)
         self.initial_foreign = [NOTHING] * len(devices)
-        """memory held by earlier tests and the like when the step began, without plugs"""
+        """foreign memory when the step began, without plugs"""
         self.kept_foreign = list(self.initial_foreign)
-        """such memory that the allocators still hold, the part that the step has freed included"""
+        """foreign memory that the allocators still hold, including what the step has freed"""
         self.returned: set[tuple[int, int]] = set()
-        """device and address of foreign blocks that went back to the allocator"""
+        """(device, address) of foreign blocks that were freed to the allocator"""
         self._pins = Pins(devices, ())
         self._divided = False
-        """whether foreign memory divides expandable segments: the step may reserve more"""
+        """whether foreign memory fragments expandable segments: the step may then reserve more"""
         self._pinned_lost = 0
-        """bytes of foreign pinned memory that was freed; PyTorch's allocator may still hold them"""
+        """bytes of foreign pinned memory that were freed; PyTorch may still cache them"""
 
     def stats(self) -> list[Stats]:
-        """Return the allocator's statistics of each device: asking takes most of a measurement.
+        """Return the allocator's statistics of each device; most of a measurement's time goes here.
 
-        The first have those of pinned host memory as well, which is the whole process's.
+        The first device's include the statistics of pinned host memory, which belongs to the
+        process.
         """
         all_stats = [VIEW.stats(device) for device in self.devices]
         pinned = VIEW.pinned_stats()
@@ -59,7 +61,7 @@ class Isolation:
 
     @property
     def foreign(self) -> list[Peak]:
-        """Foreign memory that earlier tests and the like still refer to."""
+        """Foreign memory that is still referenced, without what the step has freed."""
         released = self._pins.released_by_device()
         return [
             minus(kept, Peak(nbytes, 0))
@@ -67,14 +69,14 @@ class Isolation:
         ]
 
     def separate(self, *, count_held: bool) -> list[Stats]:
-        """Take the memory held now as foreign, on settled devices; return the statistics then.
+        """Treat memory held now as foreign, on settled devices; return the statistics afterwards.
 
-        ``count_held``: all of it belongs to the step.
+        With ``count_held``, the memory held now belongs to the step.
         """
         all_stats = self.stats()
         held = [current_in(stats) for stats in all_stats]
         foreign = [NOTHING] * len(held) if count_held else held
-        if any(peak.reserved for peak in foreign):  # else the free rooms are the step's own
+        if any(peak.reserved for peak in foreign):  # else the free blocks are the step's own
             self.plugs.fill()
             all_stats = self.stats()
         blocks = {}
@@ -86,43 +88,43 @@ class Isolation:
         return all_stats
 
     def stop(self) -> None:
-        """Give the rooms back, and keep foreign memory in place no longer."""
+        """Release the plugs, and unpin foreign memory."""
         self._pins.stop()
         self.plugs.release()
 
     def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
-        """Count memory that was taken as foreign for the step's own."""
+        """Count memory that was foreign as the step's own from now on."""
         self.initial_foreign = list(map(minus, self.initial_foreign, peaks))
         self.kept_foreign = list(map(minus, self.kept_foreign, peaks))
         self._pins.adopt(blocks)
 
     def is_foreign(self, place: tuple[int, int]) -> bool:
-        """Return whether the block of a device at an address is foreign memory."""
+        """Return whether the block at (device, address) is foreign memory."""
         return self._pins.holds(place)
 
     def is_empty(self) -> bool:
-        """Return whether the devices hold no memory, and need not settle."""
+        """Return whether the devices hold no memory, so that there is nothing to settle."""
         return all(current_in(stats) == NOTHING for stats in self.stats())
 
     def has_new_blocks(self) -> bool:
-        """Return whether a block is held that was not when the last step began.
+        """Return whether a block is allocated that was not when the last step began.
 
-        Only then garbage is collected before the next one: a collection takes a tenth of a second
-        where many modules are loaded, and each test beside memory that stays would wait for it.
-        Older memory may be garbage since; it is foreign memory, whatever refers to it.
+        Only then is garbage collected before the next step: with many modules loaded a collection
+        takes a tenth of a second, and memory that stays would cost every test that time. Older
+        memory may have become garbage; it is foreign memory either way.
         """
         return not FINDER.remembers(self.blocks())
 
     def settle(self) -> bool:
-        """Settle the devices, with the free rooms filled anew.
+        """Settle the devices, and fill the free blocks of foreign segments again.
 
         Returns:
-            whether foreign memory that the step had freed went back to the devices.
+            whether foreign memory that the step had freed was returned to the devices.
         """
         self.plugs.release()
         self._let_go()
         settle(self.devices)
-        if self._let_go():  # what Python's collector has just freed
+        if self._let_go():  # blocks that the collection has just freed
             with VIEW.hidden_counters(self.devices):
                 VIEW.empty_cache()
         changed = self._look_at_foreign()
@@ -130,10 +132,10 @@ class Isolation:
         return changed
 
     def empty_cache(self, empty: Callable[[], object]) -> tuple[object, bool]:
-        """Call ``torch.cuda.empty_cache()`` for the test's code, with memory that it has freed.
+        """Call ``torch.cuda.empty_cache()`` for the test's code, including foreign memory it freed.
 
         Returns:
-            its result; and whether foreign memory went back to the devices.
+            its result; and whether foreign memory was returned to the devices.
         """
         if not self._let_go():
             return empty(), False
@@ -144,14 +146,14 @@ class Isolation:
         return result, changed
 
     def _let_go(self) -> bool:
-        """Free the foreign memory that the step has freed; return whether it had freed any."""
+        """Unpin the foreign memory that the step has freed; return whether there was any."""
         self._pins.look()
         dropped = self._pins.drop()
         self.returned |= dropped
         return bool(dropped)
 
     def _look_at_foreign(self) -> bool:
-        """Note the foreign memory that is left; return whether it has changed."""
+        """Update ``kept_foreign``; return whether it has changed."""
         before = list(self.kept_foreign)
         if self._pins.ranges:
             held, reserved = self._pins.still_held(), self._pins.still_reserved()
@@ -160,10 +162,7 @@ class Isolation:
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:
-        """Note foreign memory that was freed and not kept in place; return whether any was.
-
-        From then on it is not subtracted.
-        """
+        """Stop subtracting unpinned foreign memory that was freed; return whether there was any."""
         if not self._pins.any_loose:
             return False
         lost = self._pins.lose(self.blocks())
@@ -175,11 +174,11 @@ class Isolation:
 
     @property
     def is_reserved_in_doubt(self) -> bool:
-        """Whether the step may have reserved another figure than alone, beside foreign memory."""
+        """Whether foreign memory may have changed the bytes that the step reserved."""
         return self._divided or self.plugs.unfilled
 
     def notes(self, peaks: Sequence[Peak]) -> list[Note]:
-        """Return notes about figures that are not exact; ``peaks`` has these, one a device."""
+        """Return notes about inexact figures; ``peaks`` are the step's, one per device."""
         sentences = self._pins.notes()
         on_reserved = []
         if self.plugs.unfilled:
@@ -213,7 +212,7 @@ class Isolation:
         ]
 
     def own_of(self, held: Peak, device: int) -> Peak:
-        """Return the step's own part of a device's memory now; all of it on another device."""
+        """Return the step's own part of the memory ``held``; all of it on a device not measured."""
         if device not in self.devices:
             return held
         index = self.devices.index(device)
@@ -224,7 +223,7 @@ class Isolation:
         return self.own([current_in(stats) for stats in self.stats()])
 
     def blocks(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each live block, foreign ones included, no plugs."""
+        """Return each live block's bytes by (device, address), foreign ones too, without plugs."""
         blocks, plugs = VIEW.live_blocks(), {*self.plugs.blocks}
         return {
             place: size

@@ -1,4 +1,4 @@
-"""The protocol of one measurement: settle, reset, run, read; on a real or a virtual GPU alike."""
+"""One measurement: settle, reset, run, read; the same on a real and on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ if TYPE_CHECKING:
 
 
 ACTIVE: Final[list[Meter]] = []
-"""meters in this process: the last one counts, as the tests of a pytest under gpumem run do"""
+"""stack of meters in this process: only the last one counts (a pytest within gpumem run, say)"""
 
 
 class Meter:
-    """Measures one step on ``count`` devices of an open device, from PyTorch's current one on.
+    """Measures one step on ``count`` devices, starting at PyTorch's current device.
 
     Foreign memory is not counted: a figure is the allocator's, less the memory of earlier tests.
 
-    The allocator's peak statistics are global. Where something needs figures of its own (a part of
-    a test, a fixture's set-up), the meter *folds*: the peaks so far go into every open tally, and
-    are reset.
+    The allocator's peak statistics are global. To get separate figures (for a part of a test, or a
+    fixture's set-up), the meter *folds*: it adds the peaks so far to every open tally, and resets
+    them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes the memory that each step leaves."""
+        """Create it; ``record`` records the step, ``steady`` notes the memory after each step."""
         import torch
 
         self.device = device
@@ -95,16 +95,14 @@ class Meter:
         self.count = count
         first = torch.cuda.current_device()
         self.devices = range(first, first + count)
-        """their numbers in this process"""
         self.isolation = Isolation(self.devices)
-        """divides the allocators' memory: the step's, and other holders'"""
-        # They refer to the meter weakly: in a cycle, a meter would be garbage that the next one's
-        # collection finds, and then a second one follows.
+        # A weak reference avoids a cycle: the next meter's collection would find this meter as
+        # garbage, and would have to run a second time.
         meter = weakref.proxy(self)
         self._garbage = GarbageWatch(partial(Meter.requested, meter))
         self.steps = Steps(partial(Meter.requested, meter), self._garbage)
         self._unrequested_before = [0] * count
-        """bytes of blocks beyond the requests when the step began, one figure a device"""
+        """``unrequested_in`` of each device when the step began"""
         self._steady = steady
         self._optimizers = OptimizerWatch(
             partial(Meter._before_step, meter),
@@ -112,7 +110,7 @@ class Meter:
             lambda: max(peak.allocated for peak in meter._whole.peaks),
         )
         self._stepping = False
-        """an optimizer's step is under way, if no error has ended it"""
+        """an optimizer's step is running; still set if an error has ended it"""
         self._stack = ExitStack()
         self._whole = Tally(self.isolation.foreign)
         self._open = [self._whole]
@@ -120,19 +118,19 @@ class Meter:
         self._extra_room = 0
         self._retries = 0
         self._left_off = False
-        """whether the caching allocator was found switched off, and was switched on again"""
+        """whether the step had disabled the caching allocator, which is enabled again"""
         self._use: UseWatch
         self._recorder = Recorder() if record else None
         self._began = 0.0
         self._apart: list[Span] = []
-        """the spans of time of runs that are no part of the step"""
+        """time spans of runs that do not belong to the step"""
         self._compiler = CompilerMemory()
         self.host = HostWatch()
         self._loops_before = 0
-        """threads of DataLoader's that had begun to pin, those at work left out"""
+        """DataLoader's pinning threads that had already ended when the step began"""
 
     def start(self, *, count_held: bool = False) -> None:
-        """Settle, and begin to count; ``count_held``: all memory held now belongs to the step.
+        """Settle, and start counting; with ``count_held``, memory held now belongs to the step.
 
         Raises:
             DeviceError: PyTorch's allocator is not the native one.
@@ -145,8 +143,9 @@ class Meter:
         self._stack.callback(ACTIVE.remove, self)
         LOOPS.watch()
         self.isolation.plugs.release()
-        await_autograd()  # or what they free soon would count as foreign memory
-        # All that is held is foreign memory, also what garbage holds, unless it is the step's.
+        await_autograd()  # else memory that they are about to free would count as foreign
+        # Without count_held all memory held is foreign, even that of garbage: collect only if
+        # needed.
         needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
         all_stats = self.isolation.separate(count_held=count_held)
@@ -171,11 +170,11 @@ class Meter:
         if self._recorder is not None:
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
-        self._stack.callback(switch_on)  # first: plugs are freed by the caching allocator alone
+        self._stack.callback(switch_on)  # runs first: only the caching allocator can free the plugs
         self._begin(all_stats)
 
     def _begin(self, all_stats: Sequence[Stats]) -> None:
-        """Begin to count, with the allocators' present statistics."""
+        """Start counting from these statistics of the allocators."""
         held = [current_in(stats) for stats in all_stats]
         WATCH.start(self.isolation.own_of)
         self._unrequested_before = [unrequested_in(stats) for stats in all_stats]
@@ -194,19 +193,19 @@ class Meter:
         self._open = [self._whole]
 
     def stop(self) -> None:
-        """End it: lift the cap and undo every change to the process."""
+        """Lift the cap, and undo every change to the process."""
         self._stack.close()
 
     # -- reading --
 
     def counted(self) -> list[Peak]:
-        """Return the step's own memory now, one Peak a device."""
+        """Return the step's own memory now, one Peak per device."""
         return self.isolation.own_now()
 
     def requested(self) -> list[int]:
-        """Return the bytes of the step's live tensors as requested, one figure a device.
+        """Return the requested bytes of the step's live tensors, one figure per device.
 
-        The same program has the same bytes whatever the allocator has free.
+        Unlike allocated bytes, they do not depend on the allocator's free blocks.
         """
         all_stats = self.isolation.stats()
         own = self.isolation.own([current_in(stats) for stats in all_stats])
@@ -216,9 +215,9 @@ class Meter:
         ]
 
     def make_room(self, extra: int | None = None) -> None:
-        """Let foreign memory take nothing of the memory that the step can have.
+        """Enlarge a virtual device by the foreign memory, so that the step has as much as alone.
 
-        ``extra`` are bytes beyond that, from now on; None: as many as before.
+        ``extra`` are further bytes from now on; None leaves them as they are.
         """
         self._extra_room = self._extra_room if extra is None else extra
         self.device.make_room(
@@ -226,12 +225,12 @@ class Meter:
         )
 
     def _follow_foreign(self) -> None:
-        """Have cap and device follow foreign memory that went back, or became the step's."""
+        """Update the cap and the device's size after foreign memory was released or adopted."""
         self.cap(self._limit)
         self.make_room()
 
     def _empty_cache(self, empty: Callable[[], object]) -> object:
-        """Call ``torch.cuda.empty_cache()`` for the test's code: its freed memory goes back."""
+        """Call ``torch.cuda.empty_cache()`` for the test's code, with foreign memory it freed."""
         self.fold()
         with self._recorder.ours(settles=False) if self._recorder else nullcontext():
             result, changed = self.isolation.empty_cache(empty)
@@ -241,7 +240,7 @@ class Meter:
         return result
 
     def note(self) -> None:
-        """Put the peaks so far into every open tally, if no other meter counts inside."""
+        """Add the peaks so far to every open tally, unless a nested meter is counting."""
         if self not in ACTIVE[:-1]:
             with Uncounted():
                 self._note(self.isolation.stats())
@@ -267,7 +266,7 @@ class Meter:
         return alloc_retries(self.isolation.stats()) - self._retries
 
     def _before_step(self) -> None:
-        self._stepping = False  # an error may have ended the last step without a hook's call
+        self._stepping = False  # after an error in the last step no hook was called
         self.fold()
         self._stepping = True
 
@@ -296,7 +295,7 @@ class Meter:
         return without_few_pinned(self._whole.peaks)
 
     def passes(self) -> tuple[Peak, ...]:
-        """Return the whole step's peaks outside of optimizers' steps, one a device."""
+        """Return the step's peaks outside of optimizer steps, one per device."""
         self.note()
         return tuple(self._whole.passes)
 
@@ -304,7 +303,7 @@ class Meter:
 
     @contextmanager
     def part(self) -> Iterator[Tally]:
-        """Tally the memory of a block of code, beside the whole step."""
+        """Tally the memory of a block of code, in addition to the whole step."""
         self.fold()
         tally = Tally(self.counted())
         self._open.append(tally)
@@ -320,11 +319,11 @@ class Meter:
 
     @contextmanager
     def apart(self, *, record: bool = False) -> Iterator[Tally]:
-        """Tally the memory of a block of code, and let it count for no other tally.
+        """Tally the memory of a block of code that counts in no other tally.
 
-        It begins on a settled device, and leaves one. Memory held already counts for it.
+        The device is settled before and after. Memory held before counts too.
 
-        ``record`` keeps a recording of it.
+        ``record`` stores a recording in the tally.
         """
         self.resettle()
         open_tallies, refusals = self._open, WATCH.count
@@ -350,14 +349,14 @@ class Meter:
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        """Let memory that PyTorch's compiler takes for a while count for no tally."""
+        """Exclude the memory that PyTorch's compiler uses temporarily from every tally."""
         self.fold()
         before, began = self.counted(), beginning()
         tally, open_tallies = Tally(before), self._open
         self._open = [tally]
         try:
             yield
-        except BaseException:  # of a step that ends here nothing is left out
+        except BaseException:  # the step ends here: count the compiler's memory too
             for other in open_tallies:
                 other.raise_to(tally.peaks, stepping=self._stepping)
             raise
@@ -384,10 +383,10 @@ class Meter:
             tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
 
     def resettle(self) -> None:
-        """Settle in the midst of a step: its live memory stays counted, its cache goes."""
+        """Settle in the middle of a step: keep counting its live memory, release its cache."""
         self.fold()
         self._left_off |= is_switched_off()
-        switch_on()  # the rooms that are filled are the caching allocator's
+        switch_on()  # plugs need the caching allocator
         if self.isolation.is_empty():
             return
         with self._recorder.ours() if self._recorder else nullcontext():
@@ -398,10 +397,10 @@ class Meter:
         reset_peaks(self.devices)
 
     def release(self) -> None:
-        """Free the memory of all garbage, also of objects made before the step.
+        """Free the memory of all garbage, including objects made before the step.
 
-        Autograd's threads are waited for: the callback of the last backward pass may hold a module
-        that nothing else refers to.
+        Wait for autograd's threads first: the callback of the last backward pass may hold the last
+        reference to a module.
         """
         self._use.release()
         await_autograd()
@@ -411,21 +410,21 @@ class Meter:
     def await_release(self, allocated: int) -> None:
         """Wait until a step that an error ended has freed its memory, and settle.
 
-        Autograd's threads free theirs later than the error is caught: they are waited for, however
-        long that takes. Memory that is still held then has a reference.
+        Autograd's threads free memory after the error is caught, so wait for them, however long
+        that takes. Memory that is still held afterwards is referenced.
 
-        ``allocated`` are bytes on all devices together that stay also without a reference.
+        ``allocated`` is the sum over all devices of bytes that stay in any case.
         """
         if sum(peak.allocated for peak in self.counted()) > allocated:
             await_autograd()
             self.resettle()
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:
-        """Return all that is known of the step's live blocks, by device and address."""
+        """Return what the recording knows of the step's live blocks, by (device, address)."""
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
-        """Count foreign memory, one Peak a device, for the step's own from now on."""
+        """Count foreign memory, one Peak per device, as the step's own from now on."""
         if all(peak == NOTHING for peak in peaks):
             return
         self.fold()
@@ -435,7 +434,7 @@ class Meter:
             self._recorder.take(known)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
-        """Count the peaks of a set-up that the step uses and another one ran."""
+        """Count the peaks of a fixture's set-up that an earlier test ran and the step uses."""
         for tally in self._open:
             tally.raise_to(peaks)
 
@@ -446,10 +445,10 @@ class Meter:
         at_moment: Callable[[Recording], None] | None = None,
         taken: Iterable[Known] = (),
     ) -> None:
-        """Begin anew with the memory held now: after a warm-up, or to run the step once more.
+        """Restart from the memory held now: after a warm-up, or to run the step again.
 
-        ``record`` begins a recording, at each moment of which ``at_moment`` is called; ``taken``
-        are blocks of the step that an earlier run made.
+        ``record`` starts a recording, which calls ``at_moment`` at each moment; ``taken`` are
+        blocks of the step that an earlier run allocated.
         """
         collect_all()
         NODE_NUMBERS.begin()
@@ -458,7 +457,7 @@ class Meter:
         if record:
             if self._recorder is not None:
                 self._recorder.abandon()
-            # An error may have left the old one in the midst of a step.
+            # An error may have stopped the old recorder in the middle of a step.
             self._recorder = Recorder(at_moment)
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
@@ -471,25 +470,25 @@ class Meter:
 
     @property
     def ran_apart(self) -> bool:
-        """Whether code ran apart (a search's probes), with memory that is not the step's."""
+        """Whether code ran in ``apart`` (a search's probes), whose memory is not the step's."""
         return bool(self._apart)
 
     @property
     def records(self) -> bool:
-        """Whether a recording is under way."""
+        """Whether a recording is running."""
         return self._recorder is not None
 
     def recorded_so_far(self) -> Recording | None:
-        """Return the recording until now, which goes on; None if none is under way."""
+        """Return the recording so far, without ending it; None if none is running."""
         return self._recorder.so_far() if self._recorder else None
 
     def recording(self) -> Recording | None:
-        """End the recording and return it; None if none is under way."""
+        """End the recording and return it; None if none is running."""
         recorder, self._recorder = self._recorder, None
         return recorder.stop(keep_workspaces=bool(GRAPHS.blocks)) if recorder else None
 
     def windows(self, tally: Tally | None = None) -> list[Span]:
-        """Return the spans of time in which the whole step was measured, or a part's tally."""
+        """Return the time spans in which the whole step, or a part's tally, was measured."""
         spans = tally.windows if tally else [Span(self._began, now())]
         holes = sorted([*self._apart, *self._compiler.spans], key=lambda span: span.start)
         return list(outside(spans, holes))
@@ -508,7 +507,7 @@ class Meter:
         return min(map(sum, zip(free, counted, strict=True)))
 
     def cap(self, limit: int | None) -> int | None:
-        """Cap the bytes that the step may reserve on each device; return the previous cap."""
+        """Limit the bytes that the step may reserve on each device; return the previous limit."""
         previous, self._limit = self._limit, limit
         for device, foreign in zip(self.devices, self.isolation.kept_foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
@@ -517,7 +516,7 @@ class Meter:
 
     @contextmanager
     def capped(self, limit: int | None) -> Iterator[None]:
-        """Have another cap for a while."""
+        """Set another cap within the block."""
         outer_limit = self.cap(limit)
         try:
             yield
@@ -525,7 +524,7 @@ class Meter:
             self.cap(outer_limit)
 
     def end_step(self) -> None:
-        """Note that the step's code has ended: what its frames held was in use until now."""
+        """Stop watching garbage: what the step's frames held was in use until here."""
         self._garbage.stop()
 
     # -- the result --

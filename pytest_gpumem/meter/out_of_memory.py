@@ -1,7 +1,8 @@
 """Out-of-memory errors of PyTorch's allocator: the bytes requested, the bytes held, the line.
 
 The error's class (``torch.OutOfMemoryError``) identifies it, never its message. The figures come
-from the allocator's own observer; the message's rounded ones serve where the observer saw nothing.
+from an observer attached to the allocator; if it saw nothing, from the rounded figures in the
+message.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that the allocator could not meet."""
+    """An allocation that failed for lack of memory."""
 
     device: int
     requested: int | None
     held: Peak | None
-    """bytes that the step held at that moment; None: not observed"""
+    """the step's memory at that moment; None if the observer did not run"""
 
 
 class OutOfMemoryWatch:
-    """Observes every out-of-memory error of this process from the first ``start`` on."""
+    """Observes every out-of-memory error of this process after the first ``start``."""
 
     _attached = False
     _refusals: list[Refusal]
@@ -47,7 +48,7 @@ class OutOfMemoryWatch:
         self._refusals = []
 
     def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
-        """Forget earlier errors; ``own`` returns the step's part of a device's memory now."""
+        """Forget earlier errors; ``own`` reduces a device's memory to the step's part."""
         import torch
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:
@@ -55,7 +56,7 @@ class OutOfMemoryWatch:
 
         self._refusals.clear()
         self._own = own
-        # PyTorch has no call that detaches an observer: one for the life of the process
+        # PyTorch cannot detach an observer: attach one for the life of the process.
         if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
             torch._C._cuda_attach_out_of_memory_observer(observe)
             self._attached = True
@@ -95,9 +96,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def find_out_of_memory(
     error: BaseException | None, handled: BaseException | None = None
 ) -> BaseException | None:
-    """Return the out-of-memory error that this error is, or that it came from.
+    """Return the out-of-memory error in the chain of this error's causes and contexts.
 
-    ``handled`` is an error that was being handled when it was raised, and is not its cause.
+    The search stops at ``handled``: an error that was being handled when this one was raised, and
+    that is not its cause.
     """
     visited: set[int] = {id(handled)} if handled is not None else set()
     while error is not None and id(error) not in visited:
@@ -109,10 +111,10 @@ def find_out_of_memory(
 
 
 class UserLine(NamedTuple):
-    """A line of the user's code; as text "examples/test_mlp.py:31 in step", or "" of none."""
+    """A line of the user's code; as text "examples/test_mlp.py:31 in step", or "" for none."""
 
     path: str = ""
-    """from the project's folder where it lies in it"""
+    """relative to the project's folder if it is inside"""
     line: int = 0
     """from 1"""
     function: str = ""
@@ -123,7 +125,7 @@ class UserLine(NamedTuple):
 
 
 def site_of(traceback: TracebackType | None, root: Path) -> UserLine:
-    """Return the user's line of a traceback: the deepest outside torch, pytest and this package."""
+    """Return a traceback's deepest line outside of torch, pytest and this package."""
     site = UserLine()
     while traceback is not None:
         code = traceback.tb_frame.f_code

@@ -1,9 +1,9 @@
 """The highest memory so far, of a whole step or of a part of it: by the allocator's statistics.
 
-A recording's log tells the same peaks by its windows (all 43 of the examples, to the byte), and
-the blocks held at the time. Tallies stay all the same: a first run is not recorded where kernels
-run, a recorded step takes longer (benchmarks/results/attribution-virtual.txt), the log ends after
-MAX_EVENTS, and it has no pinned memory.
+A recording's log gives the same peaks (all 43 of the examples, to the byte), and also the blocks
+held at the time. Tallies are still needed: a first run on a real GPU is not recorded, a recorded
+step takes longer (benchmarks/results/attribution-virtual.txt), the log ends after MAX_EVENTS, and
+it has no pinned memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 NOTHING: Final = Peak(0, 0)
 MIN_PINNED: Final = MIB
-"""bytes of pinned memory that count: PyTorch pins a few itself, for ``Tensor.item()`` say"""
+"""Less pinned memory is ignored: PyTorch itself pins a little, for ``Tensor.item()`` say."""
 MIN_SHARE: Final = 1000
-"""memory that the compiler leaves, below this part of the peak is within the default tolerance"""
+"""Ignore compiler leftovers below 1/N of the peak: they are within the default tolerance."""
 
 
 def plus(left: Peak, right: Peak) -> Peak:
@@ -37,7 +37,7 @@ def plus(left: Peak, right: Peak) -> Peak:
 
 
 def minus(left: Peak, *others: Peak) -> Peak:
-    """Return what is left without the others, never below zero."""
+    """Subtract the others, with zero as the minimum."""
     less = partial(_each, lambda mine, other: max(0, mine - other))
     return reduce(less, others, left)
 
@@ -56,7 +56,7 @@ def _each(combine: Callable[[int, int], int], left: Peak, right: Peak) -> Peak:
 
 
 def fullest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure: those of the fullest device."""
+    """Return the largest of each figure over the devices, without pinned memory."""
     return Peak(max(peak.allocated for peak in peaks), max(peak.reserved for peak in peaks))
 
 
@@ -71,22 +71,22 @@ class Tally:
     def __init__(self, start: Sequence[Peak]) -> None:
         self.begin(start)
         self.windows: list[Span] = []
-        """the spans of time in which it was open, without one that has not ended"""
+        """the time spans in which it was open; an open span is added at its end"""
         self.notes: list[Note] = []
-        """sentences about figures of a part that are not exact, when it ended"""
+        """notes about a part's inexact figures, set when it ends"""
         self.recording: Recording | None = None
-        """of a run that is no part of the step, such as a search's try"""
+        """the recording of a run outside of the step, such as a search's probe"""
 
     def begin(self, start: Sequence[Peak]) -> None:
-        """Begin anew with the memory that is held now."""
+        """Reset to the memory held now."""
         self.start = start
         self.ends = start, start
-        """the memory that was held when it began, and when it ended"""
+        """the memory held when it began, and when it ended"""
         self.peaks = list(start)
         self.active = [held.allocated for held in start]
-        """the highest bytes of blocks in use, those included that streams still wait for"""
+        """the peak bytes of active blocks, including freed ones that wait for a stream"""
         self.passes = list(start)
-        """the same without the steps of optimizers: of forward and backward passes, mostly"""
+        """the peaks outside of optimizer steps: mostly of forward and backward passes"""
 
     def raise_to(
         self, peaks: Sequence[Peak], *, active: Sequence[int] = (), stepping: bool = False
@@ -99,7 +99,7 @@ class Tally:
 
 
 def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
-    """Yield the pieces of spans that lie in none of the holes, which are in order."""
+    """Subtract holes, which are sorted, from spans; yield the remaining pieces."""
     for span in spans:
         start = span.start
         for hole in holes:
@@ -110,14 +110,13 @@ def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
 
 
 class CompilerMemory:
-    """The memory that the compiler has taken in a step, one Peak a device."""
+    """The memory that the compiler used in a step, one Peak per device."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        """the spans of time in which the compiler worked"""
         self._highest: list[Peak] = []
         self._left: list[int] = []
-        """bytes of free memory that came into the allocators' caches"""
+        """bytes that the compiler added to the allocators' caches, one figure per device"""
 
     def add(
         self, span: Span, highest: Sequence[Peak], before: Sequence[Peak], after: Sequence[Peak]
@@ -130,7 +129,7 @@ class CompilerMemory:
         self._left = list(map(sum, zip(self._left or [0] * number, left, strict=True)))
 
     def notes(self, peaks: Sequence[Peak]) -> list[str]:
-        """Return a sentence about memory that matters beside the step's peaks."""
+        """Return sentences about memory that is significant compared to the step's peaks."""
         if not self.spans:
             return []
         more = fullest(list(map(minus, self._highest, peaks))).allocated
@@ -150,5 +149,5 @@ class CompilerMemory:
 
 
 def free(held: Peak) -> int:
-    """Return the bytes that an allocator holds and has not given to a tensor."""
+    """Return the bytes in an allocator's cache."""
     return held.reserved - held.allocated

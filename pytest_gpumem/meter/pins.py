@@ -1,10 +1,10 @@
 """Pins keep foreign memory where it is until the step has ended.
 
-Foreign memory that a step frees (it empties an earlier test's list, say) would leave rooms in which
-the allocator serves the step: it would reserve less than alone, and a limit would not hold. So the
-measurement has a reference of its own to each foreign block's storage. Memory that the step frees
-stays in place, and the step gets all its memory from segments of its own, as alone. Figures that
-the test's code reads have it as free rooms, and ``torch.cuda.empty_cache()`` gives it back.
+If a step frees foreign memory (it empties an earlier test's list, say), the allocator would reuse
+these blocks for the step: it would reserve less than alone, and a limit would not hold. So the
+measurement keeps its own reference to each foreign block's storage. Memory that the step frees
+stays in place, and the step gets all its memory from segments of its own, as alone. The test's code
+sees such memory as free blocks, and ``torch.cuda.empty_cache()`` releases it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from torch.utils.weak import TensorWeakRef
 
     Place = tuple[int, int]
-    """device and address of a block"""
 
 LARGE_SEGMENTS: Final = re.compile(r"large_segment_size_mb:(\d+)")
-"""PyTorch's setting of the size of large pages; 20 MiB without"""
+"""PyTorch's setting of an expandable segment's page size; the default is 20 MiB"""
 OURS: Final = 1
-"""references to a storage that nothing but a pin keeps"""
+"""reference count of a storage that only a pin refers to"""
 
 
 class _Pin(NamedTuple):
@@ -43,26 +42,26 @@ class _Pin(NamedTuple):
 
     storage: UntypedStorage
     plug: Plug
-    """the block, as it is shown once the step has freed it"""
+    """the block, as the test's code sees it after the step has freed it"""
 
 
 class Pins:
-    """The pins in the foreign memory of some devices, until ``stop``."""
+    """Pins the foreign memory of devices until ``stop``."""
 
     def __init__(self, devices: range, foreign: Collection[Place]) -> None:
-        """Pin foreign blocks, each given by device and address; without any, this costs nothing."""
+        """Pin foreign blocks; without any, this costs nothing."""
         self._devices = devices
         self._pins: dict[Place, _Pin] = {}
         self._deaths: list[weakref.ref[Tensor]] = []
-        """finalizers that tell when a tensor dies: its memory may be free from then on"""
+        """weak references whose callbacks check whether the step has just freed a block"""
         self.released: dict[Place, _Pin] = {}
-        """pins in blocks that the step has freed"""
+        """pins of blocks that the step has freed"""
         self._loose: dict[Place, int] = {}
-        """bytes of each block that no Python object leads to: nothing keeps them in place"""
+        """bytes of each block that could not be pinned: no Python object refers to it"""
         self._lost = 0
-        """bytes of them that are freed"""
+        """bytes of unpinned blocks that were freed"""
         self.ranges: list[tuple[int, int, int]] = []
-        """each foreign segment, or page of an expandable one: its device, addresses from and to"""
+        """(device, start, end) of each foreign segment, or page of an expandable segment"""
         if not foreign:
             return
         plugs: dict[Place, Plug] = {}
@@ -71,7 +70,7 @@ class Pins:
                 device, address, size = segment["device"], segment["address"], segment["total_size"]
                 pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
                 blocks: dict[Place, Plug] = {}
-                """the allocated ones, as plugs that are shown once they are freed"""
+                """the allocated blocks, as plugs to show after the step has freed them"""
                 begin = address
                 for block in segment["blocks"]:
                     nbytes, place = block["size"], (device, begin)
@@ -82,17 +81,18 @@ class Pins:
                         )
                     begin += nbytes
                 if not blocks.keys() <= set(foreign):
-                    continue  # a segment of a fixture's that the step owns
+                    continue  # a fixture's segment, which belongs to the step
                 edges = range(address, address + size, page_size(segment) or size)
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                     plugs |= blocks
-                else:  # its rooms serve no other pool, and compiled graphs count references
+                else:  # a private pool serves no other; compiled graphs check use counts
                     self._loose.update((place, plug.size) for place, plug in blocks.items())
             for place, tensor in FINDER.tensors_at(plugs):
                 if place not in self._pins:
                     self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
-                # The last tensor of a block dies with it. What a graph saved has no such moment.
+                # A block is freed when its last tensor dies. What only a graph saved gives no such
+                # signal.
                 self._deaths.append(weakref.ref(tensor, partial(self._see_death, place)))
             self._loose |= {
                 place: plug.size for place, plug in plugs.items() if place not in self._pins
@@ -100,7 +100,7 @@ class Pins:
         VIEW.add_reader(self.look)
 
     def stop(self) -> None:
-        """Keep no foreign memory in place any more."""
+        """Release all pins."""
         VIEW.remove_reader(self.look)
         self._deaths.clear()
         self.drop()
@@ -110,11 +110,11 @@ class Pins:
 
     def _see_death(self, place: Place, _tensor: object) -> None:
         pin = self._pins.get(place)
-        if pin is not None and _references(pin.storage) <= OURS + 1:  # the dying tensor has one
+        if pin is not None and _references(pin.storage) <= OURS + 1:  # the dying tensor holds one
             self._release([place])
 
     def look(self) -> None:
-        """Note the blocks that the step has freed since the last look."""
+        """Find the blocks that the step has freed since the last call."""
         places = [place for place, pin in self._pins.items() if _references(pin.storage) <= OURS]
         if places:
             self._release(places)
@@ -125,32 +125,32 @@ class Pins:
         self.released |= pins
 
     def drop(self) -> set[Place]:
-        """Let go of the blocks that the step has freed; return device and address of each."""
+        """Unpin the blocks that the step has freed; return (device, address) of each."""
         plugs = {place: pin.plug for place, pin in self.released.items()}
-        self.released.clear()  # now they are free rooms of the allocator's
+        self.released.clear()  # deletes the last references: the blocks are free now
         VIEW.hide_freed(list(plugs.values()))
         return set(plugs)
 
     def released_by_device(self) -> list[int]:
-        """Return the bytes on each device that the step has freed, and that are kept in place."""
+        """Return the bytes on each device that the step has freed and that are still pinned."""
         self.look()
         return self._by_device({place: pin.plug.size for place, pin in self.released.items()})
 
     def _by_device(self, sizes: Mapping[Place, int]) -> list[int]:
-        """Return the bytes of some blocks on each device."""
+        """Sum the sizes per device."""
         return [
             sum(size for place, size in sizes.items() if place[0] == device)
             for device in self._devices
         ]
 
     def holds(self, place: Place) -> bool:
-        """Return whether a foreign block lies at this place."""
+        """Return whether a foreign block begins at this place."""
         return place in self._pins or place in self._loose
 
     # -- foreign memory that becomes something else --
 
     def adopt(self, blocks: Collection[Place]) -> None:
-        """Let go of blocks that are the step's own from now on, with their segments or pages."""
+        """Unpin blocks that belong to the step from now on, with their segments or pages."""
         sizes = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
         for place in blocks:
             self._pins.pop(place, None)
@@ -170,12 +170,12 @@ class Pins:
         return self._by_device(pinned | self._loose)
 
     def still_reserved(self) -> list[int]:
-        """Return the bytes of foreign segments that the allocator still has, of each device."""
+        """Return the bytes of foreign segments that the allocator still reserves on each device."""
         segments = [
             (segment["device"], segment["address"], segment["address"] + segment["total_size"])
             for segment in VIEW.segments()
         ]
-        # Addresses that went back are no foreign segments' any more: others may come to lie there.
+        # Forget addresses that were released: new segments may be placed there.
         self.ranges = [
             (device, max(start, low), min(end, high))
             for device, start, end in self.ranges
@@ -190,9 +190,9 @@ class Pins:
     # -- blocks that could not be pinned --
 
     def lose(self, live: Mapping[Place, int]) -> list[int]:
-        """Return the bytes of unpinned blocks on each device that were freed since the last call.
+        """Return the bytes per device of unpinned blocks that were freed since the last call.
 
-        ``live`` has device, address and bytes of each block that is allocated now.
+        ``live`` has the bytes of each allocated block by (device, address).
         """
         gone = {place: size for place, size in self._loose.items() if live.get(place) != size}
         gone |= {
@@ -208,11 +208,11 @@ class Pins:
 
     @property
     def any_loose(self) -> bool:
-        """Whether a block may be freed without being kept in place."""
+        """Whether there are unpinned blocks."""
         return bool(self._loose)
 
     def notes(self) -> list[str]:
-        """Return a sentence about memory that could not be kept in place."""
+        """Return a sentence about freed memory that was not pinned."""
         if not self._lost:
             return []
         sentence = (
@@ -230,9 +230,9 @@ def _references(storage: UntypedStorage) -> int:
 
 
 def page_size(segment: dict[str, Any]) -> int:
-    """Return the bytes of a segment's pages; 0 if it is not expandable: it goes as a whole.
+    """Return the page size of an expandable segment; 0 for others, which are released as a whole.
 
-    An expandable segment has the memory of all owners; its pages come and go by themselves.
+    An expandable segment serves every test; its pages are mapped and unmapped one by one.
     """
     if not segment.get("is_expandable"):
         return 0
@@ -244,26 +244,27 @@ def page_size(segment: dict[str, Any]) -> int:
 
 
 def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
-    """Return whether expandable segments may have gaps without memory beside memory.
+    """Return whether expandable segments may have unmapped gaps between mapped pages.
 
-    PyTorch maps memory at a gap that a request fits. The request takes whole pages, and the rest of
-    the last page serves a later request if the gap goes on behind the page. Free memory in a gap
-    does not join free memory elsewhere. Alone a step has no such gaps: it maps one page after the
-    other. Nothing tells where a segment begins: a gap may also lie before its first memory.
+    PyTorch maps memory in a gap that a request fits. The request takes whole pages, and the rest of
+    the last page serves a later request if the gap continues after the page. Free memory in a gap
+    does not merge with free memory elsewhere. Alone a step has no such gaps: it maps one page after
+    the other. PyTorch does not report where a segment begins: a gap may also come before its first
+    mapped page.
     """
     return any(page_size(segment) for segment in segments)
 
 
 class _Finder:
-    """Finds the tensors in blocks, and remembers them: a suite's next test has the same ones."""
+    """Finds the tensors in blocks, and caches them: a suite's next test has the same ones."""
 
     def __init__(self) -> None:
         self._known: dict[Place, list[TensorWeakRef]] = {}
         self._missing: set[Place] = set()
-        """blocks in which the last search found none"""
+        """blocks in which the last search found no tensor"""
 
     def tensors_at(self, places: Collection[Place]) -> Iterator[tuple[Place, Tensor]]:
-        """Yield the tensors with storages at these places, also those that graphs have saved."""
+        """Yield tensors whose storages begin at these places, including those that graphs saved."""
         known = self._remembered(places)
         missing = {place for place in places if not known.get(place)}
         if missing != self._missing:
@@ -285,11 +286,11 @@ class _Finder:
             yield from ((place, tensor) for tensor in tensors)
 
     def remembers(self, places: Collection[Place]) -> bool:
-        """Return whether the tensors are alive that the last search found, at all these places."""
+        """Return whether each place still has a tensor that the last search found there."""
         return all(self._remembered(places).values())
 
     def forget(self, places: Iterable[Place]) -> None:
-        """Search for tensors at these places the next time."""
+        """Remove these places from the cache."""
         for place in places:
             self._known.pop(place, None)
 

@@ -1,4 +1,4 @@
-"""Blocks that take the free rooms of PyTorch's allocator, so that nothing else gets them."""
+"""Blocks that occupy the free blocks of PyTorch's allocator, so that no request gets them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ def _lies_in(ranges: Collection[tuple[int, int, int]] | None, device: int, addre
 
 
 class Plugs:
-    """Blocks that fill the free rooms of foreign segments.
+    """Blocks that fill the free blocks of foreign segments.
 
-    A tensor that an earlier test left alive keeps its whole segment reserved, and the rest of that
-    segment would serve the next step: it would reserve less than it does alone. With the rooms
-    filled, a step gets all its memory from segments of its own.
+    A tensor that an earlier test left alive keeps its whole segment reserved, and the next step
+    would get memory from the rest of that segment: it would reserve less than it does alone. With
+    the free blocks filled, a step gets all its memory from segments of its own.
     """
 
     def __init__(self, devices: int | range) -> None:
-        """Plug some devices."""
         self._devices = device_range(devices)
         self.sizes = [0] * len(self._devices)
-        """bytes of plugs on each device: they count as allocated"""
+        """bytes of plugs on each device; the allocator counts them as allocated"""
         self.blocks: set[tuple[int, int]] = set()
-        """device and address of each plug"""
+        """(device, address) of each plug"""
         self.unfilled = False
-        """a room could not be filled, and may save a step a part of a page"""
+        """whether a free block could not be filled: a step that uses it may reserve less"""
 
     def fill(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
-        """Fill every free room; given ranges, those in them: device, addresses from and to."""
+        """Fill every free block; given ranges (device, start, end), only those inside."""
         if not any(_reserved(device) for device in self._devices):
             return
         import torch
@@ -54,7 +53,8 @@ class Plugs:
         with VIEW.hidden(self._devices):
             for (device, stream, pool), requests in self._rooms(ranges).items():
                 misplaced: list[int] = []
-                # The largest first, of all segments: the best fit of each is then its own room.
+                # Largest first over all segments: each request's best fit is then the block it is
+                # meant for.
                 for size, fills in sorted(requests, reverse=True):
                     plug = self._taken(size, device, stream, ranges, misplaced)
                     if plug is None:
@@ -69,9 +69,9 @@ class Plugs:
     def _rooms(
         self, ranges: Collection[tuple[int, int, int]] | None
     ) -> dict[tuple[int, int, str], list[tuple[int, bool]]]:
-        """Return the requests that fill the rooms of each device, stream and pool.
+        """Return the requests that fill the free blocks, by device, stream and pool.
 
-        A request has its bytes, and whether nothing is left of the room.
+        A request is its bytes, and whether it fills the rest of the block.
         """
         rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
         for segment in VIEW.segments():
@@ -85,10 +85,10 @@ class Plugs:
                 end += size
                 if block["state"] != "inactive" or not _lies_in(ranges, device, address):
                     continue
-                if pool == "large_pool" and size <= SMALL:  # a request as small goes elsewhere
+                if pool == "large_pool" and size <= SMALL:  # the small pool serves such a request
                     self.unfilled |= bool(segment.get("is_expandable"))
                     continue
-                # A small segment serves no more than this at a time.
+                # The small pool serves no larger request.
                 most = SMALL if pool == "small_pool" else size
                 parts = [most] * (size // most) + [size % most] * bool(size % most)
                 rooms[device, segment["stream"], pool] += [
@@ -104,9 +104,9 @@ class Plugs:
         ranges: Collection[tuple[int, int, int]] | None,
         misplaced: list[int],
     ) -> int | None:
-        """Return the address of a new block in a room to fill; None without such a room.
+        """Return the address of a new block inside the ranges; None if there is no such free block.
 
-        Blocks that get rooms of the step's own, which fit as well, are added to ``misplaced``.
+        Blocks that the allocator placed outside of the ranges are added to ``misplaced``.
         """
         import torch
 
@@ -116,7 +116,7 @@ class Plugs:
                 address = torch.cuda.caching_allocator_alloc(size, device, stream)
             except torch.OutOfMemoryError:
                 return None
-            if _reserved(device) > reserved:  # it got a segment of its own, not a room
+            if _reserved(device) > reserved:  # it got a new segment, not a free block
                 torch.cuda.caching_allocator_delete(address)
                 VIEW.empty_cache()
                 return None
@@ -125,7 +125,7 @@ class Plugs:
             misplaced.append(address)
 
     def release(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
-        """Give the rooms back; given ranges, those in them."""
+        """Free the plugs; given ranges, only those inside."""
         released = [place for place in self.blocks if _lies_in(ranges, *place)]
         if not released:
             return
@@ -139,7 +139,7 @@ class Plugs:
                 self.sizes[self._devices.index(device)] -= size
 
     def take(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each plug; the caller then owns the blocks."""
+        """Return the bytes of each plug by (device, address); the caller then owns the blocks."""
         taken = {place: VIEW.remove_plug(*place).size for place in self.blocks}
         self.blocks.clear()
         self.sizes = [0] * len(self.sizes)
@@ -147,18 +147,18 @@ class Plugs:
 
 
 class GraphWorkspaces:
-    """The workspaces of cuBLAS that a live CUDA graph may write to, after PyTorch has freed them.
+    """The cuBLAS workspaces that a live CUDA graph may write to, after PyTorch has freed them.
 
-    Their blocks stay allocated as long as such a graph lives: a replay writes to no test's memory.
-    They are memory of the test, or of the fixture, that captured the graph.
+    Their blocks stay allocated as long as such a graph lives, so that a replay writes to no other
+    test's memory. They belong to the test, or the fixture, that captured the graph.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], int] = {}
-        """device, address and bytes of each"""
+        """bytes of each block by (device, address)"""
 
     def clear(self, devices: range) -> None:
-        """Free all workspaces; keep the blocks of those that existed as a graph was captured."""
+        """Free all workspaces; keep the blocks of those that existed when a graph was captured."""
         import torch
 
         graph_blocks = GRAPHS.blocks
@@ -169,8 +169,8 @@ class GraphWorkspaces:
             torch._C._cuda_clearCublasWorkspaces()
             return
         rooms, freed = Plugs(devices), Plugs(devices)
-        with Uncounted():  # what a collection frees here would be taken for a workspace
-            rooms.fill()  # then the workspaces' rooms are the only free ones
+        with Uncounted():  # a collection's freed blocks would be mistaken for workspaces
+            rooms.fill()  # then only the workspaces' blocks become free
             torch._C._cuda_clearCublasWorkspaces()
             freed.fill()
         for (device, address), size in freed.take().items():
@@ -185,4 +185,3 @@ class GraphWorkspaces:
 
 
 WORKSPACES: Final = GraphWorkspaces()
-"""those of this process"""

@@ -1,8 +1,8 @@
 """Memory in use after each step of a test, and memory that garbage in reference cycles holds.
 
-Python's collector runs by the number of Python objects that were made, and that depends on the
-modules and caches that earlier code loaded. So the moment at which such memory is freed, and with
-it a peak, may differ between a test alone and the same test in a session.
+The number of new Python objects triggers Python's collector, and it depends on the modules and
+caches that earlier code loaded. So the moment at which such memory is freed, and with it a peak,
+may differ between a test alone and the same test in a session.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 FULL: Final = 2
 """the collector's oldest generation"""
 MIN_SHARE: Final = 1000
-"""garbage below this part of the peak, or below 1 MiB, is within the default tolerance"""
+"""Ignore garbage below 1/N of the peak, or below 1 MiB: it is within the default tolerance."""
 
 
 class GarbageWatch:
     """Measures how much device memory each of Python's collections frees while a step runs.
 
-    What the first collection after the step frees is no garbage of the step's: a module in a
-    reference cycle, say, is in use until its function returns.
+    Memory that a collection frees after the step does not count as garbage: a module in a reference
+    cycle, say, is in use until its function returns.
     """
 
     def __init__(self, requested: Callable[[], list[int]]) -> None:
-        """Watch; ``requested`` returns the bytes of live tensors now, one figure a device."""
+        """Create it; ``requested`` returns the live tensors' bytes now, one figure per device."""
         self._requested = requested
         self._at_start: list[int] = []
         self.forget()
 
     def forget(self) -> None:
-        """Forget the collections until now."""
+        """Reset the figures."""
         self.most = 0
-        """bytes that the collection that freed most did free"""
+        """the most bytes that one collection freed, over all devices"""
         self.freed: list[int] = []
-        """bytes that all collections freed, one figure a device; empty before the first one"""
+        """bytes that all collections freed, one figure per device; empty before the first one"""
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Register the callback."""
         if self._see not in gc.callbacks:
             gc.callbacks.append(self._see)
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Unregister the callback."""
         if self._see in gc.callbacks:  # the step's code may have cleared the list
             gc.callbacks.remove(self._see)
 
@@ -71,7 +71,7 @@ class GarbageWatch:
                     keep_for_reuse()
 
     def notes(self, peaks: Sequence[int]) -> list[str]:
-        """Return a sentence about garbage that matters beside the peaks, in bytes."""
+        """Return a sentence if the garbage is significant compared to the peaks, in bytes."""
         if self.most < MIB or self.most * MIN_SHARE < max(peaks):
             return []
         sentence = (
@@ -83,46 +83,44 @@ class GarbageWatch:
 
 
 class StepEnd(NamedTuple):
-    """The end of a step; bytes, one figure a device."""
+    """The end of a step; bytes, one figure per device."""
 
     time: float
     """microseconds since 1970"""
     requested: tuple[int, ...]
-    """of live tensors"""
+    """bytes of live tensors"""
     freed: tuple[int, ...]
-    """by Python's garbage collector since the test began"""
+    """bytes that Python's garbage collector has freed since the test began"""
 
 
 class Steps:
     """The ends of a test's steps.
 
-    A step ends where the test marks its end; in a test that marks none, with a step of an
-    optimizer: of the first one that steps twice. If each optimizer steps once, as where each
-    iteration makes a new one, a step ends with each. Noting an end frees nothing. The end that a
-    test marks is noted with ``steady`` or not: lists that were freed serve later ones, which
-    Python's garbage collector does not count. So the collector runs at the same places, and the
-    peak is the program's.
+    A step ends where the test marks its end; if it marks none, at each step of the first optimizer
+    that steps twice. If each optimizer steps only once (each iteration creates a new one, say), a
+    step ends with each. Recording an end frees nothing. Ends that a test marks are recorded with
+    and without ``steady``: Python reuses freed lists for later ones without counting them for its
+    garbage collector. So the collector runs at the same points, and the peak is the program's.
     """
 
     def __init__(self, requested: Callable[[], list[int]], garbage: GarbageWatch) -> None:
-        """Watch; ``requested`` returns the bytes of live tensors now, one figure a device."""
+        """Create it; ``requested`` returns the live tensors' bytes now, one figure per device."""
         self._requested_now = requested
         self._garbage = garbage
         self.search: Callable[[int], None] | None = None
-        """of a second run: is called with the number of each possible end; garbage is collected
-        before"""
+        """set for a second run: called with the number of each possible end, after a collection"""
         self._devices = 1
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all ends."""
         self._noted: list[float] = []
-        """of each possible end the time, the optimizer's number, and the figures of all devices: a
-        list of lists would be counted by Python's garbage collector, which then would run earlier
-        than without ``steady``"""
+        """flat: of each possible end the time, the optimizer's number, and the figures of all
+        devices. Python's garbage collector would count a list of lists, and run earlier than
+        without ``steady``."""
         self._marked_by_test = False
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        """by their numbers"""
+        """indexed by their numbers"""
 
     def mark(self) -> None:
         """End a step where the test marks its end."""
@@ -132,12 +130,12 @@ class Steps:
         self._note(0)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer has stepped."""
+        """Record a possible end, unless the test marks its ends."""
         if not self._marked_by_test:
             self._note(self._number_of(optimizer))
 
     def _number_of(self, optimizer: Optimizer) -> int:
-        """Return an optimizer's number: that of a deleted one, which it replaces, or a new one."""
+        """Return an optimizer's number; a new optimizer reuses the number of a deleted one."""
         with Uncounted():
             known = [ref() for ref in self._optimizers]
             for number, other in enumerate(known):
@@ -164,11 +162,11 @@ class Steps:
 
     @property
     def each_optimizer_stepped_once(self) -> bool:
-        """Whether several optimizers ended the steps, each one: a step may have several of them."""
+        """Whether each of several optimizers ended a step: a real step may have several of them."""
         return len(self._optimizers) == len(self._rows()) > 1
 
     def _ends(self) -> list[tuple[int, list[float]]]:
-        """Return the steps' ends, each with its number among the possible ones."""
+        """Return the steps' ends, each with its number among the possible ends."""
         rows = self._rows()
         counts = Counter(optimizer for _, optimizer, *_ in rows)
         lead = next((optimizer for optimizer, steps in counts.items() if steps > 1), None)
@@ -176,7 +174,7 @@ class Steps:
 
     @property
     def last_noted(self) -> int:
-        """The number of the last step's end among the possible ones; 0: there is none."""
+        """The number of the last step's end among the possible ends; 0 if there is none."""
         return max((number for number, _ in self._ends()), default=0)
 
     @property
