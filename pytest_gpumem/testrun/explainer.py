@@ -1,7 +1,7 @@
-"""The one place by which a test's run asks for reasons: the room ``explain`` has the answers.
+"""The interface by which a test's run gets explanations; the room ``explain`` implements it.
 
-The explainer here explains nothing. It is the session's with ``--gpumem-attribution=off``, which
-imports nothing of that room.
+The class here explains nothing. A session uses it with ``--gpumem-attribution=off``, and then never
+imports ``explain``.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ if TYPE_CHECKING:
 
 
 class Explainer:
-    """Explains nothing: its methods are the questions."""
+    """Explains nothing; a subclass overrides its methods."""
 
     enabled = False
-    """whether peaks are explained at all"""
     why: Why = staticmethod(unexplained)
-    """tells the causes of a growth"""
+    """returns the causes of a growth"""
 
     def __init__(self, judging: Judging) -> None:
-        """Explain; ``judging`` judges tests again, by the findings."""
+        """Create it; ``judging`` judges tests again with the findings."""
         self._judging = judging
 
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
         """Return whether a test is recorded from the start.
 
-        Where memory is ``predicted``, the range of its peaks comes of the recording.
+        On a ``predicted`` device it is: the ranges of its peaks are computed from the recording.
         """
         return predicted
 
     def explains(self, spec: MemorySpec) -> bool:
-        """Return whether a test's peaks are explained whatever its verdict is."""
+        """Return whether a test's peaks are explained regardless of its verdict."""
         return False
 
     def of_children(self, root: Path) -> str:
@@ -55,7 +54,7 @@ class Explainer:
         return ""
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:
-        """Return the breakdown of a run's peak on its first device; None where it is not known."""
+        """Return the breakdown of a run's peak on its first device; None if unknown."""
         return None
 
     def explained(
@@ -67,10 +66,10 @@ class Explainer:
         *,
         again: bool = True,
     ) -> tuple[list[Result], Recording | None]:
-        """Return the results of a test with the reasons for its peaks, and a recording of a run.
+        """Return a test's results with the reasons for its peaks, and the recording used.
 
-        ``recorded`` is its run, if the recording has ended, and ``second_run`` the note on a run
-        after the first, which is the recorded one; ``again``: the test may run again.
+        ``recorded`` is the run's finished recording, if any. ``second_run`` is a note if that
+        recording is of a second run. With ``again`` the test may be run again.
         """
         if second_run is not None:
             results = self._judging.results(test.noted(second_run))
@@ -79,17 +78,17 @@ class Explainer:
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
     ) -> list[Note]:
-        """Return advice to make a test fit that ran out of memory.
+        """Return advice on how to make a test fit that ran out of memory.
 
-        ``needed`` is its peak without limits; with ``batch_norm``, its model has a module with
-        statistics that depend on the batch.
+        ``needed`` is its peak without limits; ``batch_norm`` says that its model has a module whose
+        statistics depend on the batch.
         """
         return []
 
     def off_the_line(
         self, item: MarkedItem, run: Run, scaling: Scaling, device: int
     ) -> tuple[Note, ...]:
-        """Return why the memory of several batch sizes is not on a line."""
+        """Return notes on why memory does not grow linearly with the batch size."""
         return ()
 
     def lines(
@@ -98,12 +97,12 @@ class Explainer:
         device: int,
         choose: Callable[[Sequence[Block]], Mapping[Block, int]],
     ) -> tuple[Site, ...]:
-        """Return the source lines of some blocks of a device; none where they are not known.
+        """Return the source lines of a device's chosen blocks; empty if unknown.
 
-        ``choose`` returns the blocks in question, each with the bytes that count.
+        ``choose`` selects blocks, and the bytes to count for each.
         """
         return ()
 
     def hinted(self, test: EndedTest, results: list[Result], *, uncapped: bool) -> list[Result]:
-        """Return the results of a test with hints at fragmented memory."""
+        """Return a test's results with hints about fragmentation."""
         return results

@@ -1,4 +1,4 @@
-"""The fixture ``gpu_memory``: a test's access to its own measurement."""
+"""The fixture ``gpu_memory``: lets a test read its own measurement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __tracebackhide__ = is_own_error
 
 
 class GpuMemory:
-    """The fixture ``gpu_memory``: a test's access to its own measurement while it runs."""
+    """The fixture ``gpu_memory``: lets a test read its own measurement while it runs."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -37,7 +37,7 @@ class GpuMemory:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The test's devices: as many as its marker says (``devices=2``), else one."""
+        """The test's devices: the number that its marker declares (``devices=2``), or one."""
         import torch
 
         return [torch.device("cuda", index) for index in self._run.meter.devices]
@@ -60,7 +60,7 @@ class GpuMemory:
 
     @property
     def variant(self) -> Mapping[str, object]:
-        """The options of the variant that is tried now, from the marker's ``variants``; else empty.
+        """The current variant's options, from the marker's ``variants``; empty without variants.
 
         A test passes the options on, ``train(**gpu_memory.variant)``, or looks for a name,
         ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
@@ -69,7 +69,7 @@ class GpuMemory:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, from the marker or from torchrun; else 1."""
+        """The number of ranks, from the marker or torchrun; otherwise 1."""
         started = current_rank()
         return self._run.spec.world_size or (started.size if started else 1)
 
@@ -117,19 +117,19 @@ class GpuMemory:
         return fullest(self._run.meter.counted()).reserved
 
     def step(self) -> None:
-        """Say that a step of the test has ended, where ``steady=True`` is to go by that.
+        """Mark the end of a step, for ``steady=True``.
 
-        Without such a call, a step ends with a step of the first optimizer that steps twice, or, if
-        each optimizer steps once, with each of these.
+        Without such a call, a step ends at each step of the first optimizer that steps twice, or,
+        if each optimizer steps only once, at each of these steps.
         """
         self._run.meter.steps.mark()
 
     def assume(self, *, masks: float) -> None:
-        """Say which values the virtual GPU assumes for values that it does not compute.
+        """Set which values the virtual GPU assumes for values that it does not compute.
 
         Args:
-            masks: the share of an unknown mask that is true. Without a call, the share is 0.5. With
-                1, the whole mask is true, so sizes that depend on masks are at their largest.
+            masks: the share of an unknown mask that is true; the default is 0.5. With 1, the whole
+                mask is true, so sizes that depend on masks are at their maximum.
 
         Raises:
             SpecError: ``masks`` is not a share.
@@ -148,7 +148,7 @@ class GpuMemory:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
 
         A part counts all memory of the test while the part runs. It has its own figures, budget and
-        baseline. A second block with the same name counts for the same part.
+        baseline. A second block with the same name adds to the same part.
 
         Args:
             name: unique within the test's parts.
@@ -160,7 +160,7 @@ class GpuMemory:
                 or "held" (allocated at the end).
 
         Returns:
-            a context manager that gives :class:`PartFigures`.
+            a context manager that yields :class:`PartFigures`.
 
         Raises:
             SpecError: a mistake in the name or the declaration.
@@ -168,7 +168,7 @@ class GpuMemory:
         return self._run.part(name, declared)
 
     def ordered(self, chain: str, *, figure: str = "allocated") -> None:
-        """Hold measured parts to an order: ``gpu_memory.ordered("leaf < block <= whole")``.
+        """Require an order of measured parts: ``gpu_memory.ordered("leaf < block <= whole")``.
 
         Args:
             chain: names of parts with "<" and "<=" between them.

@@ -1,4 +1,4 @@
-"""Results of measurements: each with its baseline looked up, and its verdict."""
+"""Judging measurements: look up each baseline, and return a result with its verdict."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ if TYPE_CHECKING:
 
 
 Measured = tuple["MemorySpec", "Measurement"]
-"""a declaration, and its measurement"""
 
 
 class EndedTest(NamedTuple):
-    """A marked test that has ended, as it is judged."""
+    """What is judged of a marked test that has ended."""
 
     item: MarkedItem
     run: Run
     measured: dict[str, Measured]
-    """of the parts that are judged, by name; "" is the whole test"""
+    """the parts to judge by name; "" is the whole test"""
     relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
-    """limits that other parts tell, by part: of the first run, as the peaks"""
+    """limits that depend on other parts, by part; from the first run, as the peaks are"""
 
     def noted(self, note: Note) -> EndedTest:
-        """Return the test with a note on each of its measurements."""
+        """Add a note to each measurement."""
         measured = {
             part: (spec, replace(kept, notes=(*kept.notes, note)))
             for part, (spec, kept) in self.measured.items()
@@ -51,18 +50,18 @@ class EndedTest(NamedTuple):
 
 
 class Judging:
-    """A session's baselines, and its policy about them."""
+    """Judges tests by a session's baselines and policy."""
 
     def __init__(self, stores: Sequence[BaselineStore], policy: Policy) -> None:
-        """Judge with folders of baselines, the nearest last; the first one is written."""
+        """Create it with folders of baselines in order of look-up; only the first is written."""
         self._stores, self.store = stores, stores[0]
         self._policy = policy
         self.why: Why = unexplained
-        """tells the causes of peaks that grew"""
+        """returns the causes of peaks that grew"""
         self._rank = current_rank()
 
     def baseline_file(self, result: Result) -> Path:
-        """Return the file of a result's baseline: of the first store that has one."""
+        """Return a result's baseline file, from the first store that has it."""
         place = result.device_key, *split_nodeid(result.nodeid)
         paths = [store.path(*place[:2]) for store in self._stores]
         return next((path for path in paths if path.is_file()), paths[0])
@@ -70,7 +69,7 @@ class Judging:
     def results(
         self, test: EndedTest, whys: Mapping[str, Why] = MappingProxyType({})
     ) -> list[Result]:
-        """Return the results of a test and its parts; ``whys`` tell the causes of some parts."""
+        """Return the results of a test and its parts; ``whys`` replaces ``why`` for some parts."""
         item, card, own, found = test.item, test.run.card, self._rank, []
         for part, (declared, measurement) in test.measured.items():
             spec, policy, relations = declared, self._policy, test.relations.get(part, ())
@@ -86,7 +85,7 @@ class Judging:
                 if lookup == Lookup():
                     lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
             world, rank = spec.world_size, spec.rank
-            if own is not None and world is None:  # the baseline is the fullest rank's
+            if own is not None and world is None:  # the baseline records the fullest rank
                 world, rank = own.size, own.rank
                 spec = replace(spec, world_size=world)
                 policy = replace(policy, shrinkage="note")  # another rank may have taken more

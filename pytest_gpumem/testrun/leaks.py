@@ -1,8 +1,8 @@
 """Memory that stays: it grows from step to step (``steady``), or is left behind (``max_leak_mib``).
 
-Memory that is allocated after a step is in use, or garbage in reference cycles. The first run
-collects nothing: its peak is the program's own. If memory that it never frees by itself grows, the
-test runs again, with a collection after each step.
+Memory that is still allocated after a step is in use, or garbage in reference cycles. The first run
+never collects garbage, so that its peak is the program's own. If memory that the program does not
+free itself grows, the test runs again, with a collection after each step.
 """
 
 from __future__ import annotations
@@ -51,15 +51,14 @@ STEPPED_ONCE: Final = (
 )
 
 Place = tuple[int, int]
-"""device and address of a block"""
 
 MAX_SHARE: Final = 8
-"""a test that left more than one part in so many of the device's memory is not run again: the
-second run would have to fit beside that"""
+"""A test that left more than 1/N of the device's memory is not run again: the second run would
+have to fit in the rest."""
 
 
 def require_steps(run: Run) -> None:
-    """Refuse to judge a test that is to be steady and has too few steps."""
+    """Refuse to judge a ``steady`` test with too few steps."""
     number = len(run.meter.steps.ends)
     if run.spec.steady and number < MIN_STEPS:
         raise SpecError(
@@ -78,7 +77,7 @@ def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     measurement: Measurement,
     recording: Recording | None,
 ) -> Measurement:
-    """Return a test's measurement with the memory in use after each step, and why it grows."""
+    """Add to a test's measurement the memory in use after each step, and why it grows."""
     steps, ends = run.meter.steps, run.meter.steps.ends
     levels = _levels(ends)
     growing = [index for index, row in enumerate(levels) if growth(row) is not None]
@@ -86,12 +85,12 @@ def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
         return measurement
     recording = recording if explainer.enabled else None
     notes = [Note(NoteKind.RUN, STEPPED_ONCE)] if steps.each_optimizer_stepped_once else []
-    run.meter.release()  # garbage outlives the test, and is held by nothing
-    # What has outlived the test; most local variables have not.
+    run.meter.release()  # garbage also outlives the test, but nothing refers to it
+    # Blocks that have outlived the test; those of most local variables have not.
     outliving = _holders(run, growing, ends, recording)
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, item, run, growing)
-    # That the steps are the same is enough: an assertion on the peak may fail after them.
+    # The same number of steps is enough: an assertion on the peak may fail after them.
     is_alike = again.recording is not None and len(again.ends) == len(ends)
     if is_alike:
         collected = list(zip(*(end.requested for end in again.ends), strict=True))
@@ -115,25 +114,25 @@ def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
     if is_alike:
         notes.append(ran_again("what makes its memory grow"))
-    elif sum(holder.nbytes for holder in found) != largest:  # else all of it is known to be held
+    elif sum(holder.nbytes for holder in found) != largest:  # else every byte has a known holder
         notes.append(GARBAGE_TOO)
     return replace(measurement, notes=(*measurement.notes, *notes))
 
 
 class _Collecting(NamedTuple):
-    """A second run of a test, with a collection of garbage after each step."""
+    """A second run of a test, with a garbage collection after each step."""
 
     ends: Sequence[StepEnd]
     recording: Recording | None
-    """None: it did not run"""
+    """None if it did not run"""
     holders: dict[int, tuple[Holder, ...]]
-    """of the blocks that grew, when the last step ended; by the device's index"""
+    """the holders of the grown blocks at the end of the last step, by the device's index"""
 
 
 def _run_collecting(
     runner: Runner, item: MarkedItem, run: Run, devices: Sequence[int]
 ) -> _Collecting:
-    """Run a test again, with a collection of garbage after each step."""
+    """Run a test again, with a garbage collection after each step."""
     steps, last = run.meter.steps, run.meter.steps.last_noted
     holders: dict[int, tuple[Holder, ...]] = {}
     recording: Recording | None = None
@@ -158,26 +157,26 @@ def _judged(
     with_garbage: tuple[int, ...],
     outlived: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the levels, one after each step, by which growth of memory in use is judged.
+    """Return the bytes after each step by which growth of memory in use is judged.
 
     Levels of two runs are never subtracted from each other.
 
     Args:
-        first: of the first run, with garbage.
-        collected: of the second run, after a collection of each step's garbage.
-        with_garbage: the same with the garbage collected so far.
-        outlived: of the first run, those blocks alone that have outlived the test.
+        first: bytes in the first run, with garbage.
+        collected: bytes in the second run, after each step's collection.
+        with_garbage: the same plus all garbage collected so far.
+        outlived: bytes in the first run, of those blocks only that have outlived the test.
     """
     if growth(collected) is not None:
-        shift = first[0] - with_garbage[0]  # of all levels alike: what the first run left behind
+        shift = first[0] - with_garbage[0]  # what the first run left behind, in each level
         return tuple(level + shift for level in collected)
-    if growth(with_garbage) is None:  # what grew was no garbage: a cache is full since
+    if growth(with_garbage) is None:  # what grew was not garbage, but a cache that is full now
         return first
     return outlived if growth(outlived) is not None else collected
 
 
 def _levels(ends: Sequence[StepEnd]) -> list[tuple[int, ...]]:
-    """Return the bytes after each step that the program has not freed itself, for each device."""
+    """Return for each device the bytes after each step that the program has not freed itself."""
     rows = (
         [held + freed for held, freed in zip(end.requested, end.freed, strict=True)] for end in ends
     )
@@ -187,7 +186,7 @@ def _levels(ends: Sequence[StepEnd]) -> list[tuple[int, ...]]:
 def _levels_outlived(
     run: Run, index: int, ends: Sequence[StepEnd], recording: Recording | None
 ) -> tuple[int, ...]:
-    """Return the bytes after each step in blocks of a device that are alive now."""
+    """Return the bytes after each step in a device's blocks that are alive now."""
     if recording is None or recording.overflowed:
         return ()
     device, live = run.meter.devices[index], run.meter.isolation.blocks()
@@ -207,9 +206,9 @@ def _grown(blocks: Iterable[Block], ends: Sequence[StepEnd]) -> dict[Block, int]
 def _holders(
     run: Run, devices: Sequence[int], ends: Sequence[StepEnd], recording: Recording | None
 ) -> dict[int, tuple[Holder, ...]]:
-    """Return the holders of the blocks of the last half of the steps that are alive now.
+    """Return the holders of live blocks by which memory grew in the last half of the steps.
 
-    ``devices`` are the indexes of those on which memory grows; the holders are by these.
+    ``devices`` are the indexes of the devices with growth, and the keys of the result.
     """
     if recording is None or recording.overflowed:
         return {}
@@ -231,9 +230,8 @@ class _Leftover(NamedTuple):
     """The memory that one run of a test left behind."""
 
     sizes: tuple[int, ...]
-    """bytes, one figure a device"""
+    """bytes, one figure per device"""
     blocks: dict[Place, int]
-    """bytes of each block"""
 
 
 def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came of it
@@ -246,8 +244,8 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 ) -> Result | None:
     """Return the result of a test that left too much behind; None if it did not.
 
-    A leaking test is run once more. With a warm-up the leftover of the second run counts, as the
-    first one fills caches; else a note says whether each run leaves as much.
+    A leaking test is run once more. With ``warmup`` the second run's leftover counts, as the first
+    run fills caches; otherwise a note says whether the second run leaks as well.
     """
     assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
     of_fixtures = (fixture.known for fixture in run.fixtures.used)
@@ -256,7 +254,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec, whole.verdict) is None:
         return None
-    stayed = _stayed(explainer, run, left, recording)  # before the second run, which leaves more
+    stayed = _stayed(explainer, run, left, recording)  # before the second run adds to it
     left_again: _Leftover | None = None
     recorded: Recording | None = None
     if max(left.sizes) <= run.info.total_memory // MAX_SHARE:
@@ -289,7 +287,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 def _leftover(
     runner: Runner, run: Run, excused: Collection[Place], held_before: Sequence[int] = ()
 ) -> _Leftover:
-    """Return the memory that is left, besides some blocks and the bytes that were held before."""
+    """Return the memory that is left, without excused blocks and bytes that were held before."""
     run.meter.release()
     held = runner.left_by(run)
     sizes = [
@@ -303,7 +301,7 @@ def _leftover(
 
 
 def _stayed(explainer: Explainer, run: Run, left: _Leftover, recording: Recording | None) -> Stayed:
-    """Return the lines and the holders of the memory that is left on the fullest device."""
+    """Return the lines and the holders of the leftover on the device with the largest one."""
     index = left.sizes.index(max(left.sizes))
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}

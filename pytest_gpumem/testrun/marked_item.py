@@ -1,4 +1,4 @@
-"""A marked test, as running and judging it needs it; plugin/pytest_item.py adapts items to it."""
+"""A marked test's interface for running and judging it; plugin/pytest_item.py implements it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Measurement
 
 FixtureKey = Hashable
-"""the identity of a fixture's definition"""
 
 
 class Attempt(NamedTuple):
@@ -19,15 +18,15 @@ class Attempt(NamedTuple):
 
     passed: bool
     error: BaseException | None = None
-    """the error that it failed with, its frames cleared; None where it could not be run again"""
+    """the error that it failed with, its frames cleared; None if it passed or did not run"""
     left: int = 0
-    """bytes that earlier runs of the test had left behind, and which count for this one too"""
+    """bytes that earlier runs of the test left behind, which this run's figures include"""
     out_of_memory: bool = False
-    """of a trial: whether it failed by running out of memory"""
+    """whether a trial failed by running out of memory"""
 
     @property
     def ran(self) -> bool:
-        """Whether the test ran: a rank of torchrun's, say, does not run again."""
+        """Whether the test ran: a rank of torchrun, say, cannot run again."""
         return self.passed or self.error is not None
 
 
@@ -36,15 +35,15 @@ class MarkedItem(Protocol):
 
     @property
     def declared(self) -> bool:
-        """Whether the test has the marker or the fixture; else an option has all measured."""
+        """Whether the test has the marker or the fixture; if not, an option measures every test."""
 
     @property
     def nodeid(self) -> str:
-        """The test's name, as pytest has it."""
+        """Pytest's node ID."""
 
     @property
     def argument(self) -> str:
-        """The test's name on a command line: its file is named from the working folder."""
+        """The node ID for a command line, relative to the working folder."""
 
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""
@@ -52,7 +51,8 @@ class MarkedItem(Protocol):
     def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
         """Tear down the live instances of fixtures that this test replaces.
 
-        Those in ``live`` with other parameters, and those in ``outdated`` that the test asks for.
+        These are fixtures in ``live`` that have other parameters, and fixtures in ``outdated`` that
+        the test requests.
         """
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
@@ -64,15 +64,15 @@ class MarkedItem(Protocol):
     def run_again(
         self, error: BaseException | None, prepare: Callable[[], None], execute: Callable[[], None]
     ) -> Attempt:
-        """Tear the test down, set it up and run it once more; its output is dropped.
+        """Tear the test down, set it up and run it once more, discarding its output.
 
-        Afterwards it has to be torn down (:meth:`tear_down`).
+        The caller then has to tear it down (:meth:`tear_down`).
 
-        ``prepare`` is called between tear-down and set-up, and ``execute`` to call :meth:`runtest`.
+        ``prepare`` is called between tear-down and set-up; ``execute`` calls :meth:`runtest`.
         """
 
     def tear_down(self) -> None:
-        """Tear the test down; its output and its errors are dropped."""
+        """Tear the test down, discarding its output and its errors."""
 
     def measured(self, part: str, measurement: Measurement) -> Measurement:
-        """Return the measurement to judge: this one, or another one of a hook's."""
+        """Return the measurement to judge: this one, or a hook's replacement."""

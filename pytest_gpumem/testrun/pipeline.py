@@ -1,4 +1,4 @@
-"""The way of a marked test that has ended: measured, judged, explained, and judged by all of it.
+"""What happens after a marked test's body has ended: measure, judge, explain, judge again.
 
 Each method's docstring says when it runs the test's body again (docs/explanation/second-runs.md).
 """
@@ -49,14 +49,14 @@ MEMORY_LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "card"),
     *("max_mib_per_sample", "max_fixed_gib", "max_pinned_gib"),
 )
-"""the marker's arguments that a step without memory would always keep"""
+"""the marker's limits that a step without memory would always meet"""
 UNUSED_REMEDY: Final = "create the model and its data on gpu_memory.device, or remove the marker"
 
 
 class Pipeline:
-    """Brings marked tests that have ended to their results.
+    """Makes results of marked tests that have ended.
 
-    ``snapshots`` is the folder for snapshots; None: none are written.
+    ``snapshots`` is the folder for snapshots; None writes none.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class Pipeline:
         self._explainer = explainer
         self._snapshots = snapshots
         self._leak_recording: Recording | None = None
-        """of a test that passed and may have leaked"""
+        """the recording of a passed test with ``max_leak_mib``, until it is torn down"""
 
     def finish(
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool
     ) -> list[Result]:
-        """Return the results of a test and its parts; none where its memory is not in question.
+        """Return the results of a test and its parts.
 
-        That is where it failed by an error other than running out of memory; and where an option
-        has an unmarked test measured, and it took no memory.
+        There are none if it failed with an error other than out of memory, or if an option measures
+        an unmarked test that allocated nothing.
 
-        With ``debugging`` a debugger is to see the error's frames: the test is not run again.
+        With ``debugging`` the test is not run again, so that a debugger finds the error's frames.
 
         Raises:
-            GpuMemError: the measurement means nothing.
+            GpuMemError: the measurement is worthless.
         """
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
@@ -89,19 +89,19 @@ class Pipeline:
             return []
         ended = self._runner.ended()
         trouble = run.device.trouble()
-        if trouble is not None:  # memory may have been refused for the same reason
+        if trouble is not None:  # it may also have caused the out-of-memory error
             raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
         if error is None:
             return self._passed(item, run, ended)
         return self._out_of_memory(item, run, ended, error, debugging=debugging)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
-        """Judge the memory that a test left behind, once it has passed and is torn down.
+        """Judge the memory that a test left behind, after it has passed and been torn down.
 
         A test that leaked runs again.
 
         Returns:
-            its results, with a leak in the whole test's; none where it did not leak.
+            its results, with the leak in the whole test's; none if it did not leak.
         """
         run = self._runner.run
         recording, self._leak_recording = self._leak_recording, None
@@ -118,8 +118,8 @@ class Pipeline:
     def _passed(self, item: MarkedItem, run: Run, ended: Ended) -> list[Result]:
         """Return the results of a test that passed.
 
-        A test with memory that grows from step to step runs again, and one with several batch sizes
-        runs with each.
+        A test whose memory grows from step to step runs again; one with several batch sizes runs
+        once with each.
         """
         spec, runner, explainer = run.spec, self._runner, self._explainer
         module, notes = module_of(item.nodeid), list(ended.notes)
@@ -135,7 +135,7 @@ class Pipeline:
         whole = run.measurement(notes)
         require_steps(run)
         recorded = None
-        runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
+        runs_on = spec.batch_sizes is not None or is_replayed(run)  # needs the recording now
         if explainer.explains(spec) or (runs_on and run.meter.records):
             recorded = run.recorded(["", *parts])
         recording = recorded.recording if recorded else None
@@ -152,25 +152,26 @@ class Pipeline:
             test = self._with_timed_plans(test)
             results = self._judging.results(test)
         if too_much(results) and run.device.values.bounds(run.root):
-            if recorded is None and run.meter.records:  # it would be that of the second run
+            if recorded is None and run.meter.records:  # after the second run it would be too late
                 recorded = run.recorded(["", *parts])
             test = self._with_bounds(test)
             results = self._judging.results(test)
         results, recording = explainer.explained(test, results, recorded)
         results = with_others(results, self._judging.why)
         results += self._judging.results(EndedTest(item, run, by_hook(item, searches)))
-        if unused:  # the next run, on the device, would be held to nothing
+        if unused:  # a baseline of nothing would fail every run that uses the device
             results = [result if result.part in below else unrecorded(result) for result in results]
         return self._followed_up(test, results, recording, uncapped=False)
 
     def _with_slope(self, item: MarkedItem, run: Run, measurement: Measurement) -> Measurement:
-        """Run a test with its smaller batch sizes; return its measurement with its slope.
+        """Run a test with its smaller batch sizes, and add the slope to its measurement.
 
-        The line is through the peaks outside of optimizers' steps, on the fullest device: an
-        optimizer's step does not grow with the batch, and at small batches would hide the growth.
+        The line is fitted to the peaks outside of optimizer steps, on the fullest device: an
+        optimizer step's memory does not grow with the batch, and would hide the growth at small
+        batches.
 
         Raises:
-            GpuMemError: it fails with one of them.
+            GpuMemError: the test fails with one of them.
         """
         sizes = run.spec.batch_sizes or ()
         passes = run.meter.passes()
@@ -202,9 +203,9 @@ class Pipeline:
         return replace(measurement, slope=scaling.slope, notes=tuple(notes))
 
     def _with_timed_plans(self, test: EndedTest) -> EndedTest:
-        """Run a test again if plans that cuDNN timed may be the growth; return it with the peaks.
+        """Run a test again if cuDNN's timing of plans may have raised its peaks; use the new peaks.
 
-        A second run times none, in whichever order tests run.
+        A second run times no plans, in whichever order tests run.
         """
         with self._runner.again(test.item, record=False) as attempt:
             if not attempt.passed or attempt.left:
@@ -224,8 +225,9 @@ class Pipeline:
     ) -> list[Result]:
         """Return the result of a test that ran out of memory, or of its part that did.
 
-        The test runs again without limits, unless a debugger is to see it: for its need, and the
-        origin of that. Smaller batch sizes and variants, tried for the advice, run it further.
+        Unless a debugger is active, the test runs again without limits, to find how much memory it
+        needs and where. It also runs with the smaller batch sizes and variants tried for the
+        advice.
         """
         shortage = find_out_of_memory(error) or error
         refusal, notes = run.out_of_memory(shortage), ended.notes
@@ -272,9 +274,9 @@ class Pipeline:
     def _with_bounds(
         self, test: EndedTest, error: BaseException | None = None, *, debugging: bool = False
     ) -> EndedTest:
-        """Return a test with the range of its peaks if sizes in them are the largest possible.
+        """Add the range of its peaks to a test in which unknown sizes are at their maximum.
 
-        The test runs again with the least sizes, for the lower end.
+        The test runs again with the minimum sizes, for the lower end.
         """
         run = test.run
         places = run.device.values.bounds(run.root)
@@ -300,7 +302,7 @@ class Pipeline:
     def _followed_up(
         self, test: EndedTest, results: list[Result], recording: Recording | None, *, uncapped: bool
     ) -> list[Result]:
-        """Write a test's snapshot; add hints at fragmented memory."""
+        """Write a test's snapshot; add hints about fragmentation."""
         if self._snapshots and recording is not None and too_much(results):
             try:
                 path = write_snapshot(recording, self._snapshots, test.item.nodeid)
@@ -313,7 +315,7 @@ class Pipeline:
 
 
 def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Return measurements, or those that a hook puts in their place."""
+    """Let a hook replace measurements."""
     return {
         part: (spec, item.measured(part, measurement))
         for part, (spec, measurement) in measured.items()
@@ -321,9 +323,9 @@ def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Mea
 
 
 def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
-    """Return a measurement as a bound: with its range, if the least peaks are known.
+    """Mark a measurement as an upper bound; add its range if the least peaks are known.
 
-    ``places`` are the lines with sizes that are the largest possible.
+    ``places`` are the source lines whose unknown sizes are at their maximum.
     """
     needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
     most = measurement.peaks if needed is None else (needed,)
@@ -345,19 +347,19 @@ def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> M
     return replace(measurement, notes=(note, *measurement.notes))
 
 
-# -- a test that took no memory of its device --
+# -- a test that allocated nothing on its device --
 
 
 def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
-    """Return a note on a test that took no memory of its device; its processes have their own.
+    """Return a note on a test that allocated nothing on its device; none if a child process did.
 
     Raises:
-        GpuMemError: it declares a limit, which would hold whatever the step takes.
+        GpuMemError: it declares a limit, which would always pass.
     """
     if any(child.peaks for child in children):
         return []
     problem, cause = f"the test allocated no memory on {run.info.name}", ""
-    if run.info.is_predicted:  # the step may have run on the CPU
+    if run.info.is_predicted:  # then the cause may be a step that ran on the CPU
         cause = virtual.unused_cause(path, run.root)
     if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         declared = f"@pytest.mark.gpu_memory({describe_budget(run.spec)})"
@@ -367,7 +369,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
 
 
 def unrecorded(result: Result) -> Result:
-    """Return a result of such a test: it makes no baseline, so that no command records one."""
+    """Return the result of such a test without a baseline, so that no command records one."""
     notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
     verdict = replace(result.verdict, notes=notes, advice=UNUSED_REMEDY, command=None)
     return replace(result, baseline=False, verdict=verdict)

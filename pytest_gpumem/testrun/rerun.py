@@ -1,4 +1,4 @@
-"""The marked test that runs on the session's device, run again; the memory around it, in notes."""
+"""Running the current marked test, and running it again; notes on memory not its own."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.wide_fixture import WideFixture
 
 MAX_ERROR_LENGTH: Final = 200
-"""characters of an error that are shown"""
+"""characters of an error's message that are shown"""
 MIN_LEFT: Final = MIB
 """smaller leftovers, such as RNG state, are ignored"""
 MAX_SHOWN: Final = 4
-"""processes on one device that have a size each in a note"""
+"""with more processes on a device, a note gives only their maximum and sum"""
 
 
 def may_run_again(spec: MemorySpec) -> bool:
-    """Whether a test may run again for its report alone, where its first run was not recorded.
+    """Whether a test may run again only for its report, if its first run was not recorded.
 
-    Not a rank of torchrun's, as the other ranks would be missing in its collectives, and no test
-    with memory that grows, or stays: a second run would leave more.
+    A rank of torchrun may not: its collectives would wait for the other ranks. A ``steady`` test or
+    one with ``max_leak_mib`` may not: a second run would leave more memory.
     """
     return current_rank() is None and not spec.steady and spec.max_leak_mib is None
 
 
 def ran_again(purpose: str) -> Note:
-    """Return the note on a second run of a test, for a purpose."""
+    """Return a note that the test ran a second time for this purpose."""
     sentence = f"the test failed, and ran a second time to find {purpose}"
     return Note(NoteKind.RUN, sentence)
 
 
 class Ended(NamedTuple):
-    """What a test that has ended leaves besides its figures."""
+    """Child processes and notes of a test that has ended."""
 
     children: Sequence[Child]
-    """the processes below it that used a GPU"""
+    """its child processes that used a GPU"""
     notes: tuple[Note, ...]
-    """on memory that is not counted, on values of its fixtures, and on its processes"""
+    """notes on memory that is not counted, on its fixtures' values, and on its child processes"""
 
 
 class Runner:
-    """Runs one marked test after the other on the session's device."""
+    """Runs the session's marked tests on its device, one at a time."""
 
     def __init__(
         self,
@@ -72,30 +72,30 @@ class Runner:
         values: Values = "off",
         children: ChildWatch = CHILDREN,
     ) -> None:
-        """Run tests.
+        """Create the runner.
 
         Args:
             choice: the session's device.
             root: pytest's root folder.
-            progress: shows the waiting user a line.
-            values: those computed while an unmarked test sets up a fixture.
-            children: the watch of the processes that the tests start.
+            progress: shows a line to the waiting user.
+            values: which values are computed while an unmarked test sets up a fixture.
+            children: watches the processes that the tests start.
         """
         self.choice = choice
         self.root = root
         self.run: Run | None = None
-        """the marked test that runs"""
+        """the running marked test; None between tests"""
         self._children = children
         self.fixtures: dict[FixtureKey, WideFixture] = {}
-        """the memory that live fixtures of wider scope retain"""
+        """live fixtures of wider scope than a test"""
         self._progress = progress
         self._leftovers: list[tuple[str, int]] = []
-        """tests that left memory behind, and how many bytes"""
+        """(node ID, bytes) of tests that left memory behind"""
         self._nodeid = ""
         self._session_values = self._values = values
-        """which are computed for the test that runs"""
+        """which values are computed for the running test"""
         self._broken: DeviceError | None = None
-        """the error of all later tests, once an error has left CUDA unusable in this process"""
+        """all later tests' error, after an error has left CUDA unusable in this process"""
 
     def begin(
         self,
@@ -106,7 +106,7 @@ class Runner:
         values: Values = "off",
         explainer: Explainer,
     ) -> None:
-        """Open the device for a test; ``run`` stays None where the session has no device."""
+        """Open the device for a test; ``run`` stays None if the session has no device."""
         from pytest_gpumem.testrun.run import Run
 
         self.end()
@@ -143,11 +143,11 @@ class Runner:
         self.run, self._nodeid = run, nodeid
 
     def _look_at_cuda(self, culprit: str) -> None:
-        """End captures, and note whether CUDA refuses every call, as after an illegal address."""
+        """End captures, and check whether CUDA fails every call, as after an illegal address."""
         torch = sys.modules.get("torch")
         if self._broken is not None or torch is None or not torch.cuda.is_initialized():
             return
-        if not torch.cuda.device_count():  # it is initialised for a virtual GPU, hidden now
+        if not torch.cuda.device_count():  # initialised, but for a virtual GPU that is hidden now
             return
         GRAPHS.end_captures()
         try:
@@ -162,9 +162,9 @@ class Runner:
 
     @contextmanager
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
-        """Note the memory of a fixture of wider scope, which is set up in the block.
+        """Measure a fixture of wider scope that is set up in the block.
 
-        An unmarked test may set up a fixture of marked ones: then the device is opened for that.
+        An unmarked test may set up a fixture that marked tests use: this opens the device for it.
         """
         if self.run is None and self.choice.device is None:
             yield
@@ -197,9 +197,10 @@ class Runner:
             run.close()
 
     def use(self, fixture: FixtureKey) -> None:
-        """Count a live fixture for the test that runs, if one does.
+        """Count a live fixture's memory for the running test, if any.
 
-        Not a fixture of other devices, which a name that code makes has asked for.
+        A fixture set up on other devices does not count: code may request one by a computed name,
+        which is not known beforehand.
         """
         retained = self.fixtures.get(fixture)
         if retained is None or self.run is None:
@@ -214,7 +215,7 @@ class Runner:
             retained.forget()
 
     def end(self) -> None:
-        """Let go of the device, and note the memory that the test left behind."""
+        """Close the device, and remember how much memory the test left behind."""
         run, self.run = self.run, None
         if run is None:
             return
@@ -223,26 +224,26 @@ class Runner:
             with suppress(RuntimeError):
                 run.close()
             return
-        with suppress(Exception):  # the device may be in no state to answer
+        with suppress(Exception):  # an error may have left the device unusable
             leftover = sum(self.left_by(run))
             if leftover > 0:
-                gc.collect()  # cycles of garbage hold nothing for good
+                gc.collect()  # garbage in cycles is no leftover
                 leftover = sum(self.left_by(run))
             if not any(held.allocated for held in run.meter.isolation.foreign):
-                self._leftovers.clear()  # all that earlier tests left has been freed since
+                self._leftovers.clear()  # everything that earlier tests left has since been freed
             if leftover > 0:
                 self._leftovers.append((self._nodeid, leftover))
         run.close()
 
     def left_by(self, run: Run) -> list[int]:
-        """Return the bytes that a test still holds on each device, live fixtures' not counted."""
+        """Return the bytes that a test still holds on each device, without live fixtures."""
         pairs = zip(run.meter.counted(), run.fixtures.held(), strict=True)
         return [counted.allocated - held.allocated for counted, held in pairs]
 
     # -- a test that has ended --
 
     def ended(self) -> Ended:
-        """Return what the test that has ended leaves besides its figures."""
+        """Return child processes and notes of the test that has ended."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run, notes = self.run, []
         uncounted = sum(held.allocated for held in run.meter.isolation.initial_foreign)
@@ -283,11 +284,10 @@ class Runner:
     ) -> Iterator[Attempt]:
         """Run the test once more, and tear it down at the end of the block.
 
-        A rank of torchrun's is not run again: the other ranks would be missing in its collectives.
+        A rank of torchrun is not run again: its collectives would wait for the other ranks.
 
-        ``uncapped`` lifts its limits, ``warm`` leaves nothing to warm up, and ``inputs`` are a
-        batch size and a variant under the limits. ``at_moment`` is called at each moment of the
-        recording.
+        ``uncapped`` lifts its limits, ``warm`` skips the warm-up, and ``inputs`` are another batch
+        size and variant, within the limits. The recording calls ``at_moment`` at each moment.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)
@@ -318,7 +318,7 @@ class Runner:
             yield attempt
         finally:
             item.tear_down()
-            # Fixtures that this run made and the first had not are no later test's.
+            # Later tests must not use fixtures that only this run set up.
             item.finish_fixtures(
                 [
                     fixture
@@ -336,12 +336,12 @@ class Runner:
         handled: BaseException | None = None,
         record: bool = False,
     ) -> Iterator[Attempt]:
-        """Run a test once more with other inputs, on the same devices, within their limits.
+        """Run a test once more with other inputs, on the same devices, within the limits.
 
-        It is torn down at the end of the block.
+        The test is torn down at the end of the block.
 
-        ``handled`` is the error of the test's run before: Python would make that error the context
-        of an error of the trial.
+        ``handled`` is the error of the test's earlier run, which Python makes the context of the
+        trial's error.
         """
         from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
@@ -357,7 +357,7 @@ class Runner:
 
 
 def shown_error(error: BaseException | None) -> str:
-    """Return an error's class and the first line of its message, cut short; "" without one."""
+    """Return an error's class and the first line of its message, truncated; "" for None."""
     if error is None:
         return ""
     lines = str(error).splitlines()
@@ -368,7 +368,7 @@ def shown_error(error: BaseException | None) -> str:
 def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
     """Yield notes on the child processes of a test that has ended.
 
-    They name no process by its number, so that they are the same in every run.
+    The notes contain no process IDs, so that they are the same in every run.
     """
     if not children:
         return
@@ -384,11 +384,11 @@ def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
                 f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
             )
         shown.append(f"{sizes_text} of device {device}")
-        # Each process has a CUDA context of its own.
+        # Each process has its own CUDA context.
         room = run.info.total_memory - run.info.context * (1 + len(sizes))
         limit = room if run.limit is None else min(run.limit, room)
         total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
-        if total > limit:  # each is measured by itself
+        if total > limit:  # each process is measured separately
             excesses.append(
                 "together with the test's own memory, child processes may use up to "
                 f"{format_size(total)} on device {device} at the same time: the limit is "

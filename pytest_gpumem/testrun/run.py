@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
-"""bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+"""bytes added to a virtual GPU's memory to find how much a step needs"""
 
 _LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib", "card")
 
@@ -53,7 +53,7 @@ def _no_progress(_line: str) -> None:
 
 
 class Inputs(NamedTuple):
-    """The values that the fixture ``gpu_memory`` gives a test, and that a trial changes."""
+    """Inputs that a test reads from the fixture ``gpu_memory``, and that a trial replaces."""
 
     batch_size: int | None
     variant: Mapping[str, object] = MappingProxyType({})
@@ -66,10 +66,10 @@ class Part:
     spec: MemorySpec
     tally: Tally
     relations: tuple[Relation, ...] = ()
-    """its limits that other parts tell"""
+    """its limits that depend on other parts"""
 
     def figure(self, name: str) -> int:
-        """Return a figure of a relation, in bytes of the fullest device."""
+        """Return the figure that a relation names, in bytes on the fullest device."""
         if name == "active":
             return max(self.tally.active)
         peaks = self.tally.ends[1] if name == "held" else self.tally.peaks
@@ -88,20 +88,19 @@ class Run:
     inputs: Inputs
     fixtures: WideFixtures
     progress: Callable[[str], None] = _no_progress
-    """shows the waiting user a line"""
+    """shows a line to the waiting user"""
     breakdown: BreakdownOf | None = None
-    """explains the first device's peak of a recorded run; None: nothing does"""
+    """explains the first device's peak of a recorded run; None with explanations off"""
     parts: dict[str, Part] = field(default_factory=dict)
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
-    """device and address of blocks that are no leak, where leaks are asked for"""
+    """with ``max_leak_mib``: (device, address) of blocks that are not leaks"""
     searches: dict[str, Largest] = field(default_factory=dict)
-    """values that searches with a baseline found, by its name"""
+    """results of searches with a baseline, by the baseline's name"""
     _inputs_read: set[str] = field(default_factory=set)
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
-    """whether limits are lifted"""
     _failed_part: tuple[BaseException, str] | None = None
-    """the error that a part ended with, and the part's name"""
+    """the error that ended a part, and the part's name"""
 
     @classmethod
     @contextmanager
@@ -119,11 +118,11 @@ class Run:
     ) -> Iterator[Run]:
         """Open the device, until ``close`` is called or the block ends with an error.
 
-        ``values`` are those that the processes compute which the test starts, and ``of_children``
-        explains them (``devices/children.py``).
+        The test's child processes compute ``values``; the class ``of_children`` explains their
+        peaks (``devices/children.py``).
 
         Raises:
-            DeviceError: the device cannot be the one that the test asks for.
+            DeviceError: the device does not match what the test declares.
         """
         card = CARDS[spec.card] if spec.card else None
         with ExitStack() as stack:
@@ -141,7 +140,7 @@ class Run:
             run._stack = stack.pop_all()
 
     def start(self) -> None:
-        """Settle, cap the device, begin to count."""
+        """Settle, cap the device, and start counting."""
         self.meter.start()
         if self.spec.max_pinned_gib is not None:
             require_pinned_stats(f"max_pinned_gib={self.spec.max_pinned_gib!r}")
@@ -152,11 +151,11 @@ class Run:
             self.excused_blocks = set(self.meter.isolation.blocks())
 
     def await_kernels(self) -> None:
-        """Wait for the kernels of the test, where they run.
+        """Synchronize the test's devices, if they are real.
 
         Raises:
-            RuntimeError: of PyTorch, the error of a kernel: it is the test's, though its last line
-            may have ended before.
+            RuntimeError: PyTorch's report of a kernel's error. It is the test's error, although the
+            test's last line may have ended before the kernel did.
         """
         __tracebackhide__ = True
         torch = sys.modules.get("torch")
@@ -165,32 +164,32 @@ class Run:
                 torch.cuda.synchronize(number)
 
     def close(self) -> None:
-        """Let go of the device."""
+        """Close the device."""
         self._stack.close()
 
     def read_batch_size(self) -> int | None:
-        """Return the test's batch size, and note that it has asked: another one may matter."""
+        """Return the test's batch size, and record the read: another size may change the test."""
         self._inputs_read.add("batch_size")
         return self.inputs.batch_size
 
     def read_variant(self) -> Mapping[str, object]:
-        """Return the options of the variant that is tried, and note that the test has asked."""
+        """Return the current variant's options, and record the read."""
         self._inputs_read.add("variant")
         return self.inputs.variant
 
     def has_read(self, name: str) -> bool:
-        """Whether the test has asked for its "batch_size" or its "variant"."""
+        """Whether the test has read its "batch_size" or its "variant"."""
         return name in self._inputs_read
 
     def warm_up(self, item: MarkedItem) -> None:
-        """Run the test's function as often as it declares, without counting its memory."""
+        """Run the test's function ``warmup`` times without counting its memory."""
         for _ in range(self.spec.warmup):
             item.runtest()
             self.begin_again(record=False)
 
     @property
     def is_unused(self) -> bool:
-        """Whether test, fixtures and probes took no memory, outside of PyTorch's neither."""
+        """Whether test, fixtures and probes used no memory, not even outside of PyTorch."""
         if self.meter.ran_apart or any(peak.reserved or peak.pinned for peak in self.meter.peaks()):
             return False
         return not any(use.outside > 0 for use in self.measurement().device_use)
@@ -209,7 +208,7 @@ class Run:
         return _tightest(self.spec.bytes_of("max_gib"), card_bytes)
 
     def part(self, name: str, declared: dict[str, object]) -> AbstractContextManager[PartFigures]:
-        """Measure a named part; the same name again counts to the same part."""
+        """Measure a named part; repeated names add to the same part."""
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
@@ -225,7 +224,7 @@ class Run:
             with self.meter.capped(cap), self.meter.part() as tally:
                 yield figures
         except BaseException as error:
-            # An error passes an inner part first, whose limit it is then.
+            # An error leaves the innermost part first: that part's limit was exceeded.
             if self._failed_part is None or self._failed_part[0] is not error:
                 self._failed_part = error, name
             raise
@@ -244,26 +243,26 @@ class Run:
     def measurement(
         self, notes: Iterable[Note] = (), out_of_memory: OutOfMemory | None = None
     ) -> Measurement:
-        """Return the whole test's measurement so far, with notes before the device's own."""
+        """Return the whole test's measurement so far, with ``notes`` before the device's notes."""
         notes = [*notes, *self.device.notes(self.root)]
         if not self.info.is_predicted and TIMED_PLANS.was_on and not self.spec.warmup:
             notes.append(TIMED)
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 
     def part_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return each part's spec and measurement, in the order in which they first ran."""
+        """Return each part's spec and measurement, in the order of their first runs."""
         return {
             name: (part.spec, self.meter.result(tally=part.tally))
             for name, part in self.parts.items()
         }
 
     def order(self, chain: object, figure: object) -> None:
-        """Hold parts to an order of their figures."""
+        """Require an order of parts by a figure."""
         for name, relation in read_order(chain, figure, self.parts):
             self.parts[name].relations += (relation,)
 
     def bounds(self, name: str) -> list[Bound]:
-        """Return a part's limits that other parts, or the part's beginning, tell."""
+        """Return a part's limits that depend on other parts, or on the memory before the part."""
         bounds = []
         for relation in self.parts[name].relations if name in self.parts else ():
             figure, part = relation.figure, self.parts[name]
@@ -272,7 +271,7 @@ class Run:
                 reference = _most(start, "reserved" if figure == "reserved" else "allocated")
             elif relation.part in self.parts:
                 reference = self.parts[relation.part].figure(figure)
-            elif relation.part:  # of a part that did not run once more there are no figures
+            elif relation.part:  # in a second run that part has not run: no figures
                 continue
             else:
                 reference = 0
@@ -285,7 +284,7 @@ class Run:
         return bounds
 
     def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return the spec and the measurement of each search that has a baseline, by its name."""
+        """Return each search's spec and measurement by the name of its baseline."""
         return {
             name: (
                 replace(self.spec, batch_size=None),
@@ -299,17 +298,18 @@ class Run:
     def child_measurements(
         self, children: Sequence[Child]
     ) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return the declaration and the measurement of the processes that the test started.
+        """Return the spec and the measurement of the test's child processes, by part.
 
-        Ranks have a part each, and all other processes one. A part has the devices that its
-        processes used, and of each the peak of the fullest. The test's limits hold for each part.
+        Each rank is a part, and all other processes together are one. A part has the devices that
+        its processes used, each with the highest peak of one process. The test's limits apply to
+        each part.
         """
         parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
         for child in children:
             fullest = parts.setdefault(child.part, {})
             for index, peak in child.peaks.items():
                 known, told = fullest.get(index, (Peak(0, 0), None))
-                if peak.allocated > known.allocated:  # else it is of a process that held less
+                if peak.allocated > known.allocated:  # else keep the fullest process's explanation
                     told = child.attributions.get(index)
                 allocated = max(known.allocated, peak.allocated)
                 fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), told
@@ -322,7 +322,7 @@ class Run:
             spec = MemorySpec(
                 **{name: getattr(self.spec, name) for name in _LIMITS_OF_CHILDREN},
                 tolerance=self.spec.tolerance,
-                baseline=self.spec.baseline and known_all,  # else another may be the fullest
+                baseline=self.spec.baseline and known_all,  # else the fullest may be unknown
             )
             none = (Peak(0, 0),) * len(peaks)
             measured[part] = (
@@ -356,7 +356,7 @@ class Run:
     def short_measurement(
         self, error: BaseException, record: OutOfMemory, notes: Sequence[Note]
     ) -> tuple[str, MemorySpec, Measurement]:
-        """Return the part that ran out of memory, if it was at a limit of its own, else the test.
+        """Return the part that ran out of memory if its own limit was the cause, else the test.
 
         Returns:
             the part's name ("" is the test), its spec and its measurement.
@@ -371,26 +371,26 @@ class Run:
         return "", self.spec, self.measurement(notes, record)
 
     def peaks_of(self, part: str) -> tuple[Peak, ...]:
-        """Return the peaks so far, of the test or of a part; none of a part that did not run."""
+        """Return the peaks so far of the test ("") or of a part; empty if the part did not run."""
         if not part:
             return self.meter.peaks()
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
     def limit_of(self, part: str) -> int | None:
-        """Return the bytes that a part may reserve by its own limit."""
+        """Return a part's own limit of reserved bytes."""
         return self.parts[part].spec.bytes_of("max_gib") if part in self.parts else None
 
     @property
     def held_before(self) -> list[Peak]:
-        """The memory of live fixtures of wider scope that other tests set up, one Peak a device."""
+        """The memory of live wider fixtures that other tests set up, one Peak per device."""
         return self.fixtures.held(before_run=True)
 
     def windows(self, part: str) -> list[Span]:
-        """Return when the test was measured, or a part of it."""
+        """Return the time spans in which the test, or a part of it, was measured."""
         return self.meter.windows(self.parts[part].tally if part else None)
 
     def recorded(self, parts: Iterable[str]) -> Recorded:
-        """End the recording, if one is under way; return all by which peaks of parts are explained.
+        """End the recording, if one is running; return the data that explains the parts' peaks.
 
         The part "" is the whole test.
         """
@@ -402,7 +402,7 @@ class Run:
     def begin_again(
         self, *, record: bool, at_moment: Callable[[Recording], None] | None = None
     ) -> None:
-        """Begin to count anew, and to record; ``at_moment`` is called at each of its moments."""
+        """Restart the counting, and the recording, which calls ``at_moment`` at each moment."""
         self.parts.clear()
         self.device.values.renew()
         CHILDREN.forget_ended()
@@ -410,13 +410,13 @@ class Run:
         self.meter.restart(record=record, at_moment=at_moment, taken=taken)
 
     def lift_limits(self) -> None:
-        """Lift every limit, to see how much a step needs."""
+        """Lift every limit, to find how much memory a step needs."""
         self._uncapped = True
         self.meter.make_room(BOUNDLESS)
         self.meter.cap(None)
 
     def restore_limits(self) -> None:
-        """Have every limit hold again, where they were lifted."""
+        """Restore the limits if they were lifted."""
         if self._uncapped:
             self._uncapped = False
             self.meter.make_room(0)
@@ -432,16 +432,16 @@ class PartFigures:
     """The figures of a part: ``with gpu_memory.measure(...) as figures``, once the block ends."""
 
     part: str = ""
-    """the name given to ``gpu_memory.measure``"""
+    """the name passed to ``gpu_memory.measure``"""
     peaks: tuple[Peak, ...] = ()
-    """one a device, in bytes"""
+    """in bytes, one per device"""
 
     peak_active: int = 0
-    """peak bytes of blocks in use, those included that streams still wait for"""
+    """peak bytes of active blocks, including freed ones that wait for a stream"""
     held_before: int = 0
-    """bytes in live tensors at the block's beginning, of the fullest device"""
+    """bytes in live tensors at the block's start, of the fullest device"""
     held: int = 0
-    """the same at its end"""
+    """bytes in live tensors at its end, of the fullest device"""
 
     @property
     def peak_allocated(self) -> int:

@@ -1,10 +1,10 @@
-"""Fixtures of wider scope than a test, which several tests share, and their memory in its figures.
+"""The memory of fixtures with a wider scope than a test, in the figures of each test using them.
 
-The rule: a test counts each fixture that the test asks for, directly or through another fixture, as
-if the test had set the fixture up itself; other tests' memory does not count. So a set-up is noted
-once, in stages between the fixtures that the set-up asks for (``request.getfixturevalue``), and
-counts at each test's first use. A set-up on another card, or on another number of devices, takes
-other memory: such a fixture is torn down before the test, which sets the fixture up anew.
+The rule: a test counts each fixture that it requests, directly or through another fixture, as if
+the test had set the fixture up itself; other tests' memory does not count. So a set-up is measured
+once, in stages between the fixtures that it requests (``request.getfixturevalue``), and replayed at
+each test's first use. A set-up on another card, or on another number of devices, may take different
+memory: such a fixture is torn down before the test, which sets it up again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """A stage of a fixture's set-up, without memory of other fixtures; one Peak a device."""
+    """A stage of a fixture's set-up, without other fixtures' memory; one Peak per device."""
 
     peaks: list[Peak]
-    """above the memory held when the set-up began"""
+    """peaks relative to the memory held when the set-up began"""
     held: list[Peak]
     """the fixture's own memory at the end of the stage"""
     then: WideFixture | None = None
-    """the fixture that the set-up asked for then"""
+    """the fixture that the set-up requested at the end of the stage"""
 
     @property
     def takes_memory(self) -> bool:
-        """Whether the stage takes memory, or the fixture that is asked for does."""
+        """Whether the stage or the fixture requested after it takes memory."""
         own = any(peak != NOTHING for peak in self.peaks)
         return own or (self.then is not None and bool(self.then.stages))
 
@@ -47,21 +47,21 @@ class WideFixture:
 
     name: str
     devices: tuple[str, int]
-    """the card, and the number of devices, of the test that set the fixture up"""
+    """the device key, and the number of devices, of the test that set the fixture up"""
     stages: list[Stage] = field(default_factory=list, repr=False)
-    """those of its set-up; none if that took no memory"""
+    """the stages of its set-up; empty if the set-up took no memory"""
     known: Known = field(default_factory=dict, repr=False)
-    """its blocks, with the facts on them"""
+    """its blocks, with what the recording knows about them"""
 
     is_live: bool = True
     before_run: bool = False
-    """whether it was live when the test that runs began"""
+    """whether another test than the running one set it up"""
     values_lost_by: str = ""
-    """the test that had no values computed, and so made its values unknown"""
+    """the test whose ``values="off"`` made the fixture's values unknown; "" for none"""
 
     @property
     def held(self) -> list[Peak]:
-        """The memory that it holds since its set-up, one Peak a device."""
+        """The memory that it holds since its set-up, one Peak per device; empty if torn down."""
         return self.stages[-1].held if self.is_live and self.stages else []
 
     @property
@@ -70,19 +70,19 @@ class WideFixture:
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
-        """Whether a set-up on other devices would take the same memory, as far as is known."""
+        """Whether a test on these devices can use it: its set-up would take the same memory."""
         asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
 
     def forget(self) -> None:
-        """Note that it was torn down: holders of its blocks may be garbage from now on."""
+        """Mark it as torn down; forget its blocks' tensors, which may be garbage from now on."""
         FINDER.forget(self.known)
         self.is_live, self.known = False, {}
 
 
 class _SetUp:
-    """A set-up that runs: its memory, without the memory of fixtures that it asks for."""
+    """A running set-up: its memory, without that of the fixtures it requests."""
 
     def __init__(self, meter: Meter) -> None:
         self.stages: list[Stage] = []
@@ -91,14 +91,14 @@ class _SetUp:
         self.resume()
 
     def resume(self) -> None:
-        """Begin a stage: memory counted since the end of the last one is another fixture's."""
+        """Start a stage: memory added since the last stage belongs to another fixture."""
         grown = map(minus, self._meter.counted(), self._paused_at)
         self._base = list(map(plus, self._base, grown))
         self._stack = ExitStack()
         self._tally = self._stack.enter_context(self._meter.part())
 
     def pause(self, asked_for: WideFixture | None = None) -> None:
-        """End a stage: the set-up asks for another fixture, or has ended."""
+        """End a stage: the set-up requests another fixture, or has ended."""
         self._stack.close()
         self._meter.resettle()
         self._paused_at = self._meter.counted()
@@ -108,19 +108,19 @@ class _SetUp:
 
 
 class WideFixtures:
-    """The fixtures of wider scope that one test uses."""
+    """The wider fixtures that one test uses."""
 
     def __init__(self, meter: Meter, devices: tuple[str, int]) -> None:
         self.used: list[WideFixture] = []
         self.devices = devices
         self._meter = meter
         self._set_ups: list[_SetUp] = []
-        """those that run, each asked for by the one before"""
+        """stack of running set-ups, each requested by the one before"""
 
     def held(self, *, before_run: bool = False) -> list[Peak]:
-        """Return the memory of those that are live, one Peak a device.
+        """Return the memory of live fixtures, one Peak per device.
 
-        ``before_run``: only of those that other tests set up.
+        With ``before_run``, only of fixtures that other tests set up.
         """
         total = [NOTHING] * self._meter.count
         for fixture in self.used:
@@ -130,10 +130,10 @@ class WideFixtures:
 
     @contextmanager
     def set_up(self, name: str) -> Iterator[WideFixture]:
-        """Note the memory of a fixture that is set up in the block.
+        """Measure a fixture that is set up in the block.
 
-        The set-up is not held to the test's own limit: the test is, whether it or another one set
-        the fixture up. The device is settled before and after, as before and after each use.
+        The test's limit does not cap the set-up; it applies to the test, whichever test set the
+        fixture up. The device is settled before and after, as before and after each use.
         """
         fixture = WideFixture(name, self.devices)
         with self._between_stages(fixture), self._meter.capped(None):
@@ -151,7 +151,7 @@ class WideFixtures:
             self.used.append(fixture)
 
     def use(self, fixture: WideFixture) -> None:
-        """Count a live fixture's memory from now on, and its set-up as if that ran now."""
+        """Count a live fixture's memory from now on, and its set-up as if it ran now."""
         with self._between_stages(fixture):
             if fixture not in self.used:
                 fixture.before_run = True
@@ -159,7 +159,7 @@ class WideFixtures:
 
     @contextmanager
     def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
-        """Keep the memory of a fixture apart from the fixture that asks for it, if any does."""
+        """Exclude a fixture's memory from the fixture that requests it, if one does."""
         if not self._set_ups:
             self._meter.resettle()
             yield
@@ -172,7 +172,7 @@ class WideFixtures:
             asking.resume()
 
     def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
-        """Count the stages of a set-up; ``held_by_asking`` does not count yet."""
+        """Count a set-up's stages, on top of ``held_by_asking``, which is not counted yet."""
         self.used.append(fixture)
         for stage in fixture.stages:
             held = map(plus, self._meter.counted(), held_by_asking)
