@@ -1,4 +1,4 @@
-"""One case to be judged: a measurement, its declaration, and the baseline that was looked up.
+"""What is judged: a measurement, its marker, and the baseline that was found.
 
 Everything here is pure. Sizes are bytes.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 MIN_STEPS: Final = 4
-"""steps without which nothing can be told: two in the last half, and two before"""
+"""fewest steps that show growth: two in the last half, and two before"""
 
 
 class Limit(NamedTuple):
@@ -37,11 +37,11 @@ class Limit(NamedTuple):
     peak: FigureName
     nbytes: int
     relation: Relation | None = None
-    """where another part tells it"""
+    """set if the limit depends on another part"""
 
     @property
     def strict(self) -> bool:
-        """Whether the peak has to be below, so that ``nbytes`` is a byte less."""
+        """Whether the limit itself is exclusive; ``nbytes`` is then one byte less."""
         return self.relation is not None and self.relation.name == "less_than"
 
     def __str__(self) -> str:
@@ -51,24 +51,24 @@ class Limit(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """The settings that make two runs of a test the same step, and so comparable."""
+    """The settings that must be equal for two runs of a test to be comparable."""
 
     devices: int
     rank: str
     """"0 of 8", or "none" """
     batch_sizes: str
-    """of ``batch_sizes``: "8, 16", or "one" """
+    """``batch_sizes`` as text: "8, 16"; or "one" """
     batch_size: int | None
-    """None where the test does not declare it: comparable with any"""
+    """None if not declared: comparable with any"""
 
     @classmethod
     def of_entry(cls, entry: BaselineEntry) -> StepShape:
-        """Return the shape of the step that a baseline was measured with."""
+        """Return the settings that a baseline was measured with."""
         rank = _rank_text(entry.rank, entry.world_size)
         return cls(len(entry.peaks), rank, _sizes_text(entry.slope), entry.batch_size)
 
     def mismatch(self, new: StepShape) -> tuple[str, object, object] | None:
-        """Return the first setting that differs, with both values; None where none does."""
+        """Return the first setting that differs, with both values; None if all are equal."""
         for name, old_value, new_value in zip(self._fields, self, new, strict=True):
             optional = name == "batch_size" and None in {old_value, new_value}
             if old_value != new_value and not optional:
@@ -86,7 +86,7 @@ def _sizes_text(slope: Slope | None) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """All input of one judgement."""
+    """The input of one judgement."""
 
     measurement: Measurement
     spec: MemorySpec
@@ -95,19 +95,19 @@ class Case:
     nodeid: str
     card_bytes: int | None
     relations: Sequence[Bound] = ()
-    """limits that other parts tell"""
+    """limits that depend on other parts"""
 
     @cached_property
     def entry(self) -> BaselineEntry | None:
-        """The baseline, where it may be compared with the measurement."""
+        """The baseline, if it may be compared with the measurement."""
         usable = self.spec.baseline and self.lookup.error is None and not self.mismatch
         return self.lookup.entry if usable else None
 
     @cached_property
     def mismatch(self) -> str:
-        """The step's setting that changed since the baseline: "batch size changed from 32 to 64".
+        """The setting that changed since the baseline: "batch size changed from 32 to 64".
 
-        "" where none did.
+        "" if none changed.
         """
         if self.lookup.entry is None:
             return ""
@@ -125,7 +125,7 @@ class Case:
 
     @property
     def uncompared(self) -> str:
-        """The reason why the measurement is compared with no baseline; "" where it is."""
+        """Why the measurement is not compared with a baseline; "" if it is."""
         if self.entry is not None:
             refused = self.toolchain and self.policy.provenance == "fail"
             return f"made with another toolchain ({self.toolchain})" if refused else ""
@@ -141,23 +141,24 @@ class Case:
 
     @cached_property
     def toolchain(self) -> str:
-        """The baseline's versions that differ from this measurement's; "" where none does.
+        """The baseline's versions that differ from this measurement's; "" if none do.
 
-        Another device's differ anyhow, and have a tolerance of their own.
+        Also "" when comparing with another device's baseline: versions may differ there, and the
+        tolerance is wider.
         """
         if self.entry is None or self.policy.against:
             return ""
         return provenance_text(self.entry.provenance, self.measurement.provenance)
 
     def most(self, row: Comparison) -> int:
-        """Return a figure at its largest, where a library's choice of a workspace is not known."""
+        """Return the upper end of a figure's range, if a library's workspace choice is unknown."""
         spanned = self.measurement.range
         if spanned is None or not spanned.judged or row.peak not in PEAKS:
             return row.measured
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 
     def at_least(self, bound: Bound) -> Bound:
-        """Return a lower limit with the figure at its least, where a choice is not known."""
+        """Use the lower end of the figure's range for a lower limit, if a choice is unknown."""
         spanned, figure = self.measurement.range, bound.relation.figure
         if spanned is None or not spanned.judged or not bound.relation.is_lower:
             return bound
@@ -166,7 +167,7 @@ class Case:
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
-        """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
+        """Every declared limit; the allocator also enforces ``max_gib`` and ``card``."""
         spec = self.spec
         declared: tuple[tuple[str, FigureName, int | None], ...] = (
             ("max_gib", "reserved", spec.bytes_of("max_gib")),
@@ -193,7 +194,7 @@ class Case:
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """All figures: the peaks of every device, host memory under a limit, growth per sample."""
+        """All figures: peaks of every device, host memory if it has a limit, growth per sample."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
         host, max_host = self.measurement.host, self.spec.bytes_of("max_host_gib")
@@ -203,8 +204,8 @@ class Case:
         if measured is not None:
             old = self.entry.slope if self.entry else None
             tolerance = self.policy.tolerance_of("allocated", self.spec.tolerance)
-            # The peak at the largest batch size may be off by the absolute tolerance: its share
-            # of each sample is that divided by the size.
+            # The peak at the largest batch size may differ by the absolute tolerance: per sample,
+            # that is the tolerance divided by the batch size.
             per_sample = replace(tolerance, absolute=tolerance.absolute // measured.sizes[-1])
             old_sizes = (old.per_sample, old.fixed) if old else (None, None)
             rows += [
@@ -214,9 +215,9 @@ class Case:
         return tuple(rows)
 
     def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
-        """Both peaks of one device beside their baseline and budget, and pinned memory if any is.
+        """Compare both peaks of one device with baseline and budget, and pinned memory if any.
 
-        A baseline without pinned memory may be of a version that did not measure it.
+        A baseline without pinned memory may come from a version that did not measure it.
         """
         baseline = None if self.entry is None else self.entry.peaks[device]
         old_pinned = baseline.pinned if baseline is not None else 0
@@ -241,7 +242,7 @@ class Case:
 
     @property
     def unrecorded(self) -> Comparison | None:
-        """A peak of pinned memory that a baseline could have, and this one has not."""
+        """A peak of pinned memory that is missing in the baseline."""
         if self.entry is None or self.measurement.pinned_count != "counted":
             return None
         rows = (row for row in self.comparisons if row.peak == "pinned" and row.measured)
@@ -255,18 +256,18 @@ class Case:
         baseline: int | None,
         tolerance: Tolerance,
     ) -> Comparison:
-        # The fixed part of a slope may be negative; a tolerance is a share of its amount.
+        # A slope's fixed part may be negative: take the tolerance of its absolute value.
         allowance = None if baseline is None else tolerance.allowance(abs(baseline))
         limits = (limit.nbytes for limit in self.limits if limit.peak == name)
         return Comparison(device, name, measured, baseline, allowance, min(limits, default=None))
 
     @cached_property
     def toolchain_lead(self) -> Lead | None:
-        """The versions that differ from the baseline's; None where none that allocates does."""
+        """The versions that differ from the baseline's; None if none of them affects allocation."""
         if self.entry is None or self.policy.against:
             return None
         old, new = self.entry.provenance, self.measurement.provenance
-        # A driver by itself changes nothing that PyTorch allocates; with others it is named.
+        # A driver alone changes nothing that PyTorch allocates; with other versions it is listed.
         if replace(old, driver=new.driver) == new:
             return None
         versions = toolchain_text(old, new)
@@ -274,7 +275,7 @@ class Case:
 
     @cached_property
     def highest(self) -> str:
-        """Both peaks of the fullest device, in words."""
+        """The peaks of the fullest device as text."""
         measurement = self.measurement
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
         if measurement.peak_pinned:
@@ -283,7 +284,7 @@ class Case:
 
     @property
     def fullest(self) -> int | None:
-        """The device that reserved most; None of a single one, or where all are alike."""
+        """The device that reserved most; None for a single device, or if all peaks are equal."""
         peaks = self.measurement.peaks
         if len(set(peaks)) < 2:  # noqa: PLR2004 - they differ
             return None
@@ -292,12 +293,12 @@ class Case:
         )
 
     def on_device(self, device: int) -> str:
-        """Return " on device 1" of a test with several devices, else ""."""
+        """Return " on device 1" for a test with several devices, else ""."""
         return f" on device {device}" if len(self.measurement.peaks) > 1 else ""
 
 
 def both_sizes(sizes: Peak | OutOfMemory) -> str:
-    """Return allocated and reserved in words."""
+    """Return allocated and reserved bytes as text."""
     return f"{format_size(sizes.allocated)} allocated, {format_size(sizes.reserved)} reserved"
 
 
@@ -313,23 +314,23 @@ class StepGrowth(NamedTuple):
 
 
 def last_half(steps: int) -> int:
-    """Return the index of the step that the last half of the steps follows."""
+    """Return the index of the last step before the last half."""
     return steps - steps // 2 - 1
 
 
 def growth(levels: Sequence[int]) -> StepGrowth | None:
-    """Return the growth of memory in the last half of the steps; None where it has stopped.
+    """Return the growth of memory in the last half of the steps; None if it has stopped.
 
-    Memory still grows if it rose in both quarters of that half, each time by more than it fell
-    again anywhere in the half. So a cache may fill in the first half, and may fill once later; and
-    steps of different sizes are no growth. A leak in each k-th step is one from 4 k steps on.
+    Memory still grows if it rose in both quarters of that half, each time by more than the largest
+    fall within the half. So a cache may fill in the first half, and may fill once later; and steps
+    of different sizes are not growth. A leak in every k-th step is found from 4 k steps on.
 
     ``levels`` has the bytes after each step.
     """
     if len(levels) < MIN_STEPS:
         return None
     half = levels[last_half(len(levels)) :]
-    # What a step leaves for good is the lowest level from there on.
+    # A step's lasting memory is the lowest level from that step on.
     lows = [*accumulate(reversed(half), min)][::-1]
     fall = max(level - low for level, low in zip(half, lows, strict=True))
     middle = len(half) // 2

@@ -1,6 +1,6 @@
-"""The one judgement of a test: a measurement compared with its budgets and its baseline.
+"""Judge a test: compare a measurement with its budgets and its baseline.
 
-Everything here is pure: :func:`judge` takes records and gives a record. Sizes are bytes.
+Everything here is pure: :func:`judge` takes records and returns a record. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 MAX_EARLIER = 3
-"""lines of memory from before a part that a note names"""
+"""maximum number of lines that a note on memory from before a part names"""
 
 
 def judge(  # noqa: PLR0913 - the last two are words for the verdict
@@ -61,20 +61,20 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
-    Exactly at a budget, or exactly at the tolerance, is within.
+    A figure exactly at its budget, or exactly at the tolerance, passes.
 
-    ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test as a
-    command line in the working folder names it. ``card_bytes`` is the card's memory less its CUDA
-    context. ``why`` tells the causes of a peak that grew.
+    ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test's name for
+    a command line in the working folder. ``card_bytes`` is the card's memory less its CUDA context.
+    ``why`` returns the causes of a peak that grew.
     """
     case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
-    # A step that does not run, or not within its limits, fails however its baseline looks.
+    # A step that does not run, or exceeds its limits, fails whatever its baseline is.
     failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
     return failure or _without_baseline(case) or _largest(case) or _compared(case, why)
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
-    """Judge the memory that a test left behind; None if that is within ``max_leak_mib``."""
+    """Judge the memory that a test left behind; None if it is within ``max_leak_mib``."""
     limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
@@ -149,7 +149,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 
 
 def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
-    """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
+    """Advise a new baseline; if this run writes one, the test does not fail."""
     if case.policy.against and case.entry is not None:
         advice = (
             "find the lines that differ; if the two devices themselves differ, raise "
@@ -175,7 +175,7 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
 
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
-"""kinds that reports show with a table of all devices, the fullest among them"""
+"""kinds for which reports show a table of all devices"""
 
 
 def _out_of_memory(case: Case) -> Verdict | None:
@@ -194,7 +194,8 @@ def _out_of_memory(case: Case) -> Verdict | None:
     )
     finding = f"{step} does not fit {place}: {requested}{held}"
     if oom.needed is not None:
-        # In less than the cap it fits when run again alone: the first run met other memory.
+        # If it needs less than the cap in a run of its own, other memory was in the way the first
+        # time.
         verb = "it needs" if oom.needed.reserved > size else "in a second run it took"
         finding += f"; {verb} {format_size(oom.needed.reserved)}"
     notes = []
@@ -295,7 +296,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:
-    """Judge memory that was taken beside PyTorch's allocator, together with the reserved memory."""
+    """Judge reserved memory plus memory that was allocated outside of PyTorch's allocator."""
     measurement = case.measurement
     if not measurement.device.is_predicted:
         return None
@@ -323,7 +324,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
 
 
 def _growing(case: Case) -> Verdict | None:
-    """Judge the memory allocated after each step, on the device where it grew most."""
+    """Judge growth of the memory allocated after each step, on the device with the most growth."""
     growths = [
         (grown, device)
         for device, steps in enumerate(case.measurement.steps)
@@ -352,7 +353,7 @@ def _growing(case: Case) -> Verdict | None:
 
 
 def _of_which(measurement: Measurement) -> str:
-    """Return the line that allocated most of the leaked memory; "" where that is not known."""
+    """Return a clause with the line that allocated most of the leaked memory; "" if unknown."""
     stayed = measurement.stayed
     if stayed is None or not stayed.sites or not stayed.sites[0].path:
         return ""
@@ -375,14 +376,14 @@ def _held_by(measurement: Measurement) -> Iterator[Note]:
 
 
 def _pinned_by(measurement: Measurement) -> Iterator[Note]:
-    """Yield a note on each line that pinned much of a peak that is too high."""
+    """Yield a note on each line that pinned a large part of a peak over its limit."""
     for line in measurement.pinned_lines:
         place = f"{line.path}:{line.line} in {line.function}"
         yield Note(NoteKind.PINNED, f"{format_size(line.nbytes)} pinned by {place}: {line.code}")
 
 
 def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iterator[Note]:
-    """Yield a note on memory from before a part, without which the part's peak would be allowed."""
+    """Yield a note if the part's peak would pass without memory allocated before the part."""
     attributions = measurement.attributions[row.device : row.device + 1]
     earlier = [site for attribution in attributions for site in attribution.earlier]
     nbytes = sum(site.nbytes for site in earlier)
@@ -405,7 +406,7 @@ def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iter
 
 
 def _without_baseline(case: Case) -> Verdict | None:
-    """Judge a test that no baseline can be compared with, whether on purpose or not."""
+    """Judge a test without a comparable baseline, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
     kind, purpose = Kind.INCOMPARABLE, "to record a baseline"
     if not case.spec.baseline:
@@ -430,7 +431,7 @@ def _without_baseline(case: Case) -> Verdict | None:
 
 
 def _largest(case: Case) -> Verdict | None:
-    """Judge the largest value that a search found to fit; its peaks are compared with nothing."""
+    """Judge the largest value that fits, as found by a search; its peaks are not compared."""
     new, old = case.measurement.largest, case.entry.largest if case.entry else None
     if new is None or old is None:
         return None
@@ -475,7 +476,7 @@ def _compared(case: Case, why: Why) -> Verdict:
         return _updatable(
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to compare later runs with it"
         )
-    # A change that fails by itself comes first; one that passes hides nothing.
+    # A failing change comes first; a passing one must not hide missing pinned memory.
     passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
     if passes and case.unrecorded is not None:
         finding = f"{format_size(case.unrecorded.measured)} of pinned host memory"
@@ -510,7 +511,7 @@ def _compared(case: Case, why: Why) -> Verdict:
 
 
 def _change(case: Case, row: Comparison) -> str:
-    """Return the change in words: "peak allocated grew by 512.00 MiB (+4.1%)"."""
+    """Return the change as text: "peak allocated grew by 512.00 MiB (+4.1%)"."""
     difference, baseline = row.difference or 0, row.baseline or 0
     share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
     place = case.on_device(row.device)
@@ -523,23 +524,23 @@ def _change(case: Case, row: Comparison) -> str:
 
 
 def _sizes(case: Case, row: Comparison) -> str:
-    """Return a figure before and now: ": 2014.44 -> 2264.44 MiB"; "" beside another device."""
+    """Return old and new figure: ": 2014.44 -> 2264.44 MiB"; "" when comparing devices."""
     if case.policy.against:
         return ""
     old, new = format_size(row.baseline or 0), format_size(row.measured)
-    if old[-3:] == new[-3:]:  # one unit is said once
+    if old[-3:] == new[-3:]:  # write a common unit once
         old = old.rpartition(" ")[0]
     return f": {old} -> {new}"
 
 
 def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
-    """Return the remedy of a limit that is exceeded; a card has the memory that it has."""
+    """Return the remedy for an exceeded limit; a card's memory cannot be raised."""
     less = LESS_OF.get(limit.peak, use_less)
     return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 
 def _use_less(case: Case, device: int) -> str:
-    """Return the remedy for a device's peak, by what most of it is."""
+    """Return the remedy for a device's peak, depending on what most of it is."""
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS
     for attribution in case.measurement.attributions[device : device + 1]:
@@ -550,7 +551,7 @@ def _use_less(case: Case, device: int) -> str:
 
 
 def _declare(name: str, nbytes: int) -> str:
-    """Return the clause that offers a larger limit: the next hundredth of its unit."""
+    """Return a clause that suggests a larger limit, rounded up to a hundredth of its unit."""
     unit = MIB if name == "max_mib_per_sample" else GIB
     number = -(-nbytes * 100 // unit) / 100
     return f"; or, if the step may take that much, declare {name}={number:.10g}"

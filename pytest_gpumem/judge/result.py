@@ -1,4 +1,4 @@
-"""The result of a test or of a part: its verdict, its measurement, its names."""
+"""The result of a test or a part: its verdict, its measurement, its names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 
-# A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
+# A diff of a baseline shows where growth comes from; ten sites are enough, and keep the file small.
 KEPT_SITES = 10
 
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
@@ -34,25 +34,25 @@ Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A part that another part of its test is held to."""
+    """A part whose figure limits another part of its test."""
 
     part: str
     peaks: tuple[Peak, ...]
-    """one a device, in bytes"""
+    """in bytes, one per device"""
     breakdowns: tuple[Breakdown, ...]
-    """one a device; none without attribution"""
+    """one per device; empty without attribution"""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One judged measurement: of a whole test, or of a part of it."""
+    """One judged measurement of a whole test, or of a part of it."""
 
     nodeid: str
-    """the test, as pytest names it"""
+    """pytest's node ID"""
     verdict: Verdict
     measurement: Measurement | None = None
     part: str = ""
-    """the name given to ``gpu_memory.measure``; "" is the whole test"""
+    """the name passed to ``gpu_memory.measure``; "" is the whole test"""
     batch_size: int | None = None
     """as declared"""
     budget: str = ""
@@ -62,7 +62,7 @@ class Result:
     baseline: bool = True
     """whether the test may have a baseline"""
     expected: bool = False
-    """whether it failed as the test's ``xfail`` says"""
+    """whether it failed, and the test is marked ``xfail``"""
     world_size: int | None = None
     """as declared"""
     rank: int | None = None
@@ -70,9 +70,9 @@ class Result:
     card: str = ""
     """the declared card, which the step must fit on"""
     baseline_entry: BaselineEntry | None = None
-    """the baseline that was found, also if it cannot be compared"""
+    """the baseline that was found, even if it cannot be compared"""
     snapshot: str = ""
-    """the file of the allocator's snapshot"""
+    """path of the allocator's snapshot; "" if none was written"""
     snapshot_error: str = ""
     """why the snapshot could not be written"""
     beside: Beside | None = None
@@ -90,39 +90,39 @@ class Result:
 
     @property
     def word(self) -> str:
-        """The verdict in tables: "ok", "recorded", "regressed (xfail)"."""
+        """The verdict as shown in tables: "ok", "recorded", "regressed (xfail)"."""
         word = "recorded" if self.verdict.recorded else self.verdict.kind.word
         return f"{word}{' (xfail)' if self.expected else ''}"
 
     @property
     def mark(self) -> str:
-        """A character beside the verdict, for readers without colours."""
+        """A character that shows the verdict without colours."""
         return "✕" if self.verdict.failed else self.verdict.kind.mark
 
     @property
     def rank_label(self) -> str:
-        """The declared rank: "0 of 64"; "" of a test without one."""
+        """The declared rank: "0 of 64"; "" if none is declared."""
         return "" if self.world_size is None else f"{self.rank} of {self.world_size}"
 
     @property
     def module(self) -> str:
-        """The test's file, as pytest names it."""
+        """The file part of the node ID."""
         return module_of(self.nodeid)
 
     @property
     def device_key(self) -> str:
-        """The name of its device's baselines."""
+        """The key of its device's baselines."""
         return self.measurement.device.key if self.measurement else "no device"
 
     @property
     def breakdowns_before(self) -> tuple[Breakdown, ...]:
-        """The baseline's breakdowns, one a device; none where it was not compared."""
-        entry = self.baseline_entry  # it may be of another batch size, and then is not compared
+        """The baseline's breakdowns, one per device; empty if it was not compared."""
+        entry = self.baseline_entry  # one of another batch size is not compared
         return entry.breakdowns if entry is not None and self.leading_comparison is not None else ()
 
     @property
     def device_over_limit(self) -> int | None:
-        """The device with a limit that the test exceeded; None: it kept all limits."""
+        """The device on which the test exceeded a limit; None if it exceeded none."""
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index
@@ -135,7 +135,7 @@ class Result:
 
     @property
     def is_host_too_much(self) -> bool:
-        """Whether the test failed by host memory alone, pinned or not."""
+        """Whether only host memory, pinned or not, made the test fail."""
         rows = self.verdict.comparisons
         if self.verdict.kind is Kind.OVER_BUDGET:
             far = [row for row in rows if row.is_over_budget]
@@ -147,7 +147,7 @@ class Result:
 
     @property
     def is_pinned_too_much(self) -> bool:
-        """Whether the test failed by host memory alone, and pinned too much."""
+        """Whether only host memory made the test fail, and pinned memory is over its limit."""
         rows = self.verdict.comparisons
         return self.is_host_too_much and any(
             row.peak == "pinned" and (row.is_over_budget or row.excess > 0) for row in rows
@@ -155,7 +155,7 @@ class Result:
 
     @property
     def held_lines(self) -> list[HeldLine]:
-        """The lines that hold most of a peak that is over a limit; none without attribution."""
+        """The lines that hold most of a peak over its limit; empty without attribution."""
         device = self.device_over_limit
         attributions = self.measurement.attributions if self.measurement else ()
         if device is None or len(attributions) <= device:
@@ -164,14 +164,14 @@ class Result:
 
     @property
     def leading_comparison(self) -> Comparison | None:
-        """The comparison that leads a report: one beyond tolerance, else the largest allocated."""
+        """The comparison to report first: one beyond tolerance, else the largest allocated."""
         rows = [row for row in self.verdict.comparisons if row.baseline is not None]
         rows.sort(key=lambda row: (row.peak != "allocated", -row.measured))
         return next(iter(beyond_tolerance(rows) + rows), None)
 
 
 def too_much(results: Iterable[Result]) -> bool:
-    """Return whether any of them failed because it takes too much memory of its device."""
+    """Return whether any of them failed because of too much device memory."""
     return any(
         result.verdict.failed
         and result.verdict.kind.too_much
@@ -181,7 +181,7 @@ def too_much(results: Iterable[Result]) -> bool:
 
 
 def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
-    """Return the limits as they are declared: ``max_gib=8, card='T4'``; "" if none."""
+    """Return the limits as declared: ``max_gib=8, card='T4'``; "" if none."""
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
         *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib", "max_host_gib"),
@@ -213,9 +213,9 @@ def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Resul
 
 
 def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
-    """Return the baseline that a result makes; the result has to have a measurement.
+    """Return the baseline entry for a result, which must have a measurement.
 
-    ``ranks`` is the number of torchrun's ranks of which it is the fullest; 0 of a plain session.
+    ``ranks`` is the number of torchrun's ranks if this is the fullest of them; 0 without torchrun.
     """
     measurement = result.measurement
     assert measurement is not None  # noqa: S101 - for the type checker
@@ -227,7 +227,7 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         )
         for attribution in measurement.attributions
     )
-    # Which of torchrun's ranks is the fullest may change from run to run: it is not recorded.
+    # Which of torchrun's ranks is the fullest may change from run to run: do not record it.
     rank = None if ranks else result.rank
     declared = (result.batch_size, result.world_size, rank)
     peaks = measurement.peaks

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
-"""those of a device's memory"""
+"""peaks of device memory"""
 EVERY_PEAK: tuple[PeakName, ...] = (*PEAKS, "pinned")
-"""those of a device's memory, and the peak of the process's pinned host memory"""
+"""peaks of device memory, and of the process's pinned host memory"""
 
 FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned", "host"]
 FIGURES: dict[FigureName, str] = {
@@ -39,38 +39,38 @@ FIGURES: dict[FigureName, str] = {
     "pinned": "peak pinned",
     "host": "peak host memory",
 }
-"""all figures that are compared, by the titles of reports; a cause stands before its effect"""
+"""titles of all compared figures; a cause comes before its effect"""
 HOST_FIGURES: frozenset[FigureName] = frozenset({"pinned", "host"})
-"""those of the process's host memory, which no device has"""
+"""figures of the process's host memory"""
 
 DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
     # Peak allocated repeats to the byte; less than 1 MiB is not worth a failed test.
     "allocated": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
-    # PyTorch's caching allocator takes a segment of 20 MiB (large_segment_size in
+    # PyTorch's caching allocator reserves a segment of 20 MiB (large_segment_size in
     # c10/core/AllocatorConfig.h, once kLargeBuffer) for a request between 1 and 10 MiB: one byte
     # more in a tensor can move peak reserved by a whole segment.
     "reserved": Tolerance(relative=Fraction(1, 1000), absolute=20 * MIB),
     "pinned": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
 }
-"""How far a peak may be from its baseline where neither marker nor ini says: the larger one."""
+"""Tolerances if neither marker nor ini sets one; the larger of relative and absolute applies."""
 
 AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
-    # The worst that the virtual GPU is to be off; convolution nets may need more with torch 2.7
-    # and older, whose cuDNN cannot be asked for its workspaces (README.md).
+    # The virtual GPU's maximum error; convolution nets may need more with torch 2.7 and older,
+    # whose cuDNN does not report its workspace sizes (README.md).
     peak: Tolerance(relative=Fraction(3, 100), absolute=usual.absolute)
     for peak, usual in DEFAULT_TOLERANCES.items()
 }
-"""How far a peak may be from another device's baseline (``--gpumem-against``)."""
+"""Tolerances for comparisons with another device's baseline (``--gpumem-against``)."""
 
 BASE_COMMIT = "GPUMEM_BASE_COMMIT"
-"""the environment variable by which ``gpumem compare --git`` names the commit of the baselines"""
+"""environment variable in which ``gpumem compare --git`` passes the baselines' commit"""
 UPDATE_OPTION = "--gpumem-update-baselines"
 
 MISSING = "missing"
 DECLINED = "switched off (baseline=False)"
 NEED_UNKNOWN = "out of memory (the memory that they need is unknown)"
 UNCOMPARED_IN_TABLE = frozenset({"", MISSING, DECLINED, NEED_UNKNOWN})
-"""reasons not to be compared with a baseline that a test's row in the table shows as well"""
+"""reasons for no comparison that the test's row in the table already shows"""
 
 USE_LESS = (
     "a smaller micro-batch with gradient accumulation, torch.autocast, "
@@ -81,14 +81,14 @@ KEEP_LESS = (
     "to delete the references to the memory of the largest lines once it is used, and to break "
     "reference cycles: most of the peak is neither the model's nor its last pass's"
 )
-"""the remedy for a peak that smaller batches and autocast do not lower"""
+"""remedy for a peak that smaller batches and autocast do not lower"""
 
 LESS_OF: dict[FigureName, str] = {
     "pinned": "smaller buffers that are used again, or memory that is not pinned "
     "(pin_memory=False)",
     "host": "to load or keep less at a time (a part of a checkpoint, or mmap=True)",
 }
-"""remedies for figures of the host"""
+"""remedies for host memory"""
 
 
 Tone = Literal["good", "bad", "open"]
@@ -96,22 +96,22 @@ Tone = Literal["good", "bad", "open"]
 
 
 class Kind(str, Enum):
-    """The kinds of verdicts, in the order of counts; JSON has their values, reports their words."""
+    """The kinds of verdicts, in the order in which they are counted; JSON uses their values."""
 
     word: str
-    """the word of reports"""
+    """the kind's name in reports"""
     severity: int
-    """the order of reports, and by which one rank's result stands for all; 0 is the worst"""
+    """sort order of reports, and of ranks when one result represents all; 0 is the worst"""
     tone: Tone
     mark: str
-    """the character of a passed test's row, for readers without colours"""
+    """character in a passed test's row, for readers without colours"""
     too_much: bool
-    """whether such a test, where it failed, takes too much memory at its peak"""
+    """whether a failure of this kind means that the peak is too high"""
     refusal: str
-    """why the test's figures make no baseline; "" of others"""
+    """why the test's figures cannot become a baseline; "" if they can"""
 
-    # value, word, severity, tone, mark, too_much, refusal. The page of verdicts is made of the
-    # texts: when a verdict is given, and what the test does then.
+    # value, word, severity, tone, mark, too_much, refusal. The page of verdicts contains the
+    # docstrings: when a verdict is given, and whether the test passes.
     WITHIN = ("within", "ok", 8, "good", "✓", False, "")
     """no limit is exceeded, and both peaks are within tolerance of the baseline: passes"""
     OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, "it is over its budget")
@@ -147,7 +147,7 @@ class Kind(str, Enum):
 
     @property
     def by_baseline(self) -> bool:
-        """Whether a new baseline settles it."""
+        """Whether a new baseline resolves it."""
         return self is not Kind.WITHIN and not self.refusal
 
     __str__ = str.__str__  # the value, in every Python
@@ -155,51 +155,52 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The outcome of looking for a test's baseline."""
+    """The result of looking up a test's baseline."""
 
     entry: BaselineEntry | None = None
     """the baseline of this test on this device"""
     other_devices: tuple[str, ...] = ()
-    """the keys of other devices with a baseline of this test"""
+    """keys of other devices that have a baseline for this test"""
     error: str | None = None
     """why the baseline file cannot be read: the verdict is then incomparable, and fails"""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The session's options about judging."""
+    """The session's options for judging."""
 
     missing_baseline: Literal["note", "fail"] = "note"
     """whether a test without a baseline to compare with passes with a note, or fails"""
     shrinkage: Literal["note", "fail"] = "note"
     """whether a peak below its baseline passes with a note, or fails"""
     tolerance: Tolerance | None = None
-    """for tests without one in the marker"""
+    """the tolerance of tests whose marker sets none; None for the default"""
     guard: Literal["both", "allocated"] = "both"
-    """which peaks a verdict follows: with "allocated", peak reserved is shown and no more"""
+    """which peaks decide the verdict: with "allocated", peak reserved is only shown"""
     updating: bool = False
-    """baselines are about to be rewritten, so that being far from one is no failure"""
+    """whether this run rewrites baselines: then a difference from one is no failure"""
     against: str = ""
-    """another device's key: measurements are compared with its baselines; "" for their own"""
+    """key of another device with whose baselines to compare; "" for the measurement's own"""
     provenance: Literal["compare", "note", "fail"] = "compare"
-    """for a baseline of another toolchain: compare as with any; or pass with a note where the
+    """if the baseline was made with another toolchain: compare anyway; pass with a note if the
     measurement is beyond tolerance; or fail as incomparable"""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """the words by which a command in a remedy starts pytest; empty: no one command does; or all
-    words of ``gpumem run``"""
+    """the words with which a remedy's command starts pytest, or all words of ``gpumem run``; empty
+    if
+    no single command does"""
     repeated: tuple[str, ...] = ()
-    """options of this session's command line that change figures: a command in a remedy repeats
-    them, or it would record another device's baselines"""
+    """this session's command-line options that change figures: a remedy's command must repeat them,
+    or it would record another device's baselines"""
     base_commit: str = ""
-    """the commit to compare with; its figures are in no file"""
+    """the commit to compare with, whose figures are in no file; "" without one"""
     accept: str = ""
     """the command that accepts figures of this session on another machine; "" without one"""
 
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.
 
-        The marker's (``declared``) holds for runs on one and the same device only.
+        The marker's tolerance (``declared``) applies only to comparisons on the same device.
         """
         if self.against:
             return self.tolerance or AGAINST_TOLERANCES[peak]
@@ -210,9 +211,9 @@ class Policy:
 class Comparison:
     """One figure of one device, with its baseline and its budget, in bytes."""
 
-    # Of the words for comparing, this is the one of a test's verdict. A BreakdownRow is a line of a
-    # breakdown beside the baseline's; an EntryChange is one test in two sets of baselines; a
-    # ToolchainChange is a figure under two toolchains, and several of these are a CommonChange.
+    # A Comparison belongs to a test's verdict. A BreakdownRow compares a line of a breakdown with
+    # the baseline's; an EntryChange one test in two sets of baselines; a ToolchainChange a figure
+    # under two toolchains, and several of these are a CommonChange.
 
     device: int
     """index among the test's devices"""
@@ -220,7 +221,7 @@ class Comparison:
     measured: Signed
     """the figure; after out of memory, the peak of a second run without the limit"""
     baseline: Signed | None = None
-    """None where no baseline can be compared"""
+    """None if there is no baseline to compare"""
     allowance: int | None = None
     """the tolerance in bytes"""
     budget: int | None = None
@@ -228,7 +229,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The name in reports."""
+        """The figure's name in reports."""
         return FIGURES[self.peak]
 
     @property
@@ -257,15 +258,15 @@ class Cause:
     """bytes above the baseline's"""
     category: str
     site: Site | None = None
-    """None where no line is known"""
+    """None if the line is unknown"""
     baseline_blocks: int | None = None
-    """the number of its blocks at the baseline's peak; None where that is not known"""
+    """number of its blocks at the baseline's peak; None if unknown"""
     keepers: tuple[Keeper, ...] = ()
-    """the keepers of blocks that the baseline had not, the largest first"""
+    """keepers of blocks that the baseline did not have, the largest first"""
     reasons: tuple[str, ...] = ()
     """clauses on why it grew: "kept by local variable best (train.py:11), step 1" """
     old_code: str = ""
-    """the line's code in the baseline, where the line was edited"""
+    """the line's code in the baseline if it was edited; else "" """
 
 
 LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
@@ -273,52 +274,52 @@ LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The first thing that a report says of a growth: the same in every format."""
+    """The first thing that a report says about a growth; the same in every format."""
 
     kind: LeadKind
     sentence: str
     """"test_step.py:7 changed: 4096 -> 16384", "torch 2.14.0 -> 2.15.0", "activations +250.00 MiB
     at model.py:29 (Tiny.forward)" """
     path: str = ""
-    """of the source line that it names; "" of none"""
+    """file of the source line that it names; "" if it names none"""
     line: int = 0
     place: str = ""
-    """its subject alone, which several tests may share: "model.py:29 (Tiny.forward)" """
+    """only its subject, which several tests may share: "model.py:29 (Tiny.forward)" """
 
 
 class Growth(NamedTuple):
-    """A figure that grew beyond tolerance, with all records that bear on the reason."""
+    """A figure that grew beyond tolerance, with the records needed to explain it."""
 
     row: Comparison
     old: Sequence[Breakdown]
-    """of the baseline, one a device; none where it has none"""
+    """the baseline's breakdowns, one per device; empty if it has none"""
     new: Sequence[Attribution]
-    """of the measurement, one a device; none where its peaks are not explained"""
+    """the measurement's attributions, one per device; empty if its peaks are not explained"""
     toolchain: Lead | None = None
-    """the versions that differ from the baseline's; None where these are the same"""
+    """the versions that differ from the baseline's; None if they are equal"""
     of_one_program: bool = True
-    """whether both are of the same code, edited perhaps, and not of two parts"""
+    """whether both come from the same code, possibly edited, and not from two parts of a test"""
 
 
 Why = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
-"""tells the causes of a growth, the first cause first, and the lead of a report on the growth"""
+"""returns the causes of a growth, the most important first, and the report's lead"""
 
 
 def unexplained(growth: Growth) -> tuple[tuple[Cause, ...], Lead | None]:
-    """Return that another toolchain measured the baseline, and no cause."""
+    """Return no causes; the lead is another toolchain, if there is one."""
     return (), growth.toolchain
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateCommand:
-    """A command that writes baselines; as text it is quoted for a shell."""
+    """A command that writes baselines; ``str()`` quotes it for a shell."""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """the words of :attr:`Policy.launcher`"""
+    """see :attr:`Policy.launcher`"""
     targets: tuple[str, ...] = ()
-    """nodeids, files and folders; none: all tests"""
+    """node IDs, files and folders; empty for all tests"""
     options: tuple[str, ...] = ()
-    """those of :attr:`Policy.repeated`"""
+    """see :attr:`Policy.repeated`"""
 
     def __str__(self) -> str:
         words = [*self.launcher, *self.targets, *self.options]
@@ -336,40 +337,40 @@ class Verdict(Noted):
     kind: Kind
     failed: bool
     headline: str
-    """one sentence that leads with the cause and its number"""
+    """one sentence that begins with the cause and its number"""
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[Note, ...] = ()
-    """sentences that a reader of the headline should know as well"""
+    """sentences that a reader of the headline should also know"""
     advice: str = ""
-    """the next thing to do, a clause; a command stands behind it"""
+    """what to do next, as a clause; ``command`` follows it"""
     command: UpdateCommand | None = None
-    """the command to type"""
+    """the command to run; None without one"""
     uncompared: str = ""
-    """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
+    """why no baseline was compared: "recorded on virtual-T4 only"; "" if one was"""
     beside: str = ""
-    """the other part that tells the limit which was exceeded; "" of any other verdict"""
+    """the other part on which the exceeded limit depends; "" for any other verdict"""
     of_held: bool = False
-    """whether memory at a part's end failed: the lines of the part's peak are no cause of that"""
+    """whether memory at a part's end was too much, which the lines of its peak do not explain"""
     held_to: str = ""
-    """the key of another device, if that one's baseline was compared"""
+    """key of another device whose baseline was compared; "" for its own"""
     causes: tuple[Cause, ...] = ()
-    """of a regression: the growth by source lines, the first cause first"""
+    """a regression's growth by source lines, the most important first"""
     lead: Lead | None = None
-    """of a regression: the headline's beginning; None if nothing is known of its cause"""
+    """the beginning of a regression's headline; None if its cause is unknown"""
     blame: str = ""
-    """the command that tells which of several edits was the cause; "" of one edit, or none"""
+    """command that finds out which of several edits is the cause; "" for one edit, or none"""
     accept: str = ""
-    """the command that accepts this session's figures on another machine, from its report; "" where
-    no new baseline is the remedy, or the report stays on this machine"""
+    """command that accepts this session's figures on another machine, from its report; "" if a new
+    baseline is not the remedy, or the report stays on this machine"""
 
     @property
     def recorded(self) -> bool:
-        """Whether the test had no baseline, and this run writes it."""
+        """Whether the test had no baseline, and this run writes one."""
         return self.kind is Kind.NO_BASELINE and self.is_written
 
     @property
     def is_written(self) -> bool:
-        """Whether this run writes the baseline, so that being far from it is no failure."""
+        """Whether this run writes the baseline, so that a difference from it is no failure."""
         return any(note.kind is NoteKind.RECORDED for note in self.notes)
 
     @property
@@ -379,12 +380,12 @@ class Verdict(Noted):
 
     @property
     def remedy(self) -> str:
-        """The next thing to do, with its command, quoted for a shell; "" where nothing is."""
+        """What to do next, with its command quoted for a shell; "" if nothing."""
         return f"{self.advice} {self.command}" if self.command else self.advice
 
 
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return the rows beyond tolerance: growth first; then allocated, which is the cause."""
+    """Return the rows beyond tolerance: growth first, and allocated (the cause) before reserved."""
     rows = [row for row in comparisons if row.excess]
     return sorted(
         rows, key=lambda row: (row.excess < 0, list(FIGURES).index(row.peak), -abs(row.excess))
