@@ -1,4 +1,4 @@
-"""The content of a baseline file: JSON, decoded strictly, encoded for readable diffs.
+"""The format of a baseline file: JSON, decoded strictly, encoded for readable diffs.
 
 ::
 
@@ -69,7 +69,7 @@ FORMAT: Final = 1
 """Format version: bump it whenever the format changes."""
 
 WHOLE_TEST: Final = ""
-"""the part that stands for the test itself"""
+"""name of the part that represents the whole test"""
 RESTORE: Final = (
     "restore it from version control, or delete it and run with --gpumem-update-baselines"
 )
@@ -82,7 +82,7 @@ _one_line: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object that has these fields and no other."""
+    """A JSON object with exactly these fields; unknown fields are errors."""
 
 
 class _OfDevice(_Strict):
@@ -90,7 +90,7 @@ class _OfDevice(_Strict):
 
 
 if TYPE_CHECKING:
-    # A form has the fields of its record.
+    # For type checkers, a form has the fields of its record.
     from pytest_gpumem.measurement import Breakdown as _Breakdown
     from pytest_gpumem.measurement import DeviceInfo as _Device
     from pytest_gpumem.measurement import Provenance as _Provenance
@@ -135,16 +135,16 @@ class BaselineFile:
     tests: dict[str, dict[str, BaselineEntry]] = field(default_factory=dict)
     """entries by test ("TestX::test_y[a-1]") and part ("" is the whole test)"""
     labels: dict[Provenance, str] = field(default_factory=dict)
-    """the file's names for provenances"""
+    """the file's label of each provenance"""
 
 
 def decode(
     path: Path, content: bytes, device_key: str | None = None, module: str | None = None
 ) -> BaselineFile:
-    """Read a baseline file's content; it must be of this device and module, if these are named.
+    """Parse a baseline file's content; if given, device and module must match.
 
     Raises:
-        BaselineError: it is not, or it is not a baseline file that this version can read.
+        BaselineError: they do not match, or this version cannot read the file.
     """
     filename = str(path)
     try:
@@ -157,7 +157,7 @@ def decode(
         elif problem.encoding:
             remedy = f"save it as UTF-8, or {RESTORE}"
         raise BaselineError(filename, str(problem), remedy) from None
-    # The format's number comes first: a newer format may differ in any other field.
+    # Check the format's number first: a newer format may differ in any other field.
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or number < 1:
         raise BaselineError(filename, 'is not a baseline: it has no "format" number', RESTORE)
@@ -198,7 +198,7 @@ def _convert(filename: str, value: object, kind: type[_T], place: str) -> _T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeError) as error:
         problem, _, where = str(error).partition(" - at `$")
-        shown = json.dumps(problem)[1:-1]  # a field's name may have any character
+        shown = json.dumps(problem)[1:-1]  # a field's name may contain any character
         raise BaselineError(filename, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
 
 
@@ -211,7 +211,7 @@ def _fields(record: object, form: type) -> Any:  # noqa: ANN401 - JSON
 
 
 def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
-    """The names and values of a JSON object, with the place of each for messages."""
+    """Yield the names and values of a JSON object, each with its place for messages."""
     return ((name, value, f"{place}[{json.dumps(name)}]") for name, value in values.items())
 
 
@@ -254,7 +254,7 @@ def _read_entry(
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
-    """Refuse entries that could be written but not be read again, made by a hook for instance.
+    """Refuse entries that could be written but not read again: a hook may have made them.
 
     Raises:
         BaselineError: a figure is not a whole number of bytes, or a name is not text.
@@ -274,10 +274,10 @@ def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry])
 
 
 def encode(file: BaselineFile) -> bytes:
-    """The file as JSON: keys sorted, a figure a line, the provenance that an entry refers to."""
+    """Return the file as JSON with sorted keys, one figure per line, without unused provenances."""
     used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
     labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
-    # A new provenance is "torch-2.15.0+cu132", or that and a hash where another one has that name.
+    # A new provenance's label is "torch-2.15.0+cu132", plus a hash if that label is taken.
     for provenance in sorted(used - labels.keys(), key=astuple):
         name = f"torch-{provenance.torch}"
         if "+" not in name:
@@ -302,9 +302,9 @@ def encode(file: BaselineFile) -> bytes:
 
 
 def _render(value: object, indent: str = "") -> str:
-    """JSON with a name a line, and each list on the line of its name.
+    """Render JSON with one name per line, and each list on the line of its name.
 
-    Of a list of objects each has a line, or as many as it has names if one of these has a list.
+    In a list of objects, each object is one line, or one line per name if it contains a list.
     """
     if type(value) is int:
         return str(value)
@@ -354,7 +354,7 @@ class _DeviceName(msgspec.Struct):
 
 
 class _Names(msgspec.Struct):
-    """A baseline file without its figures."""
+    """The names in a baseline file; figures are not decoded."""
 
     device: _DeviceName
     module: str
@@ -364,11 +364,11 @@ class _Names(msgspec.Struct):
 def read_names(
     directory: Path, is_wanted: Callable[[str], bool] = lambda _module: True
 ) -> list[Key]:
-    """Return the keys of tests with a baseline in a folder, without decoding figures: quickly.
+    """Return the keys of tests with a baseline in a folder; fast, as it decodes no figures.
 
-    A file that cannot be read has none here; reading its figures raises the error.
+    An unreadable file is skipped; reading its figures raises the error.
 
-    Files named after a module that ``is_wanted`` refuses are not read.
+    Files whose module ``is_wanted`` rejects are not read.
     """
     keys = []
     for path in baseline_files(directory):
@@ -378,7 +378,7 @@ def read_names(
         try:
             names = msgspec.json.decode(read_file(path) or b"", type=_Names)
         except (BaselineError, msgspec.DecodeError, UnicodeError, RecursionError):
-            continue  # a RecursionError is of brackets in thousands
+            continue  # thousands of nested brackets raise RecursionError
         if baseline_path(directory, names.device.key, names.module) == path:
             keys += [Key(names.device.key, names.module, test) for test in names.tests]
     return keys

@@ -1,9 +1,9 @@
-"""The key of a baseline, the folders and the file that have it; how files are read and replaced.
+"""Keys of baselines, paths of their folders and files, and reading and replacing files.
 
-A file is replaced whole, or not at all; :mod:`pytest_gpumem.baselines.file_format` has its content.
-Baselines of several versions of torch stand side by side: ``baselines/torch-{torch}``. A folder
-that had baselines before its name had the version in it (``baselines``) is the last of all that are
-looked into: its baselines hold until they are recorded anew.
+A file is replaced as a whole or not at all; its content is defined in
+:mod:`pytest_gpumem.baselines.file_format`. Each version of torch has its own folder:
+``baselines/torch-{torch}``. A folder from before folder names contained the version (``baselines``)
+is searched last: its baselines apply until they are recorded again.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 
 ENDING: Final = ".json"
 MAX_NAME_LENGTH = 180
-"""characters of a name before it is cut; with its hash and ending it stays below the usual 255"""
+"""A longer name is cut; with hash and ending it stays below the usual limit of 255 characters."""
 MAX_PATH_LENGTH = 1000
-"""characters of a module's path before it becomes one name; well below Linux's PATH_MAX of 4096"""
+"""A longer module path is cut to one name; well below Linux's PATH_MAX of 4096."""
 TORCH: Final = "{torch}"
-"""in the name of the folder, torch's version, as 2.15"""
+"""placeholder in the folder's name for torch's version, such as 2.15"""
 _MAJOR: Final = 1000
-"""minor versions that a major one counts for, where the nearest version is looked for"""
+"""distance between major versions, in minor versions, when looking for the nearest version"""
 
 
 def baseline_path(directory: Path, device_key: str, module: str) -> Path:
-    """The file that keeps the baselines of one module's tests on one device.
+    """Return the path of the file with the baselines of one module's tests on one device.
 
-    It lies inside ``directory``, and no two pairs of device and module share it, whatever their
-    characters: letters, digits and ``_.-`` of ASCII stay, any other character is percent-encoded,
-    and so is a name that would be hidden or would lead upwards (".." is "%2E%2E"). "~", which no
-    encoded name has, marks a name that was cut and carries a hash, and a module that does not end
-    in ".py".
+    It is inside ``directory``, and unique for each pair of device and module: ASCII letters, digits
+    and ``_.-`` stay, any other character is percent-encoded, and so are the dots of a name that
+    would be hidden or would lead upwards (".." is "%2E%2E"). "~", which no encoded name contains,
+    marks a name that was cut and has a hash, and a module that does not end in ".py".
     """
     ending = ".json" if module.endswith(".py") else "~.json"
     *folders, name = [_safe_name(part) for part in module.removesuffix(".py").split("/")]
     if sum(map(len, folders)) + len(folders) + len(name) > MAX_PATH_LENGTH:
         folders, name = [], _cut(name, MAX_NAME_LENGTH // 2, module)
-    # The folder of "a.json/b.py" must not take the name of the file of "a.py".
+    # The folder for "a.json/b.py" must not have the name of the file for "a.py".
     folders = [
         f"{folder[:-5]}%2E{folder[-4:]}" if folder.lower().endswith(".json") else folder
         for folder in folders
@@ -58,17 +57,17 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
 
 
 def module_at(directory: Path, path: Path) -> str | None:
-    """Return the module that a file keeps baselines of, by its path; None where only it can say."""
+    """Return the module of a baseline file from its path; None if only its content tells it."""
     try:
         device, *folders, name = map(unquote, path.relative_to(directory).parts)
-    except ValueError:  # it lies in no device's folder
+    except ValueError:  # it is not in a device's folder
         return None
     module = "/".join([*folders, f"{name.removesuffix('.json')}.py"])
     return module if baseline_path(directory, device, module) == path else None
 
 
 def baseline_files(directory: Path) -> list[Path]:
-    """Return the files in a folder that have, or should have, baselines: sorted."""
+    """Return all JSON files below a folder, sorted; each should be a baseline file."""
     paths = []
     for folder, _, names in os.walk(directory):
         paths += [Path(folder, name) for name in names if name.endswith(ENDING)]
@@ -76,7 +75,7 @@ def baseline_files(directory: Path) -> list[Path]:
 
 
 def device_keys(directory: Path) -> tuple[str, ...]:
-    """The keys of the devices that have a folder in ``directory``, sorted."""
+    """Return the keys of devices that have a folder in ``directory``, sorted."""
     try:
         return tuple(sorted(unquote(path.name) for path in directory.iterdir() if path.is_dir()))
     except OSError:
@@ -84,7 +83,7 @@ def device_keys(directory: Path) -> tuple[str, ...]:
 
 
 def _safe_name(name: str) -> str:
-    # "surrogatepass" gives a name that is not UTF-8 an encoding that no other name has.
+    # "surrogatepass" gives a name that is not valid UTF-8 a unique encoding.
     encoded = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
     if name.startswith("."):
         encoded = encoded.replace(".", "%2E")
@@ -99,14 +98,14 @@ def _cut(encoded: str, length: int, whole: str) -> str:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The content of a file, None of a missing one.
+    """Return a file's content; None if it does not exist.
 
     Raises:
-        BaselineError: it is not a regular file, or cannot be read.
+        BaselineError: the path is not a regular file, or cannot be read.
     """
     remedy = "move it away, or replace it by a file that you can read"
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # reading from a named pipe would block for ever
             raise BaselineError(str(path), "is not a regular file", remedy)
         return path.read_bytes()
     except FileNotFoundError:
@@ -116,14 +115,15 @@ def read_file(path: Path) -> bytes | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make ``content`` the content of ``path``, at once.
+    """Replace a file's content atomically.
 
-    A reader, at any moment and after a kill of this process, gets the old content or the new one,
-    whole. Links are followed and stay links; the file keeps its mode, and a new one gets the
-    umask's.
+    A reader always gets the whole old or the whole new content, even if this process is killed.
+    Symbolic links are followed and stay links; the file keeps its mode, and a new file's mode
+    follows the umask.
 
     Raises:
-        BaselineError: it could not be written; the old content is as it was, and nothing is left.
+        BaselineError: it cannot be written; the old content is intact, and no temporary file is
+            left.
     """
     with not_written_is_told(path):
         write_whole(path, content, TEMPORARY)
@@ -131,7 +131,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def not_written_is_told(path: Path) -> Iterator[None]:
-    """Turn the system's error, where it lets a file not be written, into one of its baselines."""
+    """Turn an OSError on writing a file into a BaselineError."""
     try:
         yield
     except OSError as error:
@@ -143,17 +143,17 @@ def not_written_is_told(path: Path) -> Iterator[None]:
 
 
 def remove_file(path: Path, directory: Path) -> None:
-    """Remove a file, and its folders in ``directory`` that are empty then.
+    """Remove a file, and its folders below ``directory`` that are then empty.
 
     Raises:
-        BaselineError: it could not be removed, and is as it was.
+        BaselineError: the file cannot be removed, and is unchanged.
     """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         problem = f"cannot be removed: {error.strerror}"
         raise BaselineError(str(path), problem, "make its folder writable") from error
-    with suppress(OSError):  # the first that is not empty
+    with suppress(OSError):  # stop at the first folder that is not empty
         for folder in path.parents:
             if folder == directory:
                 break
@@ -161,38 +161,38 @@ def remove_file(path: Path, directory: Path) -> None:
 
 
 class Key(NamedTuple):
-    """The key of a figure: a test, or a part of it, on a device."""
+    """Identifies a figure: a test, or a part of it, on a device."""
 
     device: str
     """the device's key: "virtual-T4" """
     module: str
-    """the file part of the nodeid"""
+    """the file part of the node ID"""
     test: str
-    """the nodeid after the file"""
+    """the node ID after the file"""
     part: str = ""
     """"" is the whole test"""
 
     @property
     def nodeid(self) -> str:
-        """The test, as pytest names it."""
+        """Pytest's node ID."""
         return f"{self.module}::{self.test}" if self.test else self.module
 
     @property
     def name(self) -> str:
-        """The test without its file, with its part where it has one."""
+        """The test without its file, with its part if it has one."""
         test = self.test or self.module
         return f"{test} ({self.part})" if self.part else test
 
 
 def baseline_folders(root: Path, template: str) -> list[Path]:
-    """Return the folder of the baselines; after it those of other versions, the nearest first.
+    """Return the baselines' folder, then those of other torch versions, the nearest first.
 
-    The last one is the folder that all of these lie in.
+    The last one is their common parent.
     """
     if TORCH not in template:
         return [root / template]
     try:
-        number = version("torch")  # of its metadata: torch is not imported, and no finder is asked
+        number = version("torch")  # from metadata: does not import torch
     except PackageNotFoundError:
         number = "0.0"
     own = minor_version(number) or (0, 0)
@@ -206,7 +206,7 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
 
     def distance(version_and_path: tuple[tuple[int, int], Path]) -> tuple[int, bool]:
         (major, minor), _ = version_and_path
-        # Of two that are as near the older one goes first: its figures were there before.
+        # Of two equally near versions prefer the older: its figures existed before.
         return abs((major - own[0]) * _MAJOR + minor - own[1]), (major, minor) > own
 
     nearest = [path for _, path in sorted(versions, key=distance)]
@@ -217,10 +217,10 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
 
 
 def folder_of_torch(name: str) -> str:
-    """Return the folder of the installed torch's baselines, or of the nearest version that has one.
+    """Return the baseline folder of the installed torch, or of the nearest version with a folder.
 
-    A name without such folders (``baselines/torch-2.15``) and without ``{torch}`` is returned as it
-    is.
+    A name that contains no such folders (``baselines/torch-2.15``) and no ``{torch}`` is returned
+    unchanged.
     """
     template = name if TORCH in name else str(Path(name, f"torch-{TORCH}"))
     own, *neighbours = baseline_folders(Path(), template)

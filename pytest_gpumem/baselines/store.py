@@ -1,8 +1,8 @@
-"""Baselines: the committed record of each test's memory, one file a device and test module.
+"""Baselines: the committed record of each test's memory, one file per device and test module.
 
 ``<directory>/<device key>/<test module>.json``, for instance
 ``baselines/virtual-T4/examples/test_memory.json``. :mod:`~pytest_gpumem.baselines.file_format`
-has the content of a file, :mod:`~pytest_gpumem.baselines.paths` its path and how it is replaced.
+defines a file's content, :mod:`~pytest_gpumem.baselines.paths` its path and how it is replaced.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
 LOCK_NAME = ".gpumem.lock"
-"""the file in the baseline folder that writers lock; it stays, empty"""
+"""file in the baseline folder that writers lock; it is never removed, and empty"""
 IGNORED = f".gitignore\n{LOCK_NAME}\n"
-"""content of the folder's .gitignore, so that git shows neither the lock nor that file"""
+"""content of the folder's .gitignore, which hides the lock and itself from git"""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class NewBaseline:
 
     device: DeviceInfo
     module: str
-    """the file part of the test's nodeid: "examples/test_memory.py" """
+    """the file part of the node ID: "examples/test_memory.py" """
     test: str
-    """the nodeid after the file: "TestX::test_y[a-1]" """
+    """the node ID after the file: "TestX::test_y[a-1]" """
     parts: Mapping[str, BaselineEntry]
     """entries by the name of the part; "" is the whole test"""
 
@@ -63,33 +63,33 @@ class EntryUpdate:
     part: str
     """"" is the whole test"""
     old: BaselineEntry | None
-    """the file's entry; None of a new one"""
+    """the file's entry; None if there was none"""
     new: BaselineEntry | None
-    """the measured entry; None of a part that the test no longer has"""
+    """the measured entry; None if the test no longer has this part"""
 
 
 @dataclass(frozen=True)
 class UpdateSummary:
-    """All updates of a session, each group in the order of its files, tests and parts."""
+    """All updates of a session; each group is sorted by file, test and part."""
 
     created: tuple[EntryUpdate, ...] = ()
     changed: tuple[EntryUpdate, ...] = ()
     unchanged: tuple[EntryUpdate, ...] = ()
     removed: tuple[EntryUpdate, ...] = ()
-    """parts that their test no longer has"""
+    """parts that a test no longer has"""
     errors: tuple[BaselineError, ...] = ()
-    """why files could not be written; their content is as it was"""
+    """why files could not be written; their content is unchanged"""
     files: tuple[Path, ...] = ()
     """the files that were written"""
 
 
 class BaselineStore:
-    """The baselines under one folder. Files are read when first asked for, and then remembered.
+    """The baselines in one folder. Files are read on first use, and cached.
 
     Args:
-        directory: the folder; the first write makes it.
-        lock_timeout: seconds to wait for another process that writes into it.
-        follow_provenance: an entry is written also where only its provenance changed.
+        directory: the folder; the first write creates it.
+        lock_timeout: seconds to wait for another process's lock.
+        follow_provenance: also write an entry if only its provenance changed.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class BaselineStore:
         self._decoded: dict[tuple[str, str], tuple[bytes, BaselineFile]] = {}
 
     def path(self, device_key: str, module: str) -> Path:
-        """The file that has, or would have, the baselines of a module's tests on a device."""
+        """Return the path of the file for a module's tests on a device; it may not exist."""
         return baseline_path(self.directory, device_key, module)
 
     def get(
         self, device_key: str, module: str, test: str, part: str = WHOLE_TEST
     ) -> BaselineEntry | None:
-        """The baseline of a test or of a part of it on a device; None without one.
+        """Return the baseline of a test or of a part of it on a device; None without one.
 
         Raises:
-            BaselineError: the file cannot be understood.
+            BaselineError: the file is not valid.
         """
         return self.parts(device_key, module, test).get(part)
 
     def parts(self, device_key: str, module: str, test: str) -> Mapping[str, BaselineEntry]:
-        """The baselines of a test on a device, by its parts; "" is the whole test."""
+        """Return a test's baselines on a device by part; "" is the whole test."""
         key = device_key, module
         if key not in self._files:
             try:
@@ -124,16 +124,16 @@ class BaselineStore:
             except BaselineError as error:
                 self._files[key] = error
         file = self._files[key]
-        if isinstance(file, BaselineError):  # a new one, as raising adds to its traceback
+        if isinstance(file, BaselineError):  # a new exception, as raising extends its traceback
             raise BaselineError(file.given, file.problem, file.remedy)
         return file.tests.get(test, {}) if file else {}
 
     def other_devices(
         self, device_key: str, module: str, test: str, part: str = WHOLE_TEST
     ) -> tuple[str, ...]:
-        """The keys of other devices that have a baseline for a test.
+        """Return the keys of other devices that have a baseline for a test.
 
-        A file that cannot be read does not count, and raises nothing.
+        Unreadable files are ignored.
         """
         keys = []
         for key in device_keys(self.directory):
@@ -143,27 +143,27 @@ class BaselineStore:
         return tuple(keys)
 
     def update(self, baselines: Iterable[NewBaseline]) -> UpdateSummary:
-        """Write the entries that changed; return the update of each. One process may call it.
+        """Write the entries that changed; return all updates. Only one process may call it.
 
-        Tests that are not among ``baselines`` are untouched. A new baseline with the whole test has
-        all its parts: any other part that the file has is removed. Of two of the same test the
-        later adds to the earlier, and wins over it.
+        Tests that are not in ``baselines`` are untouched. A new baseline with the whole test has
+        all of the test's parts: other parts in the file are removed. If a test occurs twice, the
+        later baseline is merged into the earlier one and takes precedence.
 
-        An entry with the same figures, batch size and rank is unchanged, unless it gets its
-        first breakdown: it is not written, not even with its newer provenance or breakdown, and a
-        file without any other is not touched. So a diff shows only figures that changed; with
+        An entry with the same figures, batch size and rank counts as unchanged, unless it gets its
+        first breakdown: it is not written, not even with a newer provenance or breakdown, and a
+        file with only such entries is not touched. So a diff shows only figures that changed; with
         ``follow_provenance``, also toolchains.
 
-        Files are read anew under a lock, so that nothing is lost that another process has written
-        meanwhile. A fault of a file is an error of that file alone, a fault of a new baseline one
-        of that baseline alone; nothing is raised.
+        Files are read again under a lock, so that nothing is lost that another process has written
+        in the meantime. A bad file or a bad new baseline is skipped and reported in the summary's
+        errors; nothing is raised.
         """
-        # Thousands of entries are made and none is garbage: collections would only cost time.
+        # This creates thousands of objects and no garbage: collections would only cost time.
         with without_collections():
             log = _Log(self.same)
             by_file: dict[tuple[str, str], list[NewBaseline]] = {}
             for baseline in baselines:
-                with log.errors_of_file():  # one that cannot be written is not written
+                with log.errors_of_file():  # skip a baseline that cannot be written
                     by_file.setdefault(checked_file(baseline), []).append(baseline)
             pending = []
             for _, group in sorted(by_file.items()):
@@ -177,7 +177,8 @@ class BaselineStore:
                 with log.errors_of_file(), self.locked():
                     for group in pending:
                         with log.errors_of_file():
-                            # Once more: another process may have written meanwhile.
+                            # Again under the lock: another process may have written in the
+                            # meantime.
                             file, entries, changed = self.revise(group)
                             key = group[-1].device.key, file.module
                             if changed:
@@ -187,7 +188,7 @@ class BaselineStore:
             return log.summary()
 
     def remove(self, keys: Iterable[Key]) -> Sequence[BaselineError]:
-        """Remove tests' baselines, and files that are then empty; return why any stayed."""
+        """Remove tests' baselines, and files that are then empty; return the errors."""
         log = _Log(self.same)
         groups: dict[tuple[str, str], set[str]] = {}
         for key in keys:
@@ -208,10 +209,10 @@ class BaselineStore:
         return log.errors
 
     def read(self, device_key: str, module: str) -> BaselineFile | None:
-        """Read a file anew; None of a missing one.
+        """Read a file again; return None if it does not exist.
 
         Raises:
-            BaselineError: the file cannot be understood.
+            BaselineError: the file is not valid.
         """
         self._files.pop((device_key, module), None)
         path = self.path(device_key, module)
@@ -225,13 +226,12 @@ class BaselineStore:
         return file
 
     def revise(self, group: list[NewBaseline]) -> tuple[BaselineFile, list[EntryUpdate], bool]:
-        """Put new baselines, all of one device and module, into their file's content.
+        """Merge new baselines, all of one device and module, into their file's content.
 
         Returns:
-            that content, the update of each of their entries, and whether the file has to be
-            written.
+            the new content, the update of each entry, and whether the file must be written.
         """
-        # The newest device: its total memory may change with its driver.
+        # Use the latest device record: total memory may change with the driver.
         device, module = group[-1].device, group[-1].module
         file = self.read(device.key, module) or BaselineFile(device, module)
         measured: dict[str, dict[str, BaselineEntry]] = {}
@@ -256,7 +256,7 @@ class BaselineStore:
         return BaselineFile(device, module, tests, file.labels), entries, differs
 
     def same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
-        """Whether an entry needs not be written; see :meth:`update`."""
+        """Whether an entry need not be written; see :meth:`update`."""
         if old is None or new is None:
             return old is new
         learned = bool(new.breakdowns) and not old.breakdowns
@@ -266,10 +266,10 @@ class BaselineStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other process write into the folder, within a block.
+        """Lock the folder against other writing processes within the block.
 
         Raises:
-            BaselineError: another process does, or the folder cannot be written.
+            BaselineError: another process holds the lock, or the folder cannot be written.
         """
         path = Path(os.path.realpath(self.directory)) / LOCK_NAME
         try:
@@ -294,10 +294,10 @@ class BaselineStore:
 
 
 def checked_file(baseline: NewBaseline) -> tuple[str, str]:
-    """Return the device and the module of a new baseline, which has to be one that can be read.
+    """Check that a new baseline could be read again; return its device and module.
 
     Raises:
-        BaselineError: it is not.
+        BaselineError: it could not.
     """
     check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
     return baseline.device.key, baseline.module
@@ -305,7 +305,7 @@ def checked_file(baseline: NewBaseline) -> tuple[str, str]:
 
 @dataclass
 class _Log:
-    """The updates so far."""
+    """Collects updates and errors."""
 
     same: Callable[[BaselineEntry | None, BaselineEntry | None], bool]
     entries: list[EntryUpdate] = field(default_factory=list)
@@ -314,7 +314,7 @@ class _Log:
 
     @contextmanager
     def errors_of_file(self) -> Iterator[None]:
-        """Note an error rather than raise it."""
+        """Collect a BaselineError instead of raising it."""
         try:
             yield
         except BaselineError as error:
