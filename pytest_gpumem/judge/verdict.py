@@ -96,7 +96,7 @@ Tone = Literal["good", "bad", "open"]
 
 
 class Kind(str, Enum):
-    """The kinds of verdicts, in the order in which they are counted; JSON uses their values."""
+    """The kinds of verdicts, in the order of counts; JSON has their values, reports their words."""
 
     word: str
     """the kind's name in reports"""
@@ -274,7 +274,7 @@ LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The first thing that a report says about a growth; the same in every format."""
+    """The first thing that a report says of a growth: the same in every format."""
 
     kind: LeadKind
     sentence: str
@@ -312,7 +312,7 @@ def unexplained(growth: Growth) -> tuple[tuple[Cause, ...], Lead | None]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateCommand:
-    """A command that writes baselines; ``str()`` quotes it for a shell."""
+    """A command that writes baselines; as text it is quoted for a shell."""
 
     launcher: tuple[str, ...] = ("pytest",)
     """see :attr:`Policy.launcher`"""
