@@ -1,4 +1,4 @@
-"""Running a step with many values: the largest that fits, and the growth of memory with them."""
+"""Running a step with many values to find the largest that fits, or how memory grows."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_own_error
 
 PATIENCE_S: Final = 3.0
-"""seconds in silence; a longer search shows a line for every probe"""
+"""seconds without output; a longer search shows a line for every probe"""
 
 
 @dataclass
 class Prober:
     """Runs a step with one value after another, each on a clean allocator.
 
-    Memory that lives on in the test counts for every probe. Memory of a probe counts for that probe
-    alone.
+    The test's live memory counts in every probe. A probe's memory counts only in that probe.
     """
 
     meter: Meter
     tell: Callable[[str], None]
     """shows a line to the waiting user"""
     explain: Explain | None = None
-    """returns the breakdown of a recorded run's peak on its first device; None: nothing does"""
+    """returns the breakdown of a recorded run's peak on its first device; None if disabled"""
     patience: float = PATIENCE_S
-    """seconds before any line is shown"""
+    """seconds before the first line is shown"""
 
     def largest(
         self, step: Step, start: int = 1, limit: int | None = None, *, multiple: int = 1
@@ -129,13 +128,13 @@ class Prober:
         return scaling
 
     def probe(self, step: Step, value: int) -> Probe:
-        """Run a step once; its errors pass, but for those of running out of memory."""
+        """Run a step once; errors propagate, except out-of-memory errors."""
         return self._run(step, value)[0]
 
     def _breakdowns(
         self, step: Step, sizes: Iterable[int], explain: Explain
     ) -> dict[int, Breakdown]:
-        """Run a step again with some sizes; return the breakdowns of the peaks, where known."""
+        """Run a step again with these sizes; return the breakdowns of the peaks that are known."""
         breakdowns = {}
         for size in sizes:
             probe, tally = self._run(step, size, record=True)
@@ -151,8 +150,8 @@ class Prober:
     def _run(self, step: Step, value: int, *, record: bool = False) -> tuple[Probe, Tally]:
         shortage = None
         with self.meter.apart(record=record) as tally:
-            # Sets the collector's counters to zero: it runs at the same places in every probe,
-            # whatever was shown since the last one.
+            # Reset the collector's counters, so that it runs at the same points in every probe,
+            # whatever was printed since the last one.
             gc.collect()
             try:
                 step(value)
@@ -168,7 +167,7 @@ class Prober:
 
 
 def outcome(probe: Probe, capacity: int) -> str:
-    """Return one line about a probe."""
+    """Describe a probe in one line."""
     if probe.fits:
         reserved = format_size(probe.peak.reserved)
         return f"{probe.value} fits, {reserved} of {format_size(capacity)} reserved"

@@ -1,4 +1,4 @@
-"""Memory as fixed + per sample * size: the line through measurements, and the points off it.
+"""Memory as fixed + per sample * size: a line fitted to measurements, and the points off it.
 
 Everything here is pure. Sizes are numbers of samples (or of anything), memory is bytes.
 """
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown, Peak
 
 EVEN: Final = Fraction(1, 100)
-"""part of the growth that a point may be off the line"""
+"""allowed distance of a point from the line, as a fraction of the growth"""
 EVEN_BYTES: Final = 2 * MIB
-"""or so many bytes: PyTorch's allocator rounds every block"""
+"""or in bytes, if that is more: PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
-"""a line of source is named if its misfit is at least this part of the largest"""
+"""a source line is named if its distance from the line is at least this fraction of the largest"""
 MAX_NAMED: Final = 3
-"""lines of source"""
+"""maximum number of source lines that are named"""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The line's value at a size, and the measurement of a run."""
+    """The line's value at a size, and a measurement at that size."""
 
     size: int
     predicted: int
     """bytes allocated"""
     measured: int | None
-    """bytes allocated; None: it does not fit"""
+    """bytes allocated; None if the size does not fit"""
 
     @property
     def error(self) -> float | None:
-        """The prediction's distance from the measurement, as a part of that."""
+        """The prediction's error relative to the measurement."""
         if self.measured is None:
             return None
         return (self.predicted - self.measured) / self.measured
@@ -50,21 +50,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step's memory over its size."""
+    """A step's memory as a function of its size."""
 
     points: tuple[tuple[int, Peak], ...]
     """sizes, ascending, with their peaks"""
     allocated: MemoryLine
-    """through peak allocated"""
+    """the line fitted to peak allocated"""
     reserved: MemoryLine
-    """through peak reserved, which grows by whole segments"""
+    """the line fitted to peak reserved, which grows by whole segments"""
     uneven: tuple[str, ...] = ()
     """source lines that do not grow in proportion, the worst first"""
     prediction: Prediction | None = None
 
     @classmethod
     def of(cls, points: Mapping[int, Peak]) -> Scaling:
-        """Return the lines through two points or more."""
+        """Fit the lines to two or more points."""
         ordered = tuple(sorted(points.items()))
         return cls(
             ordered,
@@ -74,34 +74,34 @@ class Scaling:
 
     @property
     def fixed(self) -> int:
-        """Bytes allocated at every size."""
+        """Bytes allocated independent of the size."""
         return round(self.allocated.fixed)
 
     @property
     def per_sample(self) -> int:
-        """Bytes allocated more for each one more."""
+        """Bytes allocated per unit of size."""
         return round(self.allocated.slope)
 
     @property
     def residual(self) -> int:
-        """Bytes by which the farthest point is off the line of allocated."""
+        """Largest distance of a point from the line of allocated memory, in bytes."""
         return round(self.allocated.residual)
 
     @property
     def slope(self) -> Slope:
-        """The figures that a baseline keeps."""
+        """The figures that a baseline stores."""
         return Slope(tuple(size for size, _ in self.points), self.fixed, self.per_sample)
 
     def at(self, size: int) -> int:
-        """Return the line's bytes allocated at a size."""
+        """Return the line's allocated bytes at a size."""
         return self.allocated.at(size)
 
     def named(self, uneven: tuple[str, ...]) -> Scaling:
-        """Return this with the lines of source that do not grow in proportion."""
+        """Return a copy with the source lines that do not grow in proportion."""
         return replace(self, uneven=uneven)
 
     def predicted(self, prediction: Prediction) -> Scaling:
-        """Return this with a prediction that was checked."""
+        """Return a copy with a checked prediction."""
         return replace(self, prediction=prediction)
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Scaling:
 
 
 def grows_evenly(scaling: Scaling) -> bool:
-    """Return whether the measured points lie on the line, but for the allocator's rounding.
+    """Return whether the measured points lie on the line, apart from the allocator's rounding.
 
     Two points always do.
     """
@@ -134,7 +134,7 @@ def grows_evenly(scaling: Scaling) -> bool:
 
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
-    """Return the source lines with memory off a line over the size, the worst first."""
+    """Return the source lines whose memory is not linear in the size, the worst first."""
     sites = {}
     amounts: dict[int, Counter[tuple[str, int, str]]] = {size: Counter() for size in breakdowns}
     for size, breakdown in breakdowns.items():
@@ -145,7 +145,7 @@ def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
     misfits = []
     for key, site in sites.items():
         points = {size: nbytes[key] for size, nbytes in amounts.items()}
-        if len(points) > 2:  # noqa: PLR2004 - through two points goes a line
+        if len(points) > 2:  # noqa: PLR2004 - two points are always on a line
             misfits.append((fit_line(points).residual, site, points))
     misfits.sort(key=lambda misfit: -misfit[0])
     worst = misfits[0][0] if misfits else Fraction(0)

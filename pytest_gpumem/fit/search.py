@@ -21,41 +21,41 @@ if TYPE_CHECKING:
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MAX_GROWTH: Final = 64
-"""times the previous value that a probe may be at most, however little memory that took"""
+"""maximum ratio of a probe to the previous value, however little memory that needed"""
 GUIDED: Final = 6
-"""probes between a value that fits and one that does not, after which every second is the middle"""
+"""after this many probes between a fitting and a refused value, every second one bisects"""
 GROWTH: Final = 4
-"""times the previous value that a probe is at least, where nothing is known yet"""
+"""minimum ratio of a probe to the previous value, before a line can be fitted"""
 FLAT_PROBES: Final = 4
-"""probes that have to show no growth before the search is given up"""
+"""number of probes without growth after which the search stops"""
 DOWN: Final = (9, 8)
-"""tenths of a first value that does not fit, tried next: a user's first value may be near"""
+"""If the first value does not fit, try these tenths of it: a user's guess may be close."""
 FAR_DOWN: Final = 16
-"""then a value so many times smaller: memory that a step makes and keeps, as an optimizer's state,
-lies among small segments then, and not in the midst of large ones, which could not be given back"""
+"""Then divide the value by this: memory that a step allocates and keeps (an optimizer's state, say)
+is then placed in small segments, not inside large ones, which could not be released."""
 MIN_DOWN: Final = 64
 """below this value the search simply halves"""
 CLOSE: Final = 4
 """A bracket is close if its width is no more than this part of its lower end."""
 FARTHEST: Final = 8
-"""a value larger by at most this part may still need less memory"""
+"""A value larger by at most 1/N may still need less memory."""
 USUAL_MULTIPLE: Final = 8
-"""for multiples of this, the sizes of tensor cores, kernels may need less: so one above the answer
-is tried"""
+"""Kernels may need less memory at multiples of this (tensor core sizes), so try the next one above
+the answer."""
 
 _NOTHING = Peak(0, 0)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One value that was tried."""
+    """The result of running one value."""
 
     value: int
     fits: bool
     peak: Peak
-    """of the fullest device; where the value does not fit, at the refusal"""
+    """the fullest device's peak; if the value does not fit, the peak until the refused request"""
     passes: Peak = _NOTHING
-    """the same without optimizers' steps, which may hide the growth of all else"""
+    """the peak outside of optimizer steps, which may hide the growth of everything else"""
     shortage: str = ""
     """the request that was refused"""
 
@@ -69,28 +69,28 @@ class Largest:
     capacity: int
     """bytes that a step may reserve"""
     probes: tuple[Probe, ...]
-    """in the order in which they were made"""
+    """in the order of their runs"""
     stopped: Stop
-    """why the search ended: the next value does not fit, or is over the limit, or memory does not
+    """why the search ended: the next value does not fit, or exceeds the limit, or memory does not
     grow with the value"""
     left: int = 0
-    """bytes that a refused probe left behind; they counted in the later probes"""
+    """bytes that a refused probe left behind, which later probes include"""
 
     @property
     def peak(self) -> Peak:
-        """The memory that the value takes."""
+        """The peak with this value."""
         peaks = [probe.peak for probe in self.probes if probe.fits and probe.value == self.value]
         return peaks[-1] if peaks else Peak(0, 0)
 
     @property
     def holes(self) -> tuple[int, ...]:
-        """Values that do not fit, although a larger value fits."""
+        """Values that do not fit although a larger value fits."""
         refused = {probe.value for probe in self.probes if not probe.fits}
         return tuple(sorted(value for value in refused if value < self.value))
 
     @property
     def dips(self) -> tuple[int, ...]:
-        """Values that fit and allocate less memory than a smaller value."""
+        """Values that fit with less allocated memory than a smaller value."""
         fitting = sorted(
             (probe for probe in self.probes if probe.fits), key=lambda probe: probe.value
         )
@@ -102,7 +102,7 @@ class Largest:
 
     @property
     def monotonic(self) -> bool:
-        """Whether larger values take more memory in all probes."""
+        """Whether larger values needed more memory in all probes."""
         return not self.holes and not self.dips
 
     def __str__(self) -> str:
@@ -139,21 +139,22 @@ class Largest:
 
 
 class Search:
-    """Decides the values to try; each probe goes to :meth:`add` before :meth:`next` is called.
+    """Chooses the values to try; pass each probe to :meth:`add` before calling :meth:`next`.
 
-    Blindly a search can only double. Here the first probe's memory tells how far is safe: memory is
-    fixed + slope * value at least, so a value that took a share of the capacity may be divided by
-    that share. Then the line through the largest two that fit tells where the capacity ends: the
-    line through the peaks of forward and backward passes, for at small values an optimizer's step
-    takes more, which hardly grows. The answer is a value that fitted in a probe, beside one that
-    did not. Where the first value does not fit, two that are near are tried, and then one that is
-    far below: from that value the search goes up as from a small first value.
+    A blind search can only double. Here the first probe's memory shows how far it is safe to go:
+    memory is at least fixed + slope * value, so a value that needed a share of the capacity can be
+    divided by that share. Then the line through the two largest fitting values gives the value at
+    which the capacity is reached. The line uses the peaks of forward and backward passes, because
+    at small values an optimizer step, which hardly grows, has the higher peak. The answer is a
+    value that fitted in a probe, next to one that did not. If the first value does not fit, the
+    search tries two values near it, and then one far below, from which it goes up as from a small
+    first value.
 
     Args:
         capacity: bytes that a step may reserve.
         start: the first value to try.
         limit: the largest value of interest; None for no limit.
-        multiple: only multiples of it are tried.
+        multiple: only try multiples of this.
     """
 
     def __init__(
@@ -171,20 +172,20 @@ class Search:
         first = -(-start // multiple)
         self._first = first if self._limit is None else max(1, min(first, self._limit))
         self._low = 0
-        """the largest that fits, as all here in multiples"""
+        """the largest that fits; like all values here, in units of ``multiple``"""
         self._high: int | None = None
-        """the smallest above that which does not"""
+        """the smallest value above ``_low`` that does not fit"""
         self._guided = 0
-        """probes since both are known"""
+        """probes since both bounds are known"""
         self._step = 1
         self._checked = False
 
     def add(self, probe: Probe) -> None:
-        """Take the result of a value."""
+        """Add the result of a value."""
         self.probes.append(probe)
         unit = probe.value // self._multiple
         if probe.fits and unit > self._low:
-            if self._high is not None and unit > self._high:  # not monotonic: go on above
+            if self._high is not None and unit > self._high:  # not monotonic: continue above it
                 self._high = None
                 self._guided = 0
             self._low = unit
@@ -192,7 +193,7 @@ class Search:
             self._high = unit if self._high is None else min(self._high, unit)
 
     def next(self) -> int | None:
-        """Return the value to try; None when the answer is known."""
+        """Return the next value to try; None when the answer is known."""
         limited = self._limit is not None and self._low >= self._limit
         last = [probe.passes.allocated for probe in self._points()[-FLAT_PROBES:]]
         flat = len(last) == FLAT_PROBES and last[0] >= last[-1]  # no growth with the value
@@ -207,7 +208,7 @@ class Search:
             unit = self._further()
         elif self._low:
             unit = self._between(self._low, self._high)
-        elif self._high < MIN_DOWN:  # from here on none has fitted
+        elif self._high < MIN_DOWN:  # in this and the next cases no value has fitted yet
             unit = _middle(0, self._high)
         elif len(self.probes) <= len(DOWN):
             first = max(probe.value for probe in self.probes) // self._multiple
@@ -218,7 +219,7 @@ class Search:
 
     @property
     def about_left(self) -> int | None:
-        """About how many probes are still to come; None while no value was refused."""
+        """Estimated number of remaining probes; None until a value was refused."""
         return None if self._high is None else (self._high - self._low - 1).bit_length()
 
     def result(self, *, interrupted: bool = False) -> Largest:
@@ -233,7 +234,7 @@ class Search:
         )
 
     def _further(self) -> int:
-        """Return a larger value, none having been refused."""
+        """Return a larger value; none was refused yet."""
         end = self._end("allocated")
         unit = max(self._safe(), GROWTH * self._low) if end is None else end
         unit = min(unit, MAX_GROWTH * self._low)
@@ -248,27 +249,27 @@ class Search:
         if blind or end is None:
             return _middle(low, high)
         safe = self._safe()
-        if end >= high > safe > low + (high - low) // CLOSE:  # the line ends far too high
+        if end >= high > safe > low + (high - low) // CLOSE:  # the estimate is far too high
             return safe
         edge = self._end("reserved")
         for unit in (end, edge):
             if unit is not None and low < unit < high:
                 return unit
-        if end <= low or (edge is not None and edge <= low):  # the line ends a little too low
+        if end <= low or (edge is not None and edge <= low):  # the estimate is a little too low
             return min(low + self._stride(), high - 1)
         if high - low > max(low // CLOSE, 1):
             return _middle(low, high)
-        return max(high - self._stride(), low + 1)  # the line ends a little too high
+        return max(high - self._stride(), low + 1)  # the estimate is a little too high
 
     def _safe(self) -> int:
-        """Return the value that fits even if all memory of the largest so far is in proportion."""
+        """Return the value that fits even if all memory grows in proportion to the value."""
         peak = self._points()[-1].peak
         return self._low * self.capacity // max(peak.reserved, 1)
 
     def _end(self, which: Literal["allocated", "reserved"]) -> int | None:
-        """Return the value at which the line through the largest two that fit reaches the capacity.
+        """Return the value at which the line through the two largest fitting ones reaches capacity.
 
-        None where fewer than two fit, or where the line does not rise.
+        None if fewer than two fit, or if the line does not rise.
         """
         points = self._points()[-2:]
         if len(points) < 2:  # noqa: PLR2004 - two points
@@ -282,7 +283,7 @@ class Search:
         return end
 
     def _stride(self) -> int:
-        """Return the distance to go beside the line's value: twice as far each time."""
+        """Return the next distance from the line's estimate; it doubles each time."""
         step, self._step = self._step, 2 * self._step
         return step
 
@@ -290,9 +291,9 @@ class Search:
         return sorted((probe for probe in self.probes if probe.fits), key=lambda probe: probe.value)
 
     def _check(self, high: int) -> int | None:
-        """Return one more value above the one that does not fit: kernels may need less for it.
+        """Return one more value above the refused one, for which kernels may need less memory.
 
-        None where such a value was tried, and did not fit either, or is far.
+        None if such a value was tried without fitting, or is too far.
         """
         if self._checked or self._low == 0:
             return None
@@ -307,20 +308,20 @@ class Search:
 
 
 def _middle(low: int, high: int) -> int:
-    """Return a value between: of orders of magnitude first, then of numbers."""
+    """Bisect: the geometric mean if the bounds are far apart, else the arithmetic mean."""
     return isqrt(low * high) if 0 < low < high // 4 else (low + high) // 2
 
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Memory = fixed + slope * value, by least squares."""
+    """A line, memory = fixed + slope * value, fitted by least squares."""
 
     fixed: Fraction
-    """bytes at 0"""
+    """bytes at value 0"""
     slope: Fraction
-    """bytes more for each one more"""
+    """bytes per unit of the value"""
     residual: Fraction
-    """distance of the farthest point, in bytes"""
+    """largest distance of a point from the line, in bytes"""
 
     def at(self, value: int) -> int:
         """Return the bytes at a value, rounded."""
@@ -328,7 +329,7 @@ class MemoryLine:
 
 
 def fit_line(points: Mapping[int, int]) -> MemoryLine:
-    """Return the line through points, value to bytes; exact for two points."""
+    """Fit a line to points, from value to bytes; exact for two points."""
     number = len(points)
     mean = Fraction(sum(points), number)
     level = Fraction(sum(points.values()), number)
