@@ -1,4 +1,4 @@
-"""Replacing a file as a whole: readers see the old content or the new."""
+"""Replacing a file atomically: readers see the old content or the new."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TEMPORARY = ".gpumem.tmp"
-"""The name of the new file, beside the old one, until it replaces that. One name a folder is
-enough, as writers hold the lock; and the next write replaces a file that a killed process left."""
+"""Name of the new file, next to the old one, until it replaces it. One name per folder is enough,
+as writers hold the lock; the next write replaces a file that a killed process left."""
 
 
 def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
-    """Make ``content`` the content of a file, at once: readers get the old one or the new one.
+    """Replace a file's content atomically: readers get the old content or the new one.
 
-    No other process may write ``temporary_name``, beside ``path``, meanwhile. The folder is made.
+    No other process may write ``temporary_name`` in the same folder at the same time. The folder is
+    created.
 
     Raises:
-        OSError: it could not be written; the old content is as it was, and nothing is left.
+        OSError: it cannot be written; the old content is intact, and no temporary file is left.
     """
     new = NewContent(path, [content], temporary_name)
     try:
@@ -34,12 +35,12 @@ def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
 
 
 class NewContent:
-    """A file's new content, which lies beside the file until it replaces the old content."""
+    """A file's new content, in a temporary file next to it until it replaces the old content."""
 
     def __init__(self, path: Path, chunks: Iterable[bytes], temporary_name: str) -> None:
-        """Write the content beside ``path``, under a name that no other process writes.
+        """Write the content next to ``path``, under a name that no other process writes.
 
-        The folder is made. After an OSError nothing is left.
+        The folder is created. After an OSError no temporary file is left.
         """
         self._target = Path(os.path.realpath(path))
         self._temporary = self._target.with_name(temporary_name)
@@ -59,13 +60,13 @@ class NewContent:
             raise
 
     def replace(self) -> None:
-        """Make it the file's content.
+        """Replace the file's content.
 
         Raises:
-            OSError: that could not be done; the old content is as it was.
+            OSError: that failed; the old content is intact.
         """
         self._temporary.replace(self._target)
-        # Have the new name survive a loss of power, where the system can do that for a folder.
+        # Make the rename survive a power failure, if the system can sync a folder.
         with suppress(OSError):
             descriptor = os.open(self._target.parent, os.O_RDONLY)
             try:
@@ -74,6 +75,6 @@ class NewContent:
                 os.close(descriptor)
 
     def discard(self) -> None:
-        """Delete it, unless it has replaced the old content."""
+        """Delete the temporary file, unless it has replaced the old content."""
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)

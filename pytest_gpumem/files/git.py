@@ -1,6 +1,6 @@
-"""Git, as the readers of committed baselines use it: commands, contents of blobs, the repository.
+"""Read committed files with git: run commands, read blobs, find the repository.
 
-Only the user's ``git`` is run, and only commands that change nothing.
+This runs the user's ``git``, and only commands that change nothing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 FILE_MODES: Final = ("100644", "100755")
-"""git's modes of a file; a link has another"""
+"""git's modes of regular files; a link has another mode"""
 
 
 class GitError(Exception):
-    """A command that git refused, or git that cannot be run; the text is the reason."""
+    """A git command failed, or git cannot be run; the message is the reason."""
 
 
 class OutsideRepositoryError(GitError):
-    """A folder that does not lie in the repository."""
+    """The folder is not in the repository."""
 
 
 def run_git(*arguments: str, stdin: bytes | None = None) -> bytes:
     """Return the output of a git command.
 
     Raises:
-        GitError: git is not installed, or refuses.
+        GitError: git is not installed, or the command fails.
     """
     try:
         process = subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False)  # noqa: S607 - the user's git
@@ -44,16 +44,16 @@ def run_git(*arguments: str, stdin: bytes | None = None) -> bytes:
 
 
 def repository_root(folder: Path | None = None) -> Path:
-    """Return the top of the repository that a folder lies in, by default the working folder."""
+    """Return the top folder of the repository with this folder; default: the working folder."""
     where = () if folder is None else ("-C", str(folder))
     return Path(os.fsdecode(run_git(*where, "rev-parse", "--show-toplevel").rstrip(b"\n")))
 
 
 def path_in_repository(folder: Path, root: Path) -> str:
-    """Return a folder's path from the top of the repository; "" is the top itself.
+    """Return a folder's path relative to the top of the repository; "" is the top itself.
 
     Raises:
-        OutsideRepositoryError: it is not in the repository.
+        OutsideRepositoryError: the folder is not in the repository.
     """
     path = os.path.relpath(os.path.realpath(folder), os.path.realpath(root))
     if path.startswith(os.pardir):
@@ -62,9 +62,9 @@ def path_in_repository(folder: Path, root: Path) -> str:
 
 
 def folder_blobs(root: Path, commit: str, folder: str) -> dict[Path, str]:
-    """Return a commit's files in a folder ("": all), each with its blob's name; "" of a link.
+    """Return the blob names of a commit's files in a folder ("" for all); "" for a link.
 
-    Paths are from the top of the repository.
+    Paths are relative to the top of the repository.
     """
     place = [f"{folder}/"] if folder else []
     listing = run_git("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit, *place)
@@ -78,12 +78,12 @@ def folder_blobs(root: Path, commit: str, folder: str) -> dict[Path, str]:
 
 
 def blob_contents(root: Path, names: Iterable[str]) -> Iterator[bytes]:
-    """Yield the contents of git's blobs, in their order: one process of git for all of them.
+    """Yield the contents of git blobs, in order, with one git process for all of them.
 
     Raises:
         GitError: git has no such blob, or cannot be run.
     """
-    with tempfile.TemporaryFile() as request:  # a pipe would be full before git's answer is read
+    with tempfile.TemporaryFile() as request:  # a pipe could fill up before git's output is read
         request.writelines(f"{name}\n".encode() for name in names)
         if not request.tell():
             return
@@ -107,4 +107,4 @@ def blob_contents(root: Path, names: Iterable[str]) -> Iterator[bytes]:
                     yield stream.read(int(size[0]))
                     stream.read(1)
             finally:
-                process.kill()  # nothing is read any more
+                process.kill()  # nobody reads its output any more

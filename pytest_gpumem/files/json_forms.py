@@ -1,8 +1,9 @@
-"""JSON of baselines and reports: read strictly, with clear words about a broken text; its records.
+"""JSON of baselines and reports: strict parsing with clear errors, and the forms of records.
 
-A record is a dataclass, and is written once. Its form in a file is a ``msgspec.Struct`` with fields
-of the same names, in the same order, and further ones of the file. Where a field of the record is a
-number of bytes or a count, that of the form is none below zero; ``nbytes`` is called "bytes" there.
+A record is a dataclass. Its form in a file is a ``msgspec.Struct`` derived from it, with fields of
+the same names in the same order, and fields that only the file has. Where a record's field is a
+number of bytes or a count, the form's field must not be negative; ``nbytes`` is called "bytes"
+there.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ import msgspec
 from pytest_gpumem import measurement
 
 CONFLICT: Final = re.compile(r"^([<=>|])\1{6}(?=\s|$)", re.MULTILINE)
-"""a marker that git leaves in a file"""
+"""a merge-conflict marker of git"""
 MAX_INT: Final = 2**63 - 1
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-"""bytes, or a count"""
+"""bytes or a count"""
 Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
-"""a number that may be below zero"""
+"""a number that may be negative"""
 FILE_NAMES: Final = {"nbytes": "bytes"}
-"""the names of fields in files, where they differ"""
+"""names of fields in files, if they differ"""
 
 
 class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
-    """The fault of a text, to follow a file's name: "is empty"."""
+    """What is wrong with a text, worded to follow the file's name: "is empty"."""
 
     def __init__(self, problem: str, *, encoding: bool = False, conflict: bool = False) -> None:
         super().__init__(problem)
         self.encoding = encoding
-        """whether it is the text's encoding"""
+        """whether the encoding is wrong"""
         self.conflict = conflict
-        """whether it is a merge-conflict marker"""
+        """whether there is a merge-conflict marker"""
 
 
 def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
-    """Return the value of a JSON text.
+    """Parse a JSON text.
 
     Bytes are UTF-8, with or without a byte order mark; ``kind`` names the file in messages.
 
     Raises:
-        JsonProblem: it is not JSON, has a name twice in an object, or NaN or infinity.
+        JsonProblem: the text is not JSON, repeats a name in an object, or has NaN or infinity.
     """
     texts: dict[str, str] = {}
 
     def fields_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # Equal texts of a file are one: a suite's results share many.
+        # Share equal strings: a suite's results have many in common.
         fields = {
             name: texts.setdefault(value, value) if type(value) is str else value
             for name, value in pairs
@@ -97,10 +98,10 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
 
 
 class Forms:
-    """The forms that the records of one kind of file have.
+    """The forms of records in one kind of file.
 
     Args:
-        base: the class that they are derived from.
+        base: the base class of the forms.
     """
 
     def __init__(self, base: type[msgspec.Struct]) -> None:
@@ -117,15 +118,15 @@ class Forms:
         types_of: dict[str, Any] | None = None,
         name: str = "",
     ) -> type:
-        """Return the form of a record; records in its fields have their forms already.
+        """Create the form of a record; the forms of records in its fields must exist already.
 
         Args:
             record: a dataclass.
-            base: has fields of its own, which come first.
-            optional: fields that a file may lack: it has the record's default then.
+            base: base class, whose own fields come first.
+            optional: fields that may be missing in a file; they get the record's default.
             without: fields that are not in files.
-            types_of: the types of fields that differ in files.
-            name: the form's, where the record has another one.
+            types_of: types of fields whose type differs in files.
+            name: the form's name, if it differs from the record's.
         """
         base = base or self._base
         hints = get_type_hints(record, include_extras=True)

@@ -187,8 +187,7 @@ class Policy:
 
     launcher: tuple[str, ...] = ("pytest",)
     """the words with which a remedy's command starts pytest, or all words of ``gpumem run``; empty
-    if
-    no single command does"""
+    if no single command does"""
     repeated: tuple[str, ...] = ()
     """this session's command-line options that change figures: a remedy's command must repeat them,
     or it would record another device's baselines"""

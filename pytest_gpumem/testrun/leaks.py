@@ -53,8 +53,8 @@ STEPPED_ONCE: Final = (
 Place = tuple[int, int]
 
 MAX_SHARE: Final = 8
-"""A test that left more than 1/N of the device's memory is not run again: the second run would
-have to fit in the rest."""
+"""A test that left more than 1/N of the device's memory is not run again: the second run would have
+to fit in the rest."""
 
 
 def require_steps(run: Run) -> None:
