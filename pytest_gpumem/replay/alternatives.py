@@ -1,7 +1,7 @@
-"""Alternatives of a GPU, put into the script of a run's requests.
+"""Adding what a GPU may do differently to the script of a run's requests.
 
-A GPU decides the sizes of workspaces, if a library names none, how long other streams use tensors,
-and whether kernels are timed. The requests get the ends of these ranges.
+A GPU decides the sizes of workspaces for which the library reports none, how long other streams use
+tensors, and whether kernels are timed. The requests get the bounds of these ranges.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from pytest_gpumem.replay.request_script import RequestScript, Step
 
 UNITS: Final = (1, 4, 8, 16)
-"""bytes of an element, where a library is asked for a number of elements"""
+"""possible element sizes in bytes, for libraries that report a number of elements"""
 CLOCKS: Final = 2
 """microseconds by which the allocator's clock and the system's may differ"""
 NOT_FOUND: Final = "the range is unknown: a workspace was not found among the run's requests"
 
 
 class NoRangeError(Exception):
-    """The ends of a run's peaks cannot be told; the message says why."""
+    """The range of a run's peaks is unknown; the message says why."""
 
 
 def add_alternatives(
     script: RequestScript, blocks: Sequence[Alternative], awaited: Sequence[AllocatorEvent]
 ) -> None:
-    """Put the sizes that blocks may have, and the times of late frees, into a device's script.
+    """Add blocks' possible sizes, and the times of late frees, to a device's script.
 
     Raises:
-        NoRangeError: the request of a block is not found.
+        NoRangeError: no request matches a block.
     """
     for free, event in _of_other_streams(script, awaited):
         if free.number is not None and event.awaited > event.answered:
@@ -47,16 +47,16 @@ def add_alternatives(
 
 
 class Free(NamedTuple):
-    """A block that was given back, perhaps after a wait; times are those of the history."""
+    """A freed block, whose free may have waited; times are those of the history."""
 
     number: int | None
-    """of its request; None: it is older than the run"""
+    """number of its request; None if it is older than the run"""
     dropped: float
     """when the program dropped it"""
     given: float
-    """when the allocator had it back"""
+    """when the allocator freed it"""
     place: int
-    """of the drop in the history"""
+    """index of the drop in the history"""
     waited: bool
     """whether it is known to have waited for other streams"""
 
@@ -64,17 +64,17 @@ class Free(NamedTuple):
 def _of_other_streams(
     script: RequestScript, awaited: Sequence[AllocatorEvent]
 ) -> list[tuple[Free, AllocatorEvent]]:
-    """Return the blocks that other streams used, each with the event that the allocator asked for.
+    """Match the blocks that other streams used to the events that the allocator queried.
 
-    The history does not name them. The allocator records an event as such a block is dropped,
-    before anything else gets into the history. So the order of both and their times tell the
+    The history does not name these blocks. The allocator records an event when such a block is
+    dropped, before anything else enters the history. So order and times of both identify the
     blocks.
     """
     log, candidates = script.log, []
     for at, block in log.taken_back.items():
         place = at if block is None or block.end is None else block.end
         number = None if block is None else script.numbers.get(block)
-        # The allocator takes a block back as it is dropped, or at the beginning of a later request.
+        # The allocator frees a block when it is dropped, or at the start of a later request.
         following = log.events[at + 1]["action"] if at + 1 < len(log.events) else ""
         waited = at - place > 1
         if waited or following not in {"", "free_requested"}:
@@ -91,10 +91,10 @@ def _of_other_streams(
 
 
 class _Way(NamedTuple):
-    """Events with their blocks, up to one of both."""
+    """A partial matching of events to blocks, as a linked list that ends with ``pair``."""
 
     difference: float
-    """microseconds by which the times of all pairs differ"""
+    """sum of the time differences of all pairs, in microseconds"""
     pair: tuple[Free, AllocatorEvent] | None
     before: _Way | None
 
@@ -102,14 +102,14 @@ class _Way(NamedTuple):
 def _in_order(
     frees: Sequence[Free], events: Sequence[AllocatorEvent]
 ) -> list[tuple[Free, AllocatorEvent]] | None:
-    """Return each event with its block, both in their order, or None: no such way exists.
+    """Match each event to a block, keeping both in order; None if that is impossible.
 
-    Each block that is known to have waited has an event, or one for each stream that used it. Of
-    the ways that this leaves, the one with the least difference of times is returned.
+    A block that is known to have waited has one event for each stream that used it. Of the possible
+    matchings, return the one with the smallest sum of time differences.
     """
     drops = [free.dropped for free in frees]
     known_before = [-1]
-    """for each block, and the end: the last one before it that is known to have waited"""
+    """for each block, and the end: index of the last earlier block that is known to have waited"""
     for at, free in enumerate(frees):
         known_before.append(at if free.waited else known_before[-1])
     ways = {-1: _Way(0, None, None)}
@@ -137,7 +137,7 @@ def _in_order(
 
 
 def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
-    """Put sizes into a script that blocks may have, and requests for blocks that it has not."""
+    """Add blocks' possible sizes to a script, and requests for blocks that are not in it."""
     takes = [(time, number) for time, action, number in script.steps if action == "take"]
     times = [time for time, _ in takes]
     by_address: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -178,17 +178,18 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
 
 
 def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]) -> list[Step]:
-    """Return steps with those of added blocks.
+    """Insert the steps of added blocks.
 
-    ``added`` has the number of each request, and that of the block it may be kept with.
+    ``added`` has each block with the number of its request, and of the request whose block it may
+    be kept with.
     """
     times = [time for time, _, _ in steps]
     given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}
     placed = [((at, inf, 2), step) for at, step in enumerate(steps)]
-    """steps, each with its place: the old step that it is before, its time, and an order"""
+    """steps with sort keys: index of the old step that follows, time, and order"""
     for block, number, other in added:
         at, until = bisect_right(times, block.time), bisect_right(times, block.ended)
-        is_call = block.use in {"in use", "planned"}  # the call has ended before the next one
+        is_call = block.use in {"in use", "planned"}  # the call ends before the next call
         placed.append(((at, block.time, 0 if is_call else 1), (block.time, "take", number)))
         if is_call:
             placed.append(((at, block.time, 0), (block.time, "give", number)))

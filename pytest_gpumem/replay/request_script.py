@@ -1,7 +1,7 @@
-"""The requests of a run to PyTorch's allocator: read from its log, to be made again.
+"""A run's requests to PyTorch's allocator, read from its log so that they can be repeated.
 
-The allocator itself then tells the memory of a run with other sizes: it rounds, splits, and gives
-segments back as it does in a run.
+Repeating them with other sizes measures such a run: the allocator itself rounds, splits and
+releases segments as it does in a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recording, Span
 
 Pool = tuple[int, int]
-"""a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
+"""PyTorch's id of a memory pool: a CUDA graph's, or a ``torch.cuda.MemPool``'s"""
 SHARED: Final[Pool] = (0, 0)
-"""the pool of all other memory"""
+"""the default pool"""
 Step = tuple[float, str, int]
 MAX_REQUESTS: Final = 200_000
-"""events of a device with requests that are still made again: each takes some microseconds"""
+"""A device with more events than this is not replayed: each takes some microseconds."""
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Request:
     stream: int
     pool: Pool = SHARED
     block: Alternative | None = None
-    """of one that a GPU may make with another size"""
+    """the alternative sizes; None if a GPU makes the same request"""
 
     def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
-        """Return the bytes at an end, without requests that a GPU makes for some reasons."""
+        """Return the bytes at a bound; alternatives for a reason in ``without`` keep their size."""
         if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
         return self.block.least if end == "least" else self.block.most
@@ -49,30 +49,30 @@ class Request:
 
 @dataclass
 class RequestScript:
-    """The requests to one device's allocator, in their order."""
+    """The requests to one device's allocator, in order."""
 
     log: AllocatorLog
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    """each with its time, its action, and the number of a request: "take", "give"; "give late"
-    one that another stream used; "release" the cache, "settle" as the measurement does it;
-    "end pool", by its number in ``pools``"""
+    """time, action, and number of a request: "take" (allocate), "give" (free); "give late" frees a
+    block that another stream used; "release" empties the cache, "settle" does what the measurement
+    does to settle; "end pool" has an index in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
-    """those of their own that gave their memory back"""
+    """private pools that released their memory"""
     late: dict[int, float] = field(default_factory=dict)
-    """requests that a GPU may give back late, as another stream uses them: when at the latest"""
+    """latest time at which a GPU frees a request's block, if another stream uses it"""
     numbers: dict[Block, int] = field(default_factory=dict)
-    """the request of each block that the run made"""
+    """number of the request for each block of the run"""
     refused: bool = False
-    """whether a request was: the run caught an out-of-memory error"""
+    """whether a request was refused: the run caught an out-of-memory error"""
 
     @classmethod
     def read(
         cls, recording: Recording, device: int, *, retried: bool = False
     ) -> RequestScript | None:
-        """Return a device's script; None if it has too many requests.
+        """Read a device's script; return None if it has too many requests.
 
-        ``retried``: the allocator emptied its cache to meet a request.
+        ``retried`` says that the allocator emptied its cache to satisfy a request.
         """
         if device < len(recording.events) and len(recording.events[device]) > MAX_REQUESTS:
             return None
@@ -84,14 +84,14 @@ class RequestScript:
             if segment["device"] == device
             and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
         )
-        """memory of pools of their own that was left at the end: from, to, and the pool"""
+        """(start, end, pool) of private pools' segments that existed at the end"""
         spans = list(recording.ours)
         for at, event in enumerate(log.events):
             time, action = event["time_us"], event["action"]
             while spans and spans[0].end < time:
                 script._end_own_work(spans.pop(0), recording)
             pool = _pool_of(event, left) if action in GIVEN else SHARED
-            if pool not in {SHARED, *script.pools[-1:]}:  # one of its own gave its memory back
+            if pool not in {SHARED, *script.pools[-1:]}:  # a private pool released its memory
                 script.steps.append((time, "end pool", len(script.pools)))
                 script.pools.append(pool)
             if (block := log.taken_back.get(at)) in script.numbers:
@@ -104,7 +104,7 @@ class RequestScript:
                 script.requests.append(request)
                 script.steps.append((time, "take", number))
             elif action in GIVEN and not (retried and _is_retry(log, at)):
-                release = (time, "release", 0)  # one, for all segments given back at that time
+                release = (time, "release", 0)  # one for all segments released at that time
                 script.steps += [release] * (script.steps[-1:] != [release])
             script.refused |= action == "oom"
         for span in spans:
@@ -116,9 +116,9 @@ class RequestScript:
         self.steps.append((span.end, action, 0))
 
     def steps_with_waits(self, share: float) -> list[Step]:
-        """Return the steps, where a GPU gives blocks back late that other streams use.
+        """Return the steps with late frees of the blocks that other streams use.
 
-        ``share``: of the steps that it may take at most, from 0 to 1.
+        ``share``, from 0 to 1, is the fraction of the longest possible delay, in steps.
         """
         times = [time for time, _, _ in self.steps]
         given = {
@@ -135,8 +135,8 @@ class RequestScript:
 def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
     """Return the pool of an event's memory.
 
-    The history of torch 2.10 and older does not name the pool: the pool is taken that has memory
-    at the address at the end.
+    The history of torch 2.10 and older does not name the pool: then look for the pool with memory
+    at this address at the end of the run.
     """
     if "pool_id" in event:
         return tuple(event["pool_id"])
@@ -145,13 +145,13 @@ def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
 
 
 def _is_retry(log: AllocatorLog, at: int) -> bool:
-    """Return whether the allocator emptied its cache for the request that comes next."""
+    """Return whether the allocator emptied its cache for the next request."""
     following = (log.events[index]["action"] for index in range(at, len(log.events)))
     return next((action for action in following if action not in GIVEN), "") in TAKEN
 
 
 class ServedRequests:
-    """Requests of a script that a device's allocator has met again, by their numbers."""
+    """Live blocks of a script's repeated requests on a device, by request number."""
 
     def __init__(self, device: int) -> None:
         import torch
@@ -159,10 +159,10 @@ class ServedRequests:
         self._allocator = torch.cuda
         self._device = device
         self.living: dict[int, int] = {}
-        """the address of each"""
+        """the address of each block"""
 
     def take(self, number: int, size: int, stream: int) -> bool:
-        """Return whether a request of so many bytes found room."""
+        """Allocate a block for a request; return whether it fitted."""
         try:
             address = self._allocator.caching_allocator_alloc(size, self._device, stream)
         except RuntimeError as error:
@@ -173,10 +173,10 @@ class ServedRequests:
         return True
 
     def give(self, number: int) -> None:
-        """Give a request's block back."""
+        """Free a request's block."""
         self._allocator.caching_allocator_delete(self.living.pop(number))
 
     def give_all(self) -> None:
-        """Give all blocks back."""
+        """Free all blocks."""
         for number in list(self.living):
             self.give(number)

@@ -1,12 +1,11 @@
-"""The range of a test's peaks if a GPU decides sizes that are unknown here.
+"""The range of a test's peaks if they depend on choices that only a GPU makes.
 
-That is a library's choice of a workspace, how long another stream uses a tensor, or a choice by
-time. The requests of the test's own run are served once more by PyTorch's allocator, with the least
-and with the largest sizes and times that are possible
-(:mod:`pytest_gpumem.replay.workspace_replay`).
+Such choices are a library's workspace size, how long another stream uses a tensor, or which kernel
+is fastest. PyTorch's allocator serves the requests of the test's own run again, with the smallest
+and with the largest possible sizes and times (:mod:`pytest_gpumem.replay.workspace_replay`).
 
-Served on streams of their own they also tell the memory that the test reserves alone, where memory
-of earlier tests lies in the segments that serve it.
+Served on new streams, the requests also show how much the test reserves alone, if its segments
+contained memory of earlier tests.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
 SHARES: Final = (0.25, 0.5, 0.75)
 """fractions of the uncertain requests that are replayed, besides none and all"""
 IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
-"""note of peaks reserved that a replay alone makes certain"""
+"""the note on an uncertain peak reserved, which a replay resolves"""
 TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
-"""warnings of figures that may be higher: a range says how much"""
+"""warnings that figures may be higher, which a range replaces"""
 
 
 def is_replayed(run: ReplayedRun) -> bool:
-    """Return whether a run's requests are to be served once more, for the range of its peaks.
+    """Return whether to replay a run's requests to get the range of its peaks.
 
-    Not of a test that may leak, that searches for a size or has several.
+    Tests for leaks or growth, searches, and tests with several batch sizes are not replayed.
     """
     spec, alternatives = run.spec, run.device.alternatives()
     if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
@@ -53,9 +52,9 @@ def with_ranges(
     measured: Mapping[str, tuple[MemorySpec, Measurement]],
     recording: Recording | None,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Return the measurements of a test that has passed, and of its parts, with their ranges.
+    """Add the ranges to the measurements of a passed test and its parts.
 
-    Their peaks reserved are those of the test alone.
+    Their reserved peaks become those of the test alone.
     """
     results = dict(measured)
     if recording is None or not is_replayed(run):
@@ -91,16 +90,16 @@ def _ranged(
     replay: WorkspaceReplay,
     alternatives: Alternatives,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Return the measurements with their ranges; a NoRangeError if the test fits not at an end."""
+    """Add the ranges to measurements; raise NoRangeError if the test does not fit at a bound."""
     tries: list[tuple[RangeEnd, Collection[str], float]] = []
     if alternatives.smaller:
         tries.append(("least", (), 1))
     if alternatives.larger:
         tries.append(("most", (), 1))
-        # More requests may lead to less reserved memory: other blocks find room in it.
+        # More requests may lead to less reserved memory, as other blocks reuse theirs.
         reasons = replay.reasons()
         tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
-        # Memory that is free again in between may be divided, and another segment reserved.
+        # Memory that is free in between may be split, so that another segment is reserved.
         tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
     replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
     ends = [peaks for peaks, _ in replays]
@@ -136,7 +135,7 @@ def _ranged(
 def _of_each_device(
     runs: Iterable[tuple[Peak, ...]], choose: Callable[[Iterable[int]], int]
 ) -> tuple[Peak, ...]:
-    """Return for each device the smallest or the largest figures of several runs."""
+    """Choose the smallest or the largest figures of several runs, for each device."""
     return tuple(
         Peak(choose(peak.allocated for peak in peaks), choose(peak.reserved for peak in peaks))
         for peaks in zip(*runs, strict=True)
@@ -144,14 +143,15 @@ def _of_each_device(
 
 
 def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
-    """Return a largest peak with the memory that may be reserved beyond it.
+    """Add to an upper bound the memory that may be reserved beyond it.
 
     Args:
-        peak: the largest of several runs'.
-        percent: of the reserved bytes, that may be reserved besides.
+        peak: the largest of several runs.
+        percent: additional bytes that may be reserved, in percent of the reserved bytes.
         cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
             that fits.
-        full: whether the largest had no room: then a size between may have filled the memory.
+        full: whether the largest sizes did not fit: then a size in between may have filled the
+            memory.
     """
     if full:
         return Peak(max(peak.allocated, cap), max(peak.reserved, cap))

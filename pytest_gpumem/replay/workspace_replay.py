@@ -1,26 +1,26 @@
-"""A run's requests served once more by PyTorch's allocator, with other ends of unknown sizes.
+"""Replay a run's requests in PyTorch's allocator, with other bounds of unknown sizes.
 
-The allocator itself is the model: it rounds, splits, and gives segments back as it does in a run.
-Nothing of the step runs again. The allocator has memory of its own for each stream, and for each
-pool of a CUDA graph. So the requests are for streams and pools that are new: live memory in the
-run's own is left alone.
+The allocator itself is the model: it rounds, splits and releases segments as it does in a run. No
+part of the step runs again. The allocator separates the memory of each stream, and of each CUDA
+graph's pool. So the replay uses new streams and pools, and live memory in the run's own ones is not
+touched.
 
-The requests are those of the run's recording. A workspace is among them where the run asked for
-one; where none was asked for (its usual size is zero), its request comes at the moment of the
-library's question or call.
+The requests come from the run's recording. It contains a workspace if the run requested one; if not
+(its usual size is zero), the replay requests it at the time of the library's query or call.
 
-A plan changes the requests: with ``torch.backends.cudnn.benchmark`` PyTorch allocates the
-largest workspace to time plans, then that of the fastest: at the lower end both are those of the
-smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
-plan, with the usual one.
+cuDNN's choice of a plan changes the requests: with ``torch.backends.cudnn.benchmark`` PyTorch
+allocates the largest workspace to time plans, then that of the fastest plan. At the lower bound
+both have the size of the smallest plan's workspace. If the largest workspace of a convolution does
+not fit, PyTorch uses the next plan, with the usual workspace.
 
-A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
-asks. At the upper end it is given back when the program has waited for that stream, or before
-PyTorch empties its cache or gives up: it waits for such streams itself then. PyTorch counts such a
-tensor as allocated until the program drops it, and its memory as reserved for longer.
+In the run, a tensor that another stream uses (``record_stream``) is freed as soon as PyTorch
+queries its event. At the upper bound it is freed when the program has waited for that stream, or
+before PyTorch empties its cache or fails, because PyTorch itself then waits for such streams.
+PyTorch counts such a tensor as allocated until the program drops it, and its memory as reserved for
+longer.
 
-Requests of a GPU that times kernels, or that found a faster one with more memory, are among the
-requests at the upper end alone.
+Requests of a GPU that times kernels, or that chose a faster kernel with more memory, are made only
+at the upper bound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ UNFIT: Final = "the step does not fit with the largest figures"
 
 
 class ReplayedRun(Protocol):
-    """A run that has ended: :class:`~pytest_gpumem.testrun.run.Run`, as a replay needs it."""
+    """The attributes of a finished :class:`~pytest_gpumem.testrun.run.Run` that a replay needs."""
 
     spec: MemorySpec
     device: Device
@@ -67,24 +67,24 @@ class ReplayedRun(Protocol):
 
     @property
     def held_before(self) -> Sequence[Peak]:
-        """The memory of live fixtures of wider scope that other tests set up, one Peak a device."""
+        """The memory of live wider fixtures that other tests set up, one Peak per device."""
 
     @property
     def searches(self) -> Mapping[str, object]:
-        """Values that searches with a baseline found."""
+        """Results of searches with a baseline."""
 
     def limit_of(self, part: str) -> int | None:
-        """Return the bytes that a part may reserve by its own limit."""
+        """Return a part's own limit of reserved bytes."""
 
     def windows(self, part: str) -> list[Span]:
-        """Return when the test was measured, or a part of it."""
+        """Return the time spans in which the test, or a part of it, was measured."""
 
     def peaks_of(self, part: str) -> tuple[Peak, ...]:
-        """Return the peaks of the test or of a part; none of a part that did not run."""
+        """Return the peaks of the test ("") or of a part; empty if the part did not run."""
 
 
 class WorkspaceReplay:
-    """Tells the peaks of one run with other sizes of workspaces."""
+    """Finds the peaks of one run with other workspace sizes."""
 
     def __init__(
         self,
@@ -96,16 +96,16 @@ class WorkspaceReplay:
         """Read a recording.
 
         Raises:
-            NoRangeError: its requests are too many, or cannot be read.
+            NoRangeError: it has too many requests, or they cannot be read.
         """
         blocks, awaited = alternatives.blocks, alternatives.events
         if recording.overflowed or blocks is None or awaited is None:
             raise NoRangeError(TOO_MANY)
-        # Those of an earlier run, which this one took the place of, have no requests here.
+        # Skip blocks of an earlier run that this one replaced: it has no requests for them.
         blocks = [block for block in blocks if block.time >= recording.began]
         self._run = run
         self.alone: dict[str, tuple[Peak, ...]] = {}
-        """the peaks of the test and its parts that the replay has with the run's own sizes"""
+        """the replay's peaks of the test and its parts with the run's own sizes"""
         self._windows = {part: run.windows(part) for part in parts}
         self._scripts: list[RequestScript] = []
         first = run.meter.devices.start
@@ -115,7 +115,8 @@ class WorkspaceReplay:
                 raise NoRangeError(TOO_MANY)
             if script.refused:
                 raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
-            # A block with an address is found on its own device; else it is taken for the first's.
+            # A block with an address matches only on its own device; others are assigned to the
+            # first.
             mine = [
                 block
                 for block in blocks
@@ -128,17 +129,18 @@ class WorkspaceReplay:
 
     @contextmanager
     def checked(self) -> Iterator[WorkspaceReplay]:
-        """Serve the requests in the block, if they lead to the peaks that were measured.
+        """Allow replays within the block, if the run's own sizes reproduce the measured peaks.
 
-        Beside memory of earlier tests another peak reserved may have been measured.
+        With memory of earlier tests around, the measured peak reserved may differ.
 
         Raises:
-            NoRangeError: they do not.
+            NoRangeError: they do not reproduce the peaks.
         """
         meter = self._run.meter
         with meter.apart(), VIEW.hidden(meter.devices):
             self.alone, _ = self.peaks("usual")
-            # What the program did because the device was full it had not done alone.
+            # After a retry, the program's requests may depend on the full device: alone it may
+            # differ.
             in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
             for part, peaks in self._measured.items():
                 for alone, measured in zip(self.alone[part], peaks, strict=True):
@@ -154,7 +156,7 @@ class WorkspaceReplay:
         return any(script.late for script in self._scripts)
 
     def reasons(self) -> list[str]:
-        """Return why a GPU may make more requests: choices that are not known."""
+        """Return the reasons why a GPU may make more requests: unknown choices."""
         requests = (request for script in self._scripts for request in script.requests)
         reasons = (request.block.reason for request in requests if request.block is not None)
         return list(dict.fromkeys(filter(None, reasons)))
@@ -164,11 +166,11 @@ class WorkspaceReplay:
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks per device, of the test and its parts, if every range takes this bound.
 
-        At the upper end a GPU may make more requests, but for those ``without``, and other streams
-        may use tensors over a ``share`` of the steps.
+        At the upper bound a GPU may make more requests, except for the reasons in ``without``, and
+        other streams may use tensors for a ``share`` of the steps.
 
         Returns:
-            also how many of the largest workspaces found no room, and had a smaller one's place.
+            also how many of the largest workspaces did not fit, and were replaced by a smaller one.
 
         Raises:
             NoRangeError: the test does not fit with them.
@@ -197,12 +199,12 @@ class WorkspaceReplay:
 
 
 def unpinned(peak: Peak) -> Peak:
-    """Return a peak without pinned memory: of that nothing is requested here."""
+    """Return a peak without pinned memory, which a replay does not request."""
     return Peak(peak.allocated, peak.reserved)
 
 
 class _Stage:
-    """One device while a script is served: settled, with all rooms filled."""
+    """One device during a replay: settled, with all free blocks filled."""
 
     def __init__(
         self,
@@ -212,11 +214,11 @@ class _Stage:
         script: RequestScript,
         sizes: Sequence[int],
     ) -> None:
-        """Make room for a script's requests beside ``initial``, which the step held at first."""
+        """Make room for a script's requests besides ``initial``, which the step held first."""
         import torch
 
         self.unfit = 0
-        """how many workspaces found no room"""
+        """number of workspaces that did not fit"""
         self._torch = torch
         self._device = device
         self._run = run
@@ -227,26 +229,26 @@ class _Stage:
         self._plugs = Plugs(range(device, device + 1))
         self._served = ServedRequests(device)
         self._streamed: dict[int, int] = {}
-        """live requests that another stream uses, with the bytes of their blocks"""
+        """block sizes in bytes of live requests that another stream uses"""
         self._waiting: dict[int, int] = {}
-        """those that the program has dropped: PyTorch does not count them as allocated"""
+        """the same after the program has dropped them: PyTorch does not count them as allocated"""
         self._uncounted: set[int] = set()
-        """requests that live and do not count for a peak"""
+        """live requests that do not count in a peak"""
         self._streams: dict[int, int] = {}
-        """the new streams, by the run's"""
+        """new stream handles by the run's streams"""
         self._pools: dict[Pool, Any] = {}
-        """the new pools, by the run's"""
+        """new pools by the run's pools"""
         self._peaks: dict[str, Peak] = {}
-        """by part, until now"""
+        """peaks so far by part"""
         self._open: list[str] = []
-        """the parts that run"""
+        """the running parts"""
         held = self._base.reserved - initial.reserved
         run.device.make_room([held] * run.meter.count)
         limit = None if run.limit is None else run.limit + held
         set_cap(device, limit, held)
 
     def end(self) -> None:
-        """Give all back."""
+        """Release everything."""
         self._served.give_all()
         self._plugs.release()
         self._pools.clear()
@@ -283,7 +285,7 @@ class _Stage:
         return self._peaks
 
     def _fold(self) -> None:
-        """Put the peak since the last time into those of the open parts."""
+        """Add the peak since the last call to those of the open parts."""
         peak = minus(peak_in(VIEW.stats(self._device)), self._base)
         not_allocated = self._plugs.sizes[0] + sum(self._waiting.values())
         peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
@@ -327,14 +329,14 @@ class _Stage:
             return
         if request.block is None or request.block.use != "planned":
             raise NoRangeError(UNFIT)
-        self.unfit += 1  # PyTorch goes on with another plan, which has the usual size
+        self.unfit += 1  # PyTorch continues with another plan, of the usual size
         if request.size and not self._take(number, request.size, request, is_late=is_late):
             raise NoRangeError(UNFIT)
 
     def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
-        """Return whether a request with this size found room.
+        """Allocate a request with this size; return whether it fitted.
 
-        The allocator waits for other streams before it gives up.
+        The allocator waits for other streams before it fails.
         """
         old_bytes = current(self._device).allocated if is_late else 0
         if not self._try(number, size, request):
@@ -348,7 +350,7 @@ class _Stage:
         return True
 
     def _try(self, number: int, size: int, request: Request) -> bool:
-        if request.stream not in self._streams:  # those of ``torch.cuda.Stream`` may be in use
+        if request.stream not in self._streams:  # those of torch.cuda.Stream may be in use
             handle = ctypes.c_uint64(0)
             with self._torch.cuda.device(self._device):
                 self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
@@ -362,11 +364,11 @@ class _Stage:
         try:
             with self._torch.cuda.use_mem_pool(self._pools[request.pool], self._device):
                 return self._served.take(number, size, stream)
-        except RuntimeError as error:  # of torch 2.7, in expandable segments
+        except RuntimeError as error:  # torch 2.7 with expandable segments
             raise NoRangeError(NO_POOLS) from error
 
     def _end_waiting(self, numbers: Sequence[int]) -> None:
-        """Give blocks of other streams back, as the allocator does once it has waited for them."""
+        """Free blocks that other streams use, as the allocator does after waiting for them."""
         if not numbers:
             return
         self._fold()
@@ -379,5 +381,5 @@ class _Stage:
         self._served.give(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
-            if not self._uncounted:  # the cache that they leave is in the next peaks
+            if not self._uncounted:  # the cache that they leave counts in the next peaks
                 VIEW.reset_peaks(self._device)
