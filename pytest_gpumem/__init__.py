@@ -1,7 +1,7 @@
 """Memory regression tests for PyTorch models, on a real GPU or on a virtual one.
 
-All that users import is here: the other modules are private. Importing this package imports neither
-torch nor pytest.
+Everything that users import is here; all other modules are private. Importing this package imports
+neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: pytest imports this package in every session."""
+    """Import a public name on first use, because pytest imports this package in every session."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

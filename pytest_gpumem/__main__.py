@@ -1,4 +1,4 @@
-"""``python -m pytest_gpumem``: the gpumem command, without its script on the search path."""
+"""``python -m pytest_gpumem``: the gpumem command, if its script is not on PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakdowns of peaks: rows beside a baseline's, the largest lines; differences of provenances.
+"""Breakdowns of peaks: comparison with a baseline, the largest lines, differing provenances.
 
 Everything here is pure. Sizes are bytes.
 """
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Attribution, Breakdown, Keeper
 
 MAX_HELD: Final = 3
-"""source lines of a peak that is over a limit"""
+"""maximum number of source lines to name for a peak over its limit"""
 MIN_KEPT: Final = 8
 """lines, and keepers of a line, below 1/N of the growth are omitted"""
 CACHED: Final = "cached"
-"""the row of the memory that was reserved but not allocated"""
+"""name of the row for memory that was reserved but not allocated"""
 
 PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
-"""fields of a provenance that have another name in reports"""
+"""names in reports of a provenance's fields, if they differ"""
 
 
 @dataclass(frozen=True)
 class BreakdownRow:
-    """One category or one site of a breakdown, beside the baseline's, in bytes."""
+    """One category or one site of a breakdown and of the baseline's, in bytes."""
 
     name: str
     nbytes: int
     baseline: int | None = None
-    """None without a baseline, or where the baseline did not keep this site"""
+    """None without a baseline, or if the baseline does not contain this site"""
     site: Site | None = None
-    """of a row of sites: the measured one, else the baseline's"""
+    """for a site: the measured one, else the baseline's"""
     blocks: int = 0
-    """of a row of sites: the number of blocks measured"""
+    """for a site: the number of measured blocks"""
     baseline_blocks: int | None = None
-    """of a row of sites: the number of blocks in the baseline"""
+    """for a site: the number of blocks in the baseline"""
     old_code: str = ""
-    """of a row of sites: the line's code in the baseline, where the line was edited"""
+    """for a site: the line's code in the baseline if the line was edited"""
 
     @property
     def difference(self) -> int | None:
@@ -52,13 +52,13 @@ class BreakdownRow:
 
 
 SiteKey = tuple[str, str, str, str]
-"""file, function, code and category: the same site, though its line number changed"""
+"""(file, function, code, category): the same even if the line number changed"""
 
 
 def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
     """Return a row for each category that is not empty, and one for cached memory.
 
-    The largest growth first; without a baseline in the order of ``CATEGORIES``.
+    The largest growth is first; without a baseline, rows are in the order of ``CATEGORIES``.
     """
     rows = []
     for name in CATEGORIES:
@@ -72,13 +72,13 @@ def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list
 
 
 def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
-    """Return a row for each site, the largest growth first, without a baseline the largest first.
+    """Return a row for each site, sorted by growth, or by size without a baseline.
 
-    Sites are the same by file, function, code and category, as line numbers change. Where a
-    function has one new site of a category and one that is gone, that line was edited: the two are
-    one site. A site that only one breakdown has counts as zero in the other. But a baseline keeps
-    its largest sites only. A site smaller than all of these had nothing if its category had nothing
-    beside them. Else its baseline is not known, and its row comes last.
+    Sites are matched by file, function, code and category, as line numbers change. If a function
+    has one new site of a category and one that is gone, the line was edited, and the two are one
+    site. A site that only one breakdown has counts as zero in the other. But a baseline stores only
+    its largest sites. A site smaller than all of these had zero bytes if its category had no other
+    memory. Otherwise its baseline is unknown, and its row comes last.
     """
     if baseline is None:
         return [
@@ -89,7 +89,7 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     old_sizes = [site.nbytes for site in baseline.sites]
     complete = sum(old_sizes) == sum(baseline.categories.values())
     smallest = 0 if complete else min(old_sizes, default=0)
-    # Sites that the baseline would have kept, had they been this large: their absence means zero.
+    # The baseline would contain sites of this size: their absence means zero bytes.
     comparable = {key for key, site in new.items() if complete or site.nbytes > smallest > 0}
     beside: Counter[str] = Counter(baseline.categories)
     for site in baseline.sites:
@@ -124,7 +124,7 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
 
 
 def site_name(site: Site) -> str:
-    """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
+    """Return a site's name in reports: "blocks.py:88 (Attention.forward)"."""
     if not site.path:
         return "no line of Python"
     place = f"{site.path}:{site.line}"
@@ -137,7 +137,7 @@ def blocks_text(number: int) -> str:
 
 
 def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
-    """Return sites by their keys; two lines with the same code become one site."""
+    """Return sites by key; lines with the same code are merged."""
     by_key: dict[SiteKey, Site] = {}
     for site in sites:
         key = site.path, site.function, site.code, site.category
@@ -163,7 +163,7 @@ def _by_growth(rows: Iterable[BreakdownRow]) -> list[BreakdownRow]:
 
 
 def provenance_text(provenance: Provenance, reference: Provenance | None = None) -> str:
-    """Return a provenance in words; with a reference, only the fields that differ from it."""
+    """Return a provenance as text; with a reference, only the fields that differ from it."""
     if provenance == reference:  # nearly always
         return ""
     values = ((field.name, getattr(provenance, field.name)) for field in fields(Provenance))
@@ -186,13 +186,13 @@ def toolchain_text(old: Provenance, new: Provenance) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeldLine:
-    """A source line that holds much of a peak."""
+    """A source line that holds a large part of a peak."""
 
     site: Site
     reasons: tuple[str, ...]
-    """clauses on the keepers of its blocks"""
+    """clauses that describe the keepers of its blocks"""
     keepers: tuple[Keeper, ...] = ()
-    """these keepers, one a clause"""
+    """the keepers, one per clause"""
 
 
 def largest_lines(attribution: Attribution) -> list[HeldLine]:
@@ -208,7 +208,7 @@ def largest_lines(attribution: Attribution) -> list[HeldLine]:
 
 
 def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
-    """Return the keepers of a source line's blocks that are worth telling."""
+    """Return the keepers of a source line's blocks that hold at least 1/MIN_KEPT of its bytes."""
     place = site.path, site.line, site.category
     return tuple(
         keeper
@@ -219,7 +219,7 @@ def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keep
 
 
 def keeper_reason(keeper: Keeper, nbytes: int) -> str:
-    """Return a keeper in words, with its bytes where these are not nearly all of a line's."""
+    """Describe a keeper, with its bytes if they are less than 90 % of the line's."""
     part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < nbytes * 9 else ""
     *first, last = map(str, keeper.steps or [""])
     steps = f", of steps {', '.join(first)} and {last}" if first else f", of step {last}"

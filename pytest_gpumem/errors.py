@@ -1,4 +1,4 @@
-"""The errors of pytest-gpumem: each has the input, the problem and the remedy."""
+"""The errors of pytest-gpumem; each names the input, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class GpuMemError(Exception):
 
 
 def is_own_error(excinfo: Any) -> bool:  # noqa: ANN401 - pytest's ExceptionInfo
-    """Return whether pytest leaves frames out: of an error of this package the test's line tells.
+    """Return whether pytest should hide frames: for our own errors, only the test's line matters.
 
-    Modules that a test calls have it as ``__tracebackhide__``.
+    Modules that a test calls set ``__tracebackhide__`` to this function.
     """
     return bool(excinfo.errisinstance(GpuMemError))
 
@@ -49,4 +49,4 @@ class DeviceError(GpuMemError, RuntimeError):
 
 
 class TooSmallError(DeviceError):
-    """This machine's GPUs are too few, or too small, for a test."""
+    """This machine has too few GPUs for a test, or their memory is too small."""

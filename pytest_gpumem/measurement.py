@@ -14,7 +14,7 @@ from pytest_gpumem.notes import Hinted, Note
 
 DeviceKind = Literal["cuda", "virtual"]
 Signed = Annotated[int, "may be below zero"]
-"""a number that files may have with a sign; any other one of a record is a size or a count"""
+"""an integer that may be negative; all other integers of records are sizes or counts"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,7 @@ class Peak:
     allocated: int
     reserved: int
     pinned: int = 0
-    """pinned host memory of the whole process, on the first of a test's devices; 0 on further
-    ones"""
+    """pinned host memory of the whole process; set for the first of a test's devices only"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class PeakRange:
     """one a device"""
     most: tuple[Peak, ...]
     reason: str
-    """the choice that is not known: "cuDNN's choice in benchmark mode" """
+    """the unknown choice: "cuDNN's choice in benchmark mode" """
     judged: bool = False
-    """whether limits are held to ``most``; those of an estimate are held to the peaks"""
+    """whether limits are compared with ``most``; if not (an estimate), with the peaks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Provenance:
     driver: str
     """the NVIDIA driver's version, or "virtual" """
     allocator: str
-    """the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``), "" where unset"""
+    """the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``), "" if unset"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class DeviceInfo:
 
     kind: DeviceKind
     name: str
-    """the card ("T4") on the virtual GPU, CUDA's device name ("NVIDIA H200") on a real one"""
+    """the card ("T4") of a virtual GPU, CUDA's device name ("NVIDIA H200") of a real one"""
     total_memory: int
     """bytes of device memory as CUDA reports it"""
     capability: tuple[int, int]
@@ -71,25 +70,25 @@ class DeviceInfo:
     sm_count: int
     """number of streaming multiprocessors"""
     context: int = 0
-    """bytes that the CUDA context takes of it (known of a card's profile; 0 where unknown)"""
+    """bytes of it that the CUDA context uses (from the card's profile; 0 if unknown)"""
 
     @property
     def is_predicted(self) -> bool:
         """Whether it is virtual: no kernel runs, and its figures are predictions for its card.
 
-        Values that are computed are in host memory, and no driver or other process takes memory.
+        Computed values are in host memory, and no driver or other process uses device memory.
         """
         return self.kind == "virtual"
 
     @property
     def key(self) -> str:
-        """The name of this device's baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
+        """The device's name in baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
         return device_key(self.kind, self.name)
 
 
 @cache
 def device_key(kind: DeviceKind, name: str) -> str:
-    """Return the name of a device's baselines."""
+    """Return a device's name in baselines."""
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in name)
     return f"{kind}-{name.strip('-.') or 'unnamed'}"
 
@@ -99,7 +98,7 @@ class OutOfMemory:
     """One out-of-memory error of PyTorch's allocator, in bytes."""
 
     requested: int | None
-    """the size of the failed request; None if the error does not have it"""
+    """size of the failed request; None if the error does not contain it"""
     allocated: int
     """memory of the test's live tensors at that moment"""
     reserved: int
@@ -107,18 +106,18 @@ class OutOfMemory:
     site: str
     """the line that requested the memory: "examples/test_mlp.py:31 in step" ("" if unknown)"""
     device_index: int = 0
-    """which of the test's devices ran out"""
+    """index of the device that ran out, among the test's devices"""
     needed: Peak | None = None
     """the peak of a second run without the limit; None without such a run"""
     path: str = ""
-    """the file of that line; "" where it is unknown"""
+    """the file of that line; "" if unknown"""
     line: int = 0
-    """its number, from 1"""
+    """the line's number, from 1; 0 if unknown"""
 
 
 PinnedCount = Literal["counted", "by time", "uncounted"]
-"""of pinned host memory: how sure its peak is. It depends on time where threads of DataLoader's pin
-batches ahead; PyTorch counts it from 2.10 on."""
+"""how reliable the peak of pinned host memory is: it depends on timing if DataLoader's threads pin
+batches ahead; PyTorch counts pinned memory since 2.10"""
 
 Category = Literal[
     "parameters",
@@ -132,7 +131,7 @@ Category = Literal[
     "other",
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-"""in the order in which they are shown; "other" is memory of unknown use"""
+"""in display order; "other" is memory of unknown use"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class Site:
     """A source line, and the blocks alive at the peak that it allocated, of one category."""
 
     path: str
-    """relative to the project if the file is in it; "" if no Python code was running"""
+    """relative to the project if the file is inside; "" if no Python code was running"""
     line: int
     """from 1, or 0"""
     function: str
@@ -148,7 +147,7 @@ class Site:
     code: str
     """the text of the line, without its indent"""
     module: str
-    """the path of the running module from the outermost module; "GPT2.h.*.attn" stands for several
+    """path of the running module from the outermost module; "GPT2.h.*.attn" stands for several
     modules, "" for none"""
     category: Category
     nbytes: int
@@ -156,7 +155,7 @@ class Site:
 
 
 LineKey = tuple[str, str, str]
-"""file, function and code: the same line, though its number changed"""
+"""(file, function, code): the same even if the line number changed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class LinePeak:
     code: str
     nbytes: int
     calls_pass: bool = False
-    """whether a backward pass that the line calls has allocated it, and not the line"""
+    """whether a backward pass that the line calls allocated it, not the line itself"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +177,19 @@ class Breakdown:
     """One device's memory at its peak allocated, in bytes."""
 
     categories: dict[Category, int]
-    """without zeros; they add up to the peak allocated"""
+    """without zeros; their sum is the peak allocated"""
     cached: int
     """reserved, but not allocated, at that moment"""
     sites: tuple[Site, ...] = ()
     """the largest first"""
     lines: tuple[LinePeak, ...] = ()
-    """of the whole step, the largest first; none where it was not recorded"""
+    """line peaks of the whole step, the largest first; empty if it was not recorded"""
     unsplit: int | None = None
-    """bytes at the peak beyond the requested bytes; None where that was not recorded"""
+    """bytes at the peak in excess of the requested bytes; None if not recorded"""
     autocast: bool | None = None
-    """whether a module was called under autocast; None where that was not recorded"""
+    """whether a module was called under autocast; None if not recorded"""
     course: tuple[int, ...] = ()
-    """the highest allocated memory in equal stretches of the step; empty where not recorded"""
+    """peak allocated in each of several equal stretches of the step; empty if not recorded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +207,12 @@ class Phase:
 class Timeline:
     """One device's memory over a step, in bytes; all lists are of one length.
 
-    Points are moments at which memory was allocated or freed, in their order; of too many, a
-    selection with the peaks in it.
+    Points are moments at which memory was allocated or freed, in order; if there are too many, a
+    selection that includes the peaks.
     """
 
     categories: dict[Category, tuple[int, ...]]
-    """allocated, by category; their sum is all that was allocated"""
+    """allocated bytes by category; their sum is all allocated memory"""
     reserved: tuple[int, ...]
     phases: tuple[Phase, ...]
     peak: int
@@ -221,7 +220,7 @@ class Timeline:
     lines: tuple[str, ...] = ()
     """source lines that allocated or freed at the points: "model.py:29 in Tiny.forward" """
     line_of: tuple[int, ...] = ()
-    """the index of each point's line among these, -1 of none; empty where no line is known"""
+    """index of each point's line in ``lines``, -1 for none; empty if no line is known"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,27 +232,27 @@ class Keeper:
     category: Category
     """these three are the :class:`Site`'s"""
     text: str
-    """in words: "local variable best (train.py:11)" """
+    """description: "local variable best (train.py:11)" """
     nbytes: int
     blocks: int
     steps: tuple[int, ...] = ()
-    """steps of training that allocated the blocks, from 1; empty where none is known"""
+    """training steps that allocated the blocks, from 1; empty if unknown"""
 
     @property
     def name(self) -> str:
-        """Its kind and name alone, which several tests may share: "local variable best"."""
-        # From a text as "the graph of local variable loss of train, train.py:13 (list of 3)".
+        """Only its kind and name, which several tests may share: "local variable best"."""
+        # Parses for example "the graph of local variable loss of train, train.py:13 (list of 3)".
         head = self.text.partition(" (")[0].partition(",")[0]
         return head.rpartition(" of ")[0] or head
 
 
 class ExtraBlocks(NamedTuple):
-    """The blocks that a source line has more than in the baseline."""
+    """The blocks that a source line has in addition to the baseline's."""
 
     blocks: int
     nbytes: int
     unused: int = 0
-    """bytes of the baseline's blocks that were not requested, at most: see ``Breakdown.unsplit``"""
+    """upper bound of the excess bytes in the baseline's blocks: see ``Breakdown.unsplit``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +265,20 @@ class SegmentRequest:
     function: str
     code: str
     requested: int
-    """bytes that were asked for"""
+    """requested bytes"""
     nbytes: int
-    """of the segment"""
+    """bytes of the segment"""
     reserved: int
-    """with it, of the test"""
+    """bytes that the test had reserved, including this segment"""
     cached: int
-    """bytes that were cached in segments of the same kind, of no use for the request"""
+    """cached bytes in segments of the same kind, which could not serve the request"""
     pieces: int
-    """in how many pieces"""
+    """number of free blocks that the cached bytes were divided into"""
     largest: int
-    """the largest of these, in bytes"""
+    """the largest of these blocks, in bytes"""
     held_by: tuple[str, ...] = ()
-    """lines of live blocks in the segment that could have held the request: "model.py:29" """
+    """lines that allocated live blocks in the segment that could have served the request:
+    "model.py:29" """
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +292,14 @@ class Attribution(Hinted):
     hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
-    """the keepers of the blocks that the baseline's peak did not have, from a second run"""
+    """keepers of the blocks that the baseline's peak did not have, found by a second run"""
     segments: tuple[SegmentRequest, ...] = ()
-    """the last requests that raised the memory reserved, in their order"""
+    """the last requests that raised the reserved memory, in order"""
     kept: int = 0
-    """bytes of the peak that earlier forward passes made, and that no backward pass frees"""
+    """bytes of the peak that earlier forward passes allocated and no backward pass frees"""
     earlier: tuple[Site, ...] = ()
-    """lines of the part of the peak that was allocated before the part of the test began, the
-    largest first; none for the whole test"""
+    """for a part of the test: lines whose memory at the peak was allocated before the part began,
+    the largest first; empty for the whole test"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Slope:
     """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
 
     sizes: tuple[int, ...]
-    """batch sizes that were measured, ascending"""
+    """measured batch sizes, ascending"""
     fixed: Signed
     per_sample: Signed
 
@@ -317,17 +317,17 @@ class Holder:
     """An object that refers to leaked memory."""
 
     text: str
-    """in words: "global variable CACHE of test_it.py (list of 5)" """
+    """description: "global variable CACHE of test_it.py (list of 5)" """
     nbytes: int
     blocks: int
     others: tuple[str, ...] = ()
-    """what holds some of this memory as well, in words"""
+    """descriptions of other objects that also hold some of this memory"""
     shared: int = 0
-    """bytes that are freed only if these let go too"""
+    """bytes that are freed only if the others release them too"""
 
     @property
     def names(self) -> str:
-        """The holder in words, with the others if it frees nothing without them."""
+        """The holder's description, with the others if it alone frees nothing."""
         return " and ".join(
             [self.text, *self.others] if self.shared == self.nbytes else [self.text]
         )
@@ -340,13 +340,13 @@ class Stayed:
     device: int
     nbytes: Signed
     sites: tuple[Site, ...] = ()
-    """the lines that allocated it, the largest first; none without a recorded history"""
+    """lines that allocated it, the largest first; empty without a recorded history"""
     holders: tuple[Holder, ...] = ()
     """the objects that refer to it, the largest first"""
 
 
 MIN_OUTSIDE = 4 << 20
-"""bytes beside PyTorch's allocator from which on a report speaks of them"""
+"""reports mention memory outside of PyTorch's allocator from this size on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,27 +356,27 @@ class DeviceUse:
     peak: int
     """the highest value seen"""
     besides: Signed
-    """in use when the step began, besides the memory that PyTorch's allocator had reserved: CUDA
-    contexts, other libraries, other processes"""
+    """bytes in use when the step began that PyTorch's allocator had not reserved: CUDA contexts,
+    other libraries, other processes"""
     outside: Signed
-    """the most of it besides PyTorch's memory that came during the step: exact at its end, and on
-    the virtual GPU at least so much at its highest"""
+    """highest growth of non-PyTorch memory during the step: exact at its end; on the virtual GPU,
+    the maximum was at least this"""
     others: Signed = 0
-    """memory of other processes when the step ended, as far as it is known"""
+    """memory of other processes when the step ended, as far as known"""
     processes: int = 0
     """number of these processes"""
     source: str = ""
     """the interface that was read: "NVML" """
     every_ms: int = 0
-    """milliseconds between two readings; 0: continuous, or only at both ends"""
+    """milliseconds between two readings; 0 for continuous readings, or only at start and end"""
 
 
 MIN_INHERITED = 20 << 20
-"""bytes reserved and not allocated, from which on a report says that earlier code reserved them"""
+"""with as many bytes reserved but not allocated, reports say that earlier code reserved them"""
 
 
 class Fullest:
-    """A record with peaks: those of the fullest of its devices, in bytes."""
+    """A record with peaks; gives those of its fullest device, in bytes."""
 
     __slots__ = ()
     peaks: tuple[Peak, ...]
@@ -401,14 +401,14 @@ class Fullest:
 class Measurement(Fullest, Hinted):
     """One step's memory on its device or devices.
 
-    ``peaks`` has one entry a device; ``peak_allocated`` and ``peak_reserved`` are those of the
-    fullest one.
+    ``peaks`` has one entry per device; ``peak_allocated`` and ``peak_reserved`` are those of the
+    fullest device.
     """
 
     device: DeviceInfo
     provenance: Provenance
     peaks: tuple[Peak, ...]
-    """highest memory of the step, without the memory that was held before it"""
+    """peaks of the step, without the memory that was held before it"""
     held: tuple[Peak, ...]
     """memory that earlier tests held when the step began; it is not part of the peaks"""
     retained: tuple[Peak, ...]
@@ -421,11 +421,11 @@ class Measurement(Fullest, Hinted):
     notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""
     attributions: tuple[Attribution, ...] = ()
-    """one a device; empty if not asked for"""
+    """one per device; empty if not requested"""
     hints: tuple[Note, ...] = ()
     """changes that would lower a peak, found by a second run; attributions have their own hints"""
     slope: Slope | None = None
-    """of a test that runs with several batch sizes; its peaks are those of the largest"""
+    """set if the test runs with several batch sizes; the peaks are those of the largest size"""
     steps: tuple[tuple[int, ...], ...] = ()
     """for each device, the memory in use after each step, with ``steady=True``"""
     left: tuple[int, ...] = ()
@@ -433,9 +433,9 @@ class Measurement(Fullest, Hinted):
     device_use: tuple[DeviceUse, ...] = ()
     """used memory of each device, of all processes; not in baselines"""
     stayed: Stayed | None = None
-    """the leak, if the test failed by one"""
+    """the leak, if the test failed because of one"""
     largest: int | None = None
-    """the largest value that a search found to fit; the peaks are that value's"""
+    """the largest value that fits, as found by a search; the peaks are that value's"""
     range: PeakRange | None = None
     """the range of the peaks; None if they are certain, or if the range is unknown"""
     host: int | None = None
@@ -443,11 +443,11 @@ class Measurement(Fullest, Hinted):
     pinned_count: PinnedCount = "counted"
     """whether the peak pinned can be compared"""
     pinned_lines: tuple[LinePeak, ...] = ()
-    """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
+    """if the test failed by its peak pinned: the lines that pin most, the largest first"""
     garbage: int = 0
-    """bytes that one run of Python's garbage collector freed during the step, at most"""
+    """the most bytes that one run of Python's garbage collector freed during the step"""
     began: tuple[Peak, ...] = ()
-    """the test's memory when a part of it began, one a device; empty for the whole test"""
+    """for a part: the test's memory when it began, one per device; empty for the whole test"""
 
     def reserved_before(self, device: int) -> int:
         """Return the bytes reserved before a part began, if the part took no more, else 0."""
@@ -460,19 +460,19 @@ class Measurement(Fullest, Hinted):
 
 @dataclass(frozen=True, slots=True)
 class BaselineEntry(Fullest):
-    """The part of a measurement that a baseline file keeps."""
+    """The part of a measurement that a baseline file stores."""
 
     peaks: tuple[Peak, ...]
-    """one a device, in bytes"""
+    """in bytes, one per device"""
     provenance: Provenance
     batch_size: int | None = None
     world_size: int | None = None
-    """number of ranks of the distributed run that it was one of"""
+    """number of ranks of the distributed run, if the test is one of them"""
     rank: int | None = None
-    """its rank among them; None of a test without ranks"""
+    """its rank; None for a test without ranks"""
     breakdowns: tuple[Breakdown, ...] = ()
-    """one a device, with the largest sites; empty without attribution"""
+    """one per device, with the largest sites; empty without attribution"""
     slope: Slope | None = None
-    """of a test that runs with several batch sizes"""
+    """set if the test runs with several batch sizes"""
     largest: int | None = None
-    """the largest value that a search found to fit"""
+    """the largest value that fits, as found by a search"""

@@ -1,6 +1,6 @@
-"""Sentences that a reader of a figure should know, each with its kind: code reads the kind alone.
+"""Sentences that a reader of a figure should know, each with a kind.
 
-Any sentence can be worded anew, and nothing but its own words changes.
+Code depends only on the kind, so that any sentence can be reworded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Severity(IntEnum):
     FIGURE = 1
     """a figure may be wrong"""
     UNHELD = 2
-    """something was not compared, or counts in no limit"""
+    """something was not compared, or is not limited"""
     INFORMATION = 3
     HINT = 4
-    """a change that would lower the peak, or a need of the next step"""
+    """a change that would lower the peak, or memory that the next step needs"""
 
 
 class NoteKind(str, Enum):
@@ -35,7 +35,7 @@ class NoteKind(str, Enum):
     severity: Severity
 
     def __new__(cls, name: str, severity: Severity) -> Self:
-        """Make a kind."""
+        """Create a kind with its severity."""
         kind = str.__new__(cls, name)
         kind._value_ = name
         kind.severity = severity
@@ -44,17 +44,17 @@ class NoteKind(str, Enum):
     HOLDER = "holder", Severity.CAUSE
     """the holders of memory that a test left behind"""
     PINNED = "pinned", Severity.CAUSE
-    """which lines pinned host memory that is too much"""
+    """lines that pinned host memory over its limit"""
     EDITED = "edited", Severity.CAUSE
-    """the edits since the baseline, of which one may be the cause"""
+    """edits since the baseline, one of which may be the cause"""
     BOUND = "bound", Severity.CAUSE
-    """the figures are a bound: sizes that depend on unknown values are the largest possible"""
+    """the figures are an upper bound: sizes that depend on unknown values are at their maximum"""
     LIMIT = "limit", Severity.CAUSE
-    """another limit that was exceeded, the reason why less than a limit was left, or the memory
-    from before a part"""
+    """another exceeded limit, the reason why less memory than a limit was available, or memory from
+    before a part"""
 
     VALUES = "values", Severity.FIGURE
-    """values that the virtual GPU did not compute, and that sizes or branches may depend on"""
+    """values that the virtual GPU did not compute, although sizes or branches may depend on them"""
     WORKSPACES = "workspaces", Severity.FIGURE
     """a library's workspaces of unknown sizes"""
     STREAMS = "streams", Severity.FIGURE
@@ -62,11 +62,11 @@ class NoteKind(str, Enum):
     PINNED_COPIES = "pinned copies", Severity.FIGURE
     """pinned memory that a GPU may keep until its copy is done"""
     COMPILATION = "compilation", Severity.FIGURE
-    """compiled code: a GPU chooses some kernels by time, and some figures are less certain"""
+    """compiled code: a GPU chooses some kernels by timing, so that some figures are less certain"""
     TIMING = "timing", Severity.FIGURE
-    """kernels that a GPU times, and matrix products that it pads if this is faster"""
+    """kernels that a GPU times, and matrix products that are padded if this is faster"""
     TIMED_PLANS = "timed plans", Severity.FIGURE
-    """cuDNN's benchmark mode, in which the first test of a real GPU takes more than later ones"""
+    """cuDNN's benchmark mode, in which the first test on a real GPU needs more than later tests"""
     TORCH = "torch", Severity.FIGURE
     """this version of torch was not compared"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE
@@ -76,9 +76,9 @@ class NoteKind(str, Enum):
     EARLIER_MEMORY = "earlier memory", Severity.FIGURE
     """memory of earlier tests that may change the figures"""
     EARLIER_SEGMENTS = "earlier segments", Severity.FIGURE
-    """segments of earlier tests, beside which peak reserved may be another one"""
+    """segments of earlier tests, which may change peak reserved"""
     SLOPE = "slope", Severity.FIGURE
-    """figures that are not on the line through batch sizes"""
+    """figures that are not on the line over batch sizes"""
 
     UNRECORDED = "unrecorded", Severity.UNHELD
     """the test gets no baseline"""
@@ -88,7 +88,7 @@ class NoteKind(str, Enum):
     CHILD_PROCESS = "child process", Severity.UNHELD
     """memory of processes that the test started"""
     UNGUARDED = "unguarded", Severity.UNHELD
-    """a peak beyond its tolerance that fails no test"""
+    """a peak beyond its tolerance that does not fail the test"""
 
     RECORDED = "recorded", Severity.INFORMATION
     """this run writes the baseline"""
@@ -99,7 +99,7 @@ class NoteKind(str, Enum):
     RUN = "run", Severity.INFORMATION
     """a second run, or an error that the test caught"""
     DEVICE = "device", Severity.INFORMATION
-    """the device: other processes use it, which of several is the fullest, or it was full"""
+    """the device: other processes use it, it is the fullest of several, or it was full"""
     RANK = "rank", Severity.INFORMATION
     """which rank of torchrun the result is from"""
     BREAKDOWN = "breakdown", Severity.INFORMATION
@@ -108,11 +108,11 @@ class NoteKind(str, Enum):
     """a note that a hook adds"""
 
     NEXT_STEP = "next step", Severity.HINT
-    """how many bytes more the next step takes (see FRESH_OPTIMIZER)"""
+    """additional bytes that the next step needs (see FRESH_OPTIMIZER)"""
     STILL_HELD = "still held", Severity.HINT
     """memory that is no longer needed, and its holder"""
     UNUSED_GRAPH = "unused graph", Severity.HINT
-    """activations that are kept for a backward pass, and none comes"""
+    """activations saved for a backward pass that never runs"""
     AUTOCAST = "autocast", Severity.HINT
     FRAGMENTATION = "fragmentation", Severity.HINT
     TRIAL = "trial", Severity.HINT
@@ -140,17 +140,17 @@ class Note:
 
 
 def notes_of(kind: NoteKind, sentences: Iterable[str]) -> tuple[Note, ...]:
-    """Return sentences as notes of one kind."""
+    """Make notes of one kind from sentences."""
     return tuple(Note(kind, sentence) for sentence in sentences)
 
 
 def ranked(notes: Iterable[Note]) -> list[Note]:
-    """Return notes in the order in which reports show them: the most important first."""
+    """Sort notes for reports: the most important first."""
     return sorted(notes, key=lambda note: note.severity)
 
 
 class Noted:
-    """A record with notes: their texts and kinds one by one, as JSON has them."""
+    """A record with notes; gives their texts and kinds as separate lists for JSON."""
 
     __slots__ = ()
     notes: tuple[Note, ...]
@@ -162,7 +162,7 @@ class Noted:
 
     @property
     def note_kinds(self) -> tuple[NoteKind, ...]:
-        """The kinds, one a sentence."""
+        """The kinds, one per sentence."""
         return tuple(note.kind for note in self.notes)
 
 
@@ -179,5 +179,5 @@ class Hinted(Noted):
 
     @property
     def hint_kinds(self) -> tuple[NoteKind, ...]:
-        """The kinds of hints, one a sentence."""
+        """The kinds of hints, one per sentence."""
         return tuple(hint.kind for hint in self.hints)

@@ -1,8 +1,8 @@
-"""Every attribute of PyTorch, and of other packages, that this package replaces, and the reason.
+"""Declarations of every attribute of PyTorch and other packages that this package replaces.
 
-A patch is declared as its module is imported, which imports nothing of the other package. It lasts
-as long as a block does, or as the process. Where a guard of compiled code compares a function,
-:mod:`pytest_gpumem.recording.wrapped_functions` changes its code instead.
+A patch is declared when our module is imported, which does not import the other package. It lasts
+for a block, or for the process. If a guard of compiled code compares a function,
+:mod:`pytest_gpumem.recording.wrapped_functions` changes the function's code instead.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 PATCHES: Final[list[Patch]] = []
-"""those that are declared; tests/tables/patches.md lists them all"""
+"""all declared patches; tests/tables/patches.md lists them"""
 
 
 class Patch:
-    """Functions, methods or settings of another package that are replaced for one reason."""
+    """Replaces functions, methods or settings of another package, for one reason."""
 
     def __init__(self, module: str, *names: str, reason: str, versions: str = "all") -> None:
         """Declare the patch.
 
         Args:
-            module: the other package's module that has them.
-            names: the attributes, from the module on: "compile_fx", "CompiledFxGraph.__call__". The
-                class "*" stands for each class of the module with such a method of its own.
+            module: the other package's module that contains them.
+            names: the attributes, relative to the module: "compile_fx", "CompiledFxGraph.__call__".
+                The class "*" means each class of the module that defines such a method itself.
             reason: a clause that says why.
-            versions: of the other package that need the patch. Further versions have no such
-                attribute, or the declaring module leaves it alone.
+            versions: versions of the other package that need the patch. Other versions have no such
+                attribute, or the declaring module does not patch it.
         """
         self.module, self.names, self.reason, self.versions = module, names, reason, versions
         PATCHES.append(self)
 
     def values(self, module: Any) -> dict[str, Any]:  # noqa: ANN401 - another package's
-        """Return the values of the attributes by their names, those that this version has."""
+        """Return the current values by name, of the attributes that this version has."""
         return {name: getattr(owner, last) for name, owner, last in self._places(module)}
 
     def wrap(
@@ -46,18 +46,18 @@ class Patch:
         make: Callable[[Any], Any],
         stack: ExitStack | None = None,
     ) -> bool:
-        """Put a function around each attribute; nothing where this version has none.
+        """Wrap each attribute in a function; skip those that this version does not have.
 
         Args:
             module: the module of the declaration.
-            make: returns the new value from the present one. Functions get the name
-                and the documentation of that one.
-            stack: is given the removal; None: the patch lasts as long as the process.
+            make: returns the new value for the original one. A function gets the original's name
+                and docstring.
+            stack: removes the patch when it closes; None for the life of the process.
 
         Returns:
             whether this version has any of the attributes.
         """
-        made: dict[int, tuple[object, Any]] = {}  # a function that has two names stays one
+        made: dict[int, tuple[object, Any]] = {}  # wrap a function with two names only once
         places = list(self._places(module))
         for _, owner, last in places:
             original = getattr(owner, last)
@@ -75,10 +75,10 @@ class Patch:
         values: Mapping[str, object],
         stack: ExitStack | None = None,
     ) -> None:
-        """Put values in the places of the attributes, by their names.
+        """Set the attributes to values, by name.
 
-        Values of names that this version has not are left out. Without a stack the patch lasts as
-        long as the process.
+        Names that this version does not have are skipped. Without a stack the patch lasts as long
+        as the process.
         """
         for name, owner, last in self._places(module):
             if name in values:
@@ -91,10 +91,10 @@ class Patch:
         value: object,
         stack: ExitStack | None = None,
     ) -> None:
-        """Put a value in the place of an attribute of one object, whether it has that or not.
+        """Set an attribute of one object, whether or not it exists.
 
-        An owner that only inherits the attribute inherits it again later. Without a stack the patch
-        lasts as long as the process.
+        An owner that only inherits the attribute inherits it again after removal. Without a stack
+        the patch lasts as long as the process.
         """
         if stack is not None:
             if attribute in vars(owner):
@@ -104,7 +104,7 @@ class Patch:
         setattr(owner, attribute, value)
 
     def _places(self, module: Any) -> Iterator[tuple[str, Any, str]]:  # noqa: ANN401 - another package's
-        """Yield each name, with the object that has the attribute and the attribute's own name."""
+        """Yield each name with the attribute's owner and its name in the owner."""
         for name in self.names:
             *path, last = name.split(".")
             if path == ["*"]:
@@ -120,9 +120,9 @@ class Patch:
 
 
 def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a ``make`` of :meth:`Patch.wrap`; the wrapper takes the original before all else.
+    """Return a ``make`` for :meth:`Patch.wrap`; the wrapper's first argument is the original.
 
-    Not for functions that Dynamo traces: guards of compiled code are other ones then.
+    Do not use it for functions that Dynamo traces: it would change the guards of compiled code.
     """
 
     def make(original: Any) -> Any:  # noqa: ANN401 - another package's

@@ -1,4 +1,4 @@
-"""Limits of a part that another part tells, or the part's beginning: ``at_most="eager + 64MiB"``.
+"""Limits of a part relative to another part or its own start: ``at_most="eager + 64MiB"``.
 
 Everything here is pure. Sizes are bytes.
 """
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_own_error
 
 NAMES: Final = ("at_most", "less_than", "at_least", "more_than")
-"""the arguments of ``gpu_memory.measure`` that make a relation"""
+"""the arguments of ``gpu_memory.measure`` that declare a relation"""
 FIGURES: Final = {
     "allocated": "peak allocated",
     "reserved": "peak reserved",
     "active": "peak active",
     "held": "held memory",
 }
-"""the figures that relations may be on, by the titles of reports"""
+"""figures that a relation may limit, with their titles in reports"""
 BEFORE: Final = "before"
-"""stands for the memory that was held when the part began"""
+"""name for the memory that was held when the part began"""
 _NUMBER: Final = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
 _SIZE: Final = r"(?:\s*(?P<sign>[+-])\s*(?P<size>[0-9][^+*%-]*))?"
 _SIGN: Final = r"\s*(<=|<)\s*"
@@ -38,44 +38,44 @@ _EXAMPLES: Final = 'write for example {0}="eager + 64MiB", {0}="1.1 * eager", or
 
 
 class Relation(NamedTuple):
-    """A limit on a figure of a part, told by the same figure of another part."""
+    """A limit on a part's figure, relative to the same figure of another part."""
 
     name: str
-    """of NAMES"""
+    """one of NAMES"""
     part: str
-    """the other part; BEFORE: the part's own beginning; "": none, the limit is ``extra``"""
+    """the other part; BEFORE for the part's own start; "" for none: the limit is ``extra``"""
     factor: Fraction
     extra: int
-    """bytes; negative: fewer than the other part"""
+    """bytes to add; may be negative"""
     figure: str = "allocated"
-    """of FIGURES"""
+    """one of FIGURES"""
     chain: str = ""
-    """the order that has the relation: "leaf < block < whole"; "" of another relation"""
+    """the order that contains the relation: "leaf < block < whole"; "" if none does"""
 
     @property
     def members(self) -> list[str]:
-        """The parts of its order."""
+        """The parts in its order."""
         return re.split(_SIGN, self.chain)[::2] if self.chain else []
 
     @property
     def is_lower(self) -> bool:
-        """Whether less than the limit fails."""
+        """Whether it is a lower limit."""
         return self.name in {"at_least", "more_than"}
 
     @property
     def is_limit(self) -> bool:
-        """Whether it is a limit as those of the marker: from above, on a peak that is compared."""
+        """Whether it is like the marker's limits: an upper limit of a compared peak."""
         return not self.is_lower and self.figure in {"allocated", "reserved"}
 
     def limit(self, reference: int) -> int:
-        """Return the limit where the other part's figure is so many bytes; at it is within."""
+        """Return the limit (inclusive) if the other part's figure is ``reference`` bytes."""
         exact = self.factor * reference + self.extra
         limit = ceil(exact) if self.is_lower else floor(exact)
         strict = {"less_than": -1, "more_than": 1}.get(self.name, 0)
         return limit + strict * (limit == exact)
 
     def __str__(self) -> str:
-        """Return it as it can be declared: ``at_most='1.1 * eager + 64.00 MiB'``."""
+        """Return it as it could be declared: ``at_most='1.1 * eager + 64.00 MiB'``."""
         words = self.part if self.factor == 1 else f"{float(self.factor):g} * {self.part}"
         if not self.part:
             words = format_size(self.extra)
@@ -86,19 +86,19 @@ class Relation(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A relation once its part has run."""
+    """A relation with figures, after its part has run."""
 
     relation: Relation
     nbytes: int
-    """the limit; at it is within"""
+    """the limit, inclusive"""
     measured: int
-    """the part's figure, of the fullest device"""
+    """the part's figure on the fullest device"""
     sizes: str = ""
     """the figures of all parts of an order"""
 
     @property
     def excess(self) -> int:
-        """Bytes beyond the limit, on its wrong side."""
+        """Bytes by which the figure violates the limit; 0 or less if it does not."""
         return (self.nbytes - self.measured) * (1 if self.relation.is_lower else -1)
 
     def __str__(self) -> str:
@@ -112,12 +112,12 @@ class Bound(NamedTuple):
 def read_relations(
     declared: Mapping[str, Any], parts: Collection[str], call: str
 ) -> tuple[tuple[Relation, ...], dict[str, Any]]:
-    """Return the relations of a part, and its remaining arguments.
+    """Read the relations of a part; return them and the remaining arguments.
 
-    ``call`` is the beginning of the call's text, for errors: "gpu_memory.measure('graph', ".
+    ``call`` begins the call's text in errors: "gpu_memory.measure('graph', ".
 
     Raises:
-        SpecError: a relation that cannot be understood, or to a part that was not measured.
+        SpecError: a relation is invalid, or names a part that was not measured.
     """
     own = {*NAMES, "of", "figure"}
     remaining = {name: value for name, value in declared.items() if name not in own}
@@ -147,7 +147,7 @@ def _figure(figure: object, call: str) -> str:
 def read_order(
     chain: object, figure: object, parts: Collection[str]
 ) -> Iterator[tuple[str, Relation]]:
-    """Yield the relations of an order such as "leaf < block <= whole", each with its part."""
+    """Parse an order such as "leaf < block <= whole"; yield each relation with its part."""
     call = f"gpu_memory.ordered({shown(chain)}"
     figure = _figure(figure, f"{call}, ")
     names = re.split(_SIGN, chain.strip()) if isinstance(chain, str) else []
@@ -170,7 +170,7 @@ def _read(
         return Relation(name, _part_name(name, value, parts, call), Fraction(1), 0)
     if isinstance(value, Real):
         try:
-            factor = Fraction(repr(float(value)))  # the decimal that Python prints
+            factor = Fraction(repr(float(value)))  # as the decimal number that Python prints
         except (ValueError, OverflowError):  # no number, or infinite
             factor = Fraction(0)
         if reference is None or factor <= 0:
@@ -182,7 +182,7 @@ def _read(
             raise SpecError(call_text, problem, _EXAMPLES.format(name))
         return Relation(name, reference, factor, 0)
     candidates = sorted(parts, key=len, reverse=True) if reference is None else [""]
-    for part in candidates:  # the longest name first: it may begin with another one's
+    for part in candidates:  # the longest first, as a name may begin with another
         relation = _relation_to(name, value.strip(), part)
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
@@ -196,7 +196,7 @@ def _read(
 
 
 def _relation_to(name: str, value: str, part: str) -> Relation | None:
-    """Return the relation to one part; None where the text is none of it."""
+    """Parse a relation to this part; return None if the text is none."""
     word = re.escape(part)
     pattern = (
         rf"(?:(?P<before>{_NUMBER})\s*\*\s*|(?P<percent>{_NUMBER})\s*%(?:\s*of\s+)?)?"

@@ -1,7 +1,7 @@
-"""Sizes and tolerances as text and as numbers: each size that this package prints, it reads back.
+"""Sizes and tolerances as text and as numbers; every printed size can be parsed.
 
-"GiB" is 2**30 bytes and "GB" is 10**9 bytes, here and everywhere else in the package. The letters'
-case is free; the "i" tells them apart. Arithmetic is exact, and sizes are integer bytes.
+"GiB" is 2**30 bytes and "GB" is 10**9 bytes, here and everywhere else in the package. Case does not
+matter; the "i" distinguishes them. Arithmetic is exact, and sizes are integer bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _UNITS: Final = {
     "tib": 2**40,
 }
 
-# Commas stand between groups of three digits only: "1,5 GiB" must not be read as 15 GiB.
-# The digits are bounded so that no text, however long, makes a number that Python refuses to print.
+# Commas only separate groups of three digits: "1,5 GiB" must not be read as 15 GiB. The digits are
+# bounded so that no text, however long, makes a number that Python refuses to print.
 _SIGNED_NUMBER = r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9]{1,40})(?:\.[0-9]{1,20})?)"
 _SIZE = re.compile(_SIGNED_NUMBER + r"\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _PERCENTAGE = re.compile(_SIGNED_NUMBER + r"\s*%", re.ASCII)
@@ -65,13 +65,13 @@ def shown(value: object) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size in text, a fraction of a byte rounded half to even.
+    """Parse a size; round a fraction of a byte half to even.
 
     Args:
         text: a number and its unit, such as "1.5GiB", "64 MiB", "+512.00 KiB" or "8,519,680 B".
 
     Raises:
-        SpecError: ``text`` is anything else. A number without a unit is refused, not guessed at.
+        SpecError: ``text`` is anything else. A number without a unit is an error, not a guess.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -88,21 +88,21 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int, *, signed: bool = False) -> str:
-    """Return a size for people: "2978.05 MiB", "512 B", "12.00 GiB".
+    """Format a size for people: "2978.05 MiB", "512 B", "12.00 GiB".
 
     Bytes below 1 KiB, KiB below 1 MiB, MiB below 10 GiB and GiB above, with two decimals
     rounded half to even. :func:`parse_size` reads all of them, to within that rounding.
 
     Args:
-        nbytes: bytes; negative for a difference downwards.
-        signed: write the "+" of a size that is not negative: "+512.00 MiB", "+0 B".
+        nbytes: bytes; negative for a decrease.
+        signed: write "+" before a size that is not negative: "+512.00 MiB", "+0 B".
     """
     sign = "-" if nbytes < 0 else "+" if signed else ""
     size = abs(nbytes)
     if size < KIB:
         return f"{sign}{size} B"
-    # A float is exact here: the units are powers of two. What rounds up to the next unit's first
-    # value is written in that unit: no "1024.00 KiB".
+    # A float is exact here: the units are powers of two. A size that rounds up to the next unit is
+    # written in that unit: not "1024.00 KiB".
     kib, mib = f"{size / KIB:.2f}", f"{size / MIB:.2f}"
     if float(kib) < KIB:
         return f"{sign}{kib} KiB"
@@ -110,7 +110,7 @@ def format_size(nbytes: int, *, signed: bool = False) -> str:
 
 
 def gib(value: float) -> int:
-    """Return the whole bytes in a number of GiB, a fraction of a byte dropped.
+    """Convert GiB to bytes, rounded down.
 
     A float counts as the decimal that Python prints for it: 0.1 is a tenth of a GiB, not the binary
     fraction next to it. NaN and infinity are refused.
@@ -126,20 +126,20 @@ def gib(value: float) -> int:
 class Tolerance:
     """How far a measurement may be from its baseline before it counts as changed.
 
-    Of a relative and an absolute part together, the larger allowance holds, as in
-    ``pytest.approx``. :func:`parse_tolerance` reads ``str()`` of a tolerance back as the same one.
+    If there are a relative and an absolute part, the larger allowance applies, as in
+    ``pytest.approx``. :func:`parse_tolerance` parses ``str()`` of a tolerance back to an equal one.
     """
 
     relative: Fraction
-    """part of the baseline: 2% is ``Fraction(1, 50)``"""
+    """fraction of the baseline: 2% is ``Fraction(1, 50)``"""
     absolute: int
     """bytes"""
     added: bool = False
-    """whether both parts hold together, and not the larger one"""
+    """whether the allowance is the sum of both parts, not the larger one"""
 
     def allowance(self, baseline: int) -> int:
-        """Return the largest difference, in bytes, from ``baseline`` bytes that is no change."""
-        part = self.relative  # multiplied out: this is asked for every figure of every test
+        """Return the largest difference from ``baseline`` that is no change, in bytes."""
+        part = self.relative  # integers are faster than Fraction, and this is often called
         share = part.numerator * baseline // part.denominator
         return share + self.absolute if self.added else max(share, self.absolute)
 
@@ -147,7 +147,7 @@ class Tolerance:
         """Return "2%", "64.00 MiB", "2%, 64.00 MiB" or "2% + 64.00 MiB"."""
         parts = []
         if self.relative or not self.absolute:
-            # No more places than are read back.
+            # Print no more decimal places than parsing accepts.
             whole, decimals = divmod(round(self.relative * 100 * 10**_PLACES), 10**_PLACES)
             percentage = f"{whole}.{decimals:0{_PLACES}d}".rstrip("0").rstrip(".")
             parts.append(f"{percentage}%")
@@ -159,7 +159,7 @@ class Tolerance:
 
 
 def parse_tolerance(value: object) -> Tolerance:
-    """Return the tolerance that ``value`` describes.
+    """Parse a tolerance.
 
     Args:
         value: "2%", "64MiB", "2%, 64MiB" (the larger) or "2% + 64MiB" in either order, the larger
@@ -217,7 +217,7 @@ def _fraction(number: str) -> Fraction:
 
 
 def duration(seconds: float) -> str:
-    """Return a stretch of time in words, rounded: "45 s", "12 min", "2 h"."""
+    """Format a duration, rounded: "45 s", "12 min", "2 h"."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
             return f"{round(seconds / unit)} {name}"

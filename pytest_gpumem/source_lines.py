@@ -1,4 +1,4 @@
-"""Lines of source code: which are the user's, and their names in reports and baselines."""
+"""Source lines: which belong to the user, and their names in reports and baselines."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _GENERATED: Final = re.compile(r"/(\w\w)/c\1[a-z2-7]{49}\.py$")
-"""the end of the names of files that torch.compile writes, in whichever folder: their hashes"""
+"""the end of file names that torch.compile generates, in any folder: hashes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 OWN_FOLDER: Final = f"{Path(__file__).parent}/"
-"""this package's"""
+"""this package's folder"""
 _PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")
-"""a folder of installed packages in a file's name, with the name's separator"""
+"""a folder of installed packages in a file name; the group is the path separator"""
 _LINKED: Final = "__editable__"
-"""begins the name of setuptools' folder of links to a project's sources"""
+"""begins the name of the folder in which setuptools links to a project's sources"""
 _CACHE_TAG: Final = "CACHEDIR.TAG"
-"""the file in a cache's folder (https://bford.info/cachedir/)"""
+"""file that marks a cache folder (https://bford.info/cachedir/)"""
 _HANDED_ON: Final = re.compile(r"[(,]\s*\*")
-"""an argument like *args: lines without one need not be parsed"""
+"""an argument like *args; lines without one need not be parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
-"""packages with lines that tell a user nothing about the user's own code"""
+"""packages whose lines say nothing about the user's own code"""
 MAX_CODE_LENGTH: Final = 120
-"""characters of a line that are kept"""
+"""maximum number of characters of a line"""
 
 
 class Line(NamedTuple):
-    """A line of Python that runs."""
+    """A line of Python in a stack."""
 
     filename: str
     line: int
@@ -45,14 +45,14 @@ class Line(NamedTuple):
 
 
 def source_code(filename: str, line: int) -> str:
-    """Return a source line without its indent, cut short."""
+    """Return a source line without its indent, truncated."""
     return linecache.getline(filename, line).strip()[:MAX_CODE_LENGTH]
 
 
 def users_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of the user's in a stack; None where it has none.
+    """Return the innermost line of user code in a stack; None if there is none.
 
-    A decorator's line that only hands on a call counts where the user has no other.
+    A decorator's line that only passes a call on counts only if there is no other.
     """
     innermost = None
     while frame is not None:
@@ -68,22 +68,22 @@ def users_line(frame: FrameType | None) -> Line | None:
 
 @functools.cache
 def is_users(filename: str) -> bool:
-    """Return whether a file is the user's or a library's that uses torch.
+    """Return whether a file belongs to the user, or to a library that uses torch.
 
-    Files of torch, pytest, this package and Python itself are not, nor is generated code.
+    Files of torch, pytest, this package and Python itself do not, nor does generated code.
     """
     if filename.startswith("<") or _GENERATED.search(filename):
         return False
     if filename.startswith(foreign_folders()):
         return False
     library = f"{sysconfig.get_path('stdlib')}/"
-    # Packages are installed below the folder of Python's own library.
+    # Packages are installed below the standard library's folder.
     return not filename.startswith(library) or any(part in filename for part in _INSTALLED)
 
 
 @functools.cache
 def foreign_folders() -> tuple[str, ...]:
-    """Return the folders of the packages of no interest, this package's too."""
+    """Return the folders of the packages in ``_FOREIGN``, and of this package."""
     specs = (importlib.util.find_spec(name) for name in _FOREIGN)
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     return (OWN_FOLDER, *(f"{Path(file).parent}/" for file in files))
@@ -91,19 +91,19 @@ def foreign_folders() -> tuple[str, ...]:
 
 @functools.cache
 def shown_path(filename: str, root: Path) -> str:
-    """Return a file's name as reports and baselines have it: the same on every machine.
+    """Return a file's name for reports and baselines, which is the same on every machine.
 
-    A project's file is named from the project's folder. A file of an installed package has a name
-    that begins with the package, wherever the environment lies: also inside of the project. Any
-    other file is named from the folder that Python imports it from, or by its name alone.
+    A project's file is relative to the project's folder. The name of an installed package's file
+    begins with the package, wherever the environment is, even inside the project. Any other file is
+    relative to the folder that Python imports it from, or just its name.
     """
     path = Path(filename)
     own_name = _name_in_project(path, root)
-    if not own_name and root.exists():  # an editable install, or the project, behind a link
+    if not own_name and root.exists():  # an editable install or the project may be behind a link
         real, real_root = Path(os.path.realpath(path)), Path(os.path.realpath(root))
         folders = (each for each in real.parents if each != real_root)
         inside = (each for each in folders if each.is_relative_to(real_root))
-        # A cache inside of the project, as uv's may be, has a tag: its files are not the project's.
+        # Files in a tagged cache folder inside the project (uv's may be) are not the project's.
         if not any(Path(folder, _CACHE_TAG).exists() for folder in inside):
             own_name = _name_in_project(real, real_root)
     if own_name:
@@ -119,9 +119,10 @@ def shown_path(filename: str, root: Path) -> str:
 
 
 def _name_in_project(path: Path, root: Path) -> str:
-    """Return a file's path from the project's folder; "" of a file that is not the project's.
+    """Return a file's path relative to the project's folder; "" if it is not the project's.
 
-    The root of all files is no project's folder, and an environment inside of it is not its source.
+    The file system's root is not a project's folder, and an environment inside a project is not its
+    source.
     """
     if root == root.parent or not path.is_relative_to(root):
         return ""
@@ -133,11 +134,11 @@ def _name_in_project(path: Path, root: Path) -> str:
 
 
 def package_path(name: str) -> str:
-    """Return a file's name from its package on: of one in site-packages or dist-packages.
+    """Remove everything up to site-packages or dist-packages from a file's name.
 
-    ".venv/lib/python3.11/site-packages/torchvision/models/resnet.py" is
-    "torchvision/models/resnet.py". The folder of an egg, which has a version in its name, is left
-    out. The name of any other file stays as it is.
+    ".venv/lib/python3.11/site-packages/torchvision/models/resnet.py" becomes
+    "torchvision/models/resnet.py". The folder of an egg, which has a version in its name, is also
+    removed. Other names are returned unchanged.
     """
     folders = list(_PACKAGES.finditer(name)) if "-packages" in name else []
     if not folders:
@@ -156,18 +157,18 @@ def import_folders() -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def hands_on(filename: str, line: int) -> bool:
-    """Return whether a line of a decorator does nothing but call the function that it decorates.
+    """Return whether a line of a decorator only calls the decorated function.
 
-    It is told by its structure: the function is an argument of a function around, and it is called
-    with all arguments of the decorator's own, ``*args`` or ``**kwargs`` among them, as they are.
-    Such a line is the same for all functions that are decorated: it is none of interest.
+    Its structure shows that: the called function is an argument of an enclosing function, and gets
+    all arguments of the wrapper unchanged, including ``*args`` or ``**kwargs``. Such a line is the
+    same for all decorated functions, and says nothing about any of them.
     """
-    code = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may be broken
+    code = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may span lines
     return _HANDED_ON.search(code) is not None and line in _handing_on(filename)
 
 
 def forget_changed_files() -> None:
-    """Forget the lines of files that were edited since this process read them."""
+    """Clear the caches if files were edited since this process read them."""
     cached = set(linecache.cache)
     linecache.checkcache()
     if not cached <= set(linecache.cache):
@@ -176,14 +177,14 @@ def forget_changed_files() -> None:
 
 
 def qualified(filename: str, line: int) -> str:
-    """Return the qualified name of the innermost function around a line; "" outside of all."""
+    """Return the qualified name of the innermost function around a line; "" if there is none."""
     functions = _functions(filename)
     around = [(first, last, name) for first, last, name in functions if first <= line <= last]
-    return max(around, default=(0, 0, ""))[2]  # the innermost begins last
+    return max(around, default=(0, 0, ""))[2]  # the innermost function begins last
 
 
 def statement_lines(filename: str, line: int) -> range:
-    """Return the lines of the innermost statement at a line, of a block those before its body."""
+    """Return the lines of the innermost statement at a line; for a block, those before its body."""
     for first, last in _statements(filename):
         if first <= line <= last:
             return range(first, last + 1)
@@ -191,7 +192,7 @@ def statement_lines(filename: str, line: int) -> range:
 
 
 def docstring_lines(filename: str) -> frozenset[int]:
-    """Return the lines of a file's texts that stand alone: docstrings, and the like."""
+    """Return the lines of a file's docstrings and other constants that are statements."""
     return frozenset(
         line
         for node in ast.walk(_parsed_file(filename))
@@ -215,16 +216,16 @@ def _statements(filename: str) -> tuple[tuple[int, int], ...]:
 
 
 def marker_line(filename: str, first: int, marker: str) -> int:
-    """Return the line on which a test's marker stands: its own, its class's or its module's.
+    """Return the line of a test's marker: its own, its class's or its module's.
 
-    ``first``, the test's first line with decorators, is returned if no line names the marker.
+    If no line names the marker, return ``first``, the test's first line including decorators.
     """
     return _marker_lines(filename, marker).get(first, first)
 
 
 @functools.lru_cache(maxsize=256)
 def _marker_lines(filename: str, marker: str) -> dict[int, int]:
-    """Return the line of its marker for the first line of each function in a file."""
+    """Map the first line of each function in a file to the line of its marker."""
     marker_lines: dict[int, int] = {}
 
     def walk(node: ast.Module | ast.ClassDef, inherited: int | None) -> None:
@@ -261,7 +262,7 @@ def _mention(nodes: Iterable[ast.AST], marker: str) -> int | None:
 def _parsed_file(filename: str) -> ast.Module:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError, RecursionError):  # a template, a NUL, nesting without end
+    except (SyntaxError, ValueError, RecursionError):  # a template, a NUL byte, deep nesting
         return ast.Module(body=[], type_ignores=[])
 
 
@@ -310,7 +311,7 @@ def _named(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _hands_on(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> bool:
-    """Return whether a call is of an argument of a function around, with all of one's own."""
+    """Return whether a call passes all own arguments on to an argument of an enclosing function."""
     if not isinstance(call.func, ast.Name) or call.func.id not in around:
         return False
     if call.func.id in {argument.arg for argument in _named(own)} or not (own.vararg or own.kwarg):

@@ -1,7 +1,7 @@
-"""From the arguments of ``@pytest.mark.gpu_memory`` to a frozen MemorySpec, by one door.
+"""Parse the arguments of ``@pytest.mark.gpu_memory`` into a frozen MemorySpec.
 
-Code behind this door may rely on the values; every mistake ends here, as a SpecError that shows the
-marker and a correction.
+All other code may rely on the values: every mistake raises a SpecError here, which shows the marker
+and a correction.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_own_error
 
 MAX_DEVICES: Final = 16
-"""of one process; the native library has arrays for as many"""
+"""limit per process; the native library has arrays of this size"""
 _MAX_WARMUP: Final = 1000
 MAX_NAME_LENGTH: Final = 60
 _SIZES: Final = {"batch_size", "batch_sizes"}
 _INHERITED: Final = ("tolerance", "batch_size", "baseline", "devices", "world_size", "rank")
-"""fields that a part of a test has of the test"""
+"""fields that a part inherits from its test"""
 
 
 @dataclass(frozen=True)
 class MemorySpec:
     """A test's declaration about its GPU memory.
 
-    Made by :func:`spec_from_marks` and :func:`spec_from_call`, which check the values; the class
+    :func:`spec_from_marks` and :func:`spec_from_call` create it and check the values; the class
     itself does not.
     """
 
     max_gib: int | float | None = None
-    """the step has to fit in this much memory, in GiB: enforced while it runs"""
+    """the step must fit in this much memory, in GiB; enforced while it runs"""
     max_allocated_gib: int | float | None = None
     """limit of the peak allocated memory, in GiB"""
     max_reserved_gib: int | float | None = None
@@ -68,40 +68,40 @@ class MemorySpec:
     max_host_gib: int | float | None = None
     """limit of the growth of the process's resident memory, in GiB"""
     card: str | None = None
-    """canonical name of the card that the step has to fit on"""
+    """canonical name of the card that the step must fit on"""
     batch_size: int | None = None
     """number of samples in the step's batch"""
     tolerance: Tolerance | None = None
-    """how far from its baseline is no change (None: the session's default)"""
+    """allowed difference from the baseline; None for the session's default"""
     baseline: bool = True
     """whether the measurement is compared with a baseline"""
     devices: int = 1
     """number of GPUs that the step runs on"""
     warmup: int = 0
-    """how many times the step is run before, unmeasured"""
+    """number of unmeasured runs before the measured one"""
     world_size: int | None = None
-    """number of ranks of the distributed run that the test is one of; None: of none"""
+    """number of ranks of the distributed run, if the test is one of them; else None"""
     rank: int | None = None
-    """its rank among them; None exactly if world_size is"""
+    """the test's rank; None if and only if ``world_size`` is None"""
     batch_sizes: tuple[int, ...] | None = None
     """batch sizes that the test runs with, ascending; ``batch_size`` is the last of them"""
     max_mib_per_sample: int | float | None = None
-    """limit of one more sample's memory, in MiB of peak allocated; with ``batch_sizes``"""
+    """limit of the memory per additional sample, in MiB of peak allocated; with ``batch_sizes``"""
     max_fixed_gib: int | float | None = None
     """limit of the step's memory without any sample, in GiB; with ``batch_sizes``"""
     ranks: str | tuple[int, ...] | None = None
-    """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
+    """ranks as which the test runs, one after the other; "all" for all of ``world_size``"""
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
-    """values of ``gpu_memory.variant`` that are tried where the test does not fit, by name"""
+    """by name: values of ``gpu_memory.variant`` to try if the test does not fit"""
     max_leak_mib: int | float | None = None
-    """limit of the memory that the torn-down test leaves behind, in MiB"""
+    """limit of the memory that the test leaves behind after teardown, in MiB"""
     steady: bool = False
-    """whether the memory allocated after each step has to stop growing"""
+    """whether the memory allocated after each step must stop growing"""
     values: Literal["auto", "full", "off"] | None = None
-    """which values a virtual GPU computes (None: those of the session's option)"""
+    """which values a virtual GPU computes; None for the session's option"""
 
     def bytes_of(self, name: str) -> int | None:
-        """Return a limit in bytes, by the name of its field; None if it is not declared."""
+        """Return a limit in bytes by its field's name; None if it is not declared."""
         limit: int | float | None = getattr(self, name)
         if limit is None:
             return None
@@ -120,13 +120,14 @@ def spec_from_marks(
     *,
     find_card: Callable[[str], str],
 ) -> MemorySpec:
-    """Return the declaration of a test's markers together.
+    """Merge a test's markers into one declaration.
 
-    They are merged field by field: the nearest marker with a field wins, and its None puts the
-    field back to its default against outer markers. Overridden values are checked as well.
+    Markers are merged field by field: the nearest marker with a field wins, and None resets the
+    field to its default even if outer markers set it. Overridden values are checked as well.
 
-    ``marks`` has the arguments of each marker, the nearest first, as ``Node.iter_markers`` has
-    them. ``find_card`` returns a card's canonical name; SpecError for an unknown one.
+    ``marks`` has the arguments of each marker, the nearest first, in the order of
+    ``Node.iter_markers``. ``find_card`` returns a card's canonical name, and raises SpecError for
+    an unknown one.
 
     Raises:
         SpecError: the first mistake found.
@@ -142,7 +143,7 @@ def spec_from_marks(
             raise SpecError(f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})", problem, remedy)
         decided = _SIZES & merged.keys()
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
-            if not (decided and name in _SIZES):  # a nearer marker has batch_size or batch_sizes
+            if not (decided and name in _SIZES):  # a nearer marker sets batch_size or batch_sizes
                 merged.setdefault(name, value)
     card, ranks = merged.get("card"), merged.get("ranks")
     if ranks is not None:
@@ -168,7 +169,7 @@ def _no_several(call_text: str, single: str) -> SpecError:
 
 
 def _sized(spec: MemorySpec) -> MemorySpec:
-    """Return a spec with the largest of several batch sizes as its batch size."""
+    """Set the batch size to the largest of several batch sizes."""
     if spec.batch_sizes is None:
         for name in ("max_mib_per_sample", "max_fixed_gib"):
             if (value := getattr(spec, name)) is not None:
@@ -190,7 +191,7 @@ def _sized(spec: MemorySpec) -> MemorySpec:
 
 
 def _one_rank(spec: MemorySpec) -> MemorySpec:
-    """Return a spec with a rank of its world, by default the first."""
+    """Set the rank, by default to 0, if there is a world size."""
     size, rank = spec.world_size, spec.rank
     if size is None and rank is None:
         return spec
@@ -214,11 +215,11 @@ def _one_rank(spec: MemorySpec) -> MemorySpec:
 
 
 def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec) -> MemorySpec:
-    """Return the declaration of a part of a test, by ``gpu_memory.measure(name, **kwargs)``.
+    """Return the declaration of a part of a test: ``gpu_memory.measure(name, **kwargs)``.
 
-    A part has the test's devices and rank and, unless it says otherwise, its tolerance, batch size
-    and baseline, but none of its budgets: those hold for the whole test. It has no warmup of its
-    own.
+    A part inherits the test's devices and rank and, unless it declares its own, the tolerance,
+    batch size and baseline, but none of the budgets: those apply to the whole test. It has no
+    warmup.
 
     Raises:
         SpecError: the first mistake found.
@@ -235,7 +236,7 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
 def _read_all(
     kwargs: Mapping[str, object], readers: Mapping[str, Reader], call: str
 ) -> dict[str, Any]:
-    """Return the checked values of one call. Errors show it; ``call`` is how its text begins."""
+    """Check the values of one call; errors show the call, whose text begins with ``call``."""
     values: dict[str, Any] = {}
     name, value = "", object()
     try:
@@ -266,7 +267,7 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
 
 
 def _brief(name: str) -> str:
-    """Return an argument's name as it was written; cut short where it is no name of a person's."""
+    """Return an argument's name unchanged, or shortened if it is not an ordinary identifier."""
     return name if name.isidentifier() and len(name) <= MAX_NAME_LENGTH else shown(name)
 
 

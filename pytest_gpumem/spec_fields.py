@@ -1,6 +1,6 @@
-"""The values of the marker's arguments, read one by one; every mistake is a SpecError.
+"""Parsing the values of the marker's arguments; every mistake raises a SpecError.
 
-The errors' ``given`` is the argument's name alone: :mod:`pytest_gpumem.spec` knows the whole call.
+The errors' ``given`` is only the argument's name: :mod:`pytest_gpumem.spec` knows the whole call.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MAX_GIB: Final = 10**9
 _MAX_LEAK_MIB: Final = 10**12
 MAX_BATCH: Final = 10**9
 MAX_SIZES: Final = 1000
-"""batch sizes of one test, which runs once with each"""
+"""maximum number of batch sizes of one test, which runs once with each"""
 MAX_RANKS: Final = 1_000_000
-"""as many as a world may have"""
+"""maximum world size"""
 _VALUES: Final = "auto", "full", "off"
 
 
 def read_budget(name: str, value: object) -> float:
-    """Return a limit in GiB."""
+    """Check a limit in GiB."""
     number = _number(value)
     if number is None:
         raise SpecError(
@@ -49,7 +49,7 @@ def read_budget(name: str, value: object) -> float:
 
 
 def _plain_gib(value: object) -> str:
-    """Return the number to write for ``value``: "12" for "12GiB", "8" where that is not clear."""
+    """Return the number to suggest for ``value``: "12" for "12GiB", "8" if unclear."""
     if isinstance(value, str):
         for size in (value, f"{value}GiB"):
             try:
@@ -62,7 +62,7 @@ def _plain_gib(value: object) -> str:
 
 
 def read_whole_number(name: str, value: object, *, least: int, largest: int) -> int:
-    """Return a whole number within bounds."""
+    """Check a whole number with bounds."""
     number = _integer(value)
     if number is None or not least <= number <= largest:
         remedy = f"write for example {name}={max(least, 1)}"
@@ -71,7 +71,7 @@ def read_whole_number(name: str, value: object, *, least: int, largest: int) -> 
 
 
 def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
-    """Return batch sizes, ascending."""
+    """Check batch sizes, and return them in ascending order."""
     sizes: list[object] = []
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError):
@@ -79,7 +79,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     numbers = {
         number for number in map(_integer, sizes) if number is not None and 1 <= number <= MAX_BATCH
     }
-    if len(sizes) > MAX_SIZES:  # it may be range(10**9), or without an end
+    if len(sizes) > MAX_SIZES:  # it may be range(10**9), or endless
         problem = f"{name} has more than {MAX_SIZES} sizes, and the test runs once for each size"
         raise SpecError(name, problem, f"write for example {name}=[8, 16, 32]")
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
@@ -89,7 +89,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
 
 
 def read_limit_per_sample(name: str, value: object) -> float:
-    """Return a limit in MiB."""
+    """Check a limit in MiB."""
     number = _number(value)
     if number is None or not 0 < number <= MAX_GIB:
         raise SpecError(
@@ -99,7 +99,7 @@ def read_limit_per_sample(name: str, value: object) -> float:
 
 
 def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
-    """Return variants by name, each as a dict of its switches."""
+    """Check variants, and return each variant's dict of switches by name."""
     example = f'write for example {name}={{"amp": {{"amp": True}}}}'
     if not isinstance(value, dict) or not all(
         isinstance(key, str) and key.strip() for key in value
@@ -118,19 +118,19 @@ def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
 
 
 def read_tolerance(_name: str, value: object) -> Tolerance:
-    """Return a tolerance."""
+    """Parse a tolerance."""
     return parse_tolerance(value)
 
 
 def read_flag(name: str, value: object, *, meaning: str) -> bool:
-    """Return a truth value; ``meaning`` follows the argument in the remedy."""
+    """Check a boolean; ``meaning`` follows the argument in the remedy."""
     if not isinstance(value, bool):
         raise SpecError(name, f"{name} must be True or False", f"write {name}={meaning}")
     return value
 
 
 def read_leak(name: str, value: object) -> float:
-    """Return a limit in MiB, which may be zero."""
+    """Check a limit in MiB, which may be zero."""
     number = _number(value)
     if number is None or not 0 <= number <= _MAX_LEAK_MIB:
         remedy = f"write {name}=0 if the test must free all its memory"
@@ -139,8 +139,8 @@ def read_leak(name: str, value: object) -> float:
 
 
 def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
-    """Return which values are computed on a virtual GPU."""
-    if isinstance(value, str):  # else == may do anything, as an array's
+    """Check the choice of which values a virtual GPU computes."""
+    if isinstance(value, str):  # == of another type may do anything (an array's, say)
         for choice in _VALUES:
             if str.__str__(value) == choice:
                 return choice
@@ -151,7 +151,7 @@ def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
 def read_card(
     name: str, value: object, *, find_card: Callable[[str], str]
 ) -> str | tuple[str, ...]:
-    """Return a card's canonical name, or those of several."""
+    """Return the canonical name of a card, or of several."""
     if isinstance(value, str):
         return find_card(value)
     if isinstance(value, (list, tuple)) and value and all(isinstance(card, str) for card in value):
@@ -161,7 +161,7 @@ def read_card(
 
 
 def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
-    """Return "all", or ranks."""
+    """Check ranks: "all", or a list of numbers."""
     if isinstance(value, str) and str.__str__(value) == "all":
         return "all"
     ranks: list[int | None] = []
@@ -177,7 +177,7 @@ def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
 
 
 def _integer(value: object) -> int | None:
-    """Return an int for any integer, numpy's included; None for all else, a bool too."""
+    """Convert any integer, including numpy's, to int; return None for all else, including bool."""
     if isinstance(value, bool):
         return None
     try:
@@ -187,7 +187,7 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """Return an int or float for a real number, numpy's included; None for all else, a bool too."""
+    """Convert any real number, including numpy's, to int or float; else None, also for bool."""
     integer = _integer(value)
     if integer is not None or isinstance(value, bool) or not isinstance(value, Real):
         return integer

@@ -1,8 +1,8 @@
 """The rank of this process under torchrun.
 
-Every rank runs the whole pytest session. The first makes the report; the other ranks leave their
-results in a folder in the temporary directory, as JSON, and stay until the first is done, as
-torchrun ends all ranks with the first that fails.
+Every rank runs the whole pytest session. Rank 0 writes the report; the other ranks write their
+results as JSON to a folder in the temporary directory, and wait until rank 0 is done, because
+torchrun stops all ranks when one fails.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ _NUMBERS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class TorchrunRank(NamedTuple):
-    """This process among those that torchrun started."""
+    """This process's rank among those that torchrun started."""
 
     rank: int
     size: int
     local_rank: int
-    """among those of this machine"""
+    """rank among those on this machine"""
     local_size: int
     key: str
-    """the same in all ranks of a run, different in every other run"""
+    """the same in all ranks of a run, and different for every run"""
 
     @property
     def reports(self) -> bool:
-        """Whether it is the one that makes the report."""
+        """Whether this rank writes the report."""
         return self.rank == 0
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """The words by which one command starts pytest in all ranks; none of several machines."""
+        """The command that starts pytest in all ranks; empty if they are on several machines."""
         if self.local_size != self.size:
             return ()
         return ("torchrun", "--standalone", f"--nproc-per-node={self.size}", "-m", "pytest")
 
     @property
     def peers(self) -> range:
-        """The other ranks of this machine, of the one that reports."""
+        """For the reporting rank: the other ranks on its machine."""
         return range(1, self.local_size)
 
     @property
     def elsewhere(self) -> range:
-        """The ranks of other machines, of the one that reports."""
+        """For the reporting rank: the ranks on other machines."""
         return range(self.local_size, self.size)
 
 

@@ -1,4 +1,4 @@
-"""Clearing tracebacks: the variables of their frames keep a failed step's tensors alive."""
+"""Clearing tracebacks, because variables in their frames keep a failed step's tensors alive."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _FRAME_ATTRIBUTES = {
     CoroutineType: "cr_frame",
     AsyncGeneratorType: "ag_frame",
 }
-"""the attribute of each type that has its frame, as long as it has not ended"""
+"""the attribute with the frame of each type, as long as it has not ended"""
 
 
 def clear(error: BaseException | None) -> None:
-    """Clear the frames of an error, and of its causes, contexts and the members of its group."""
+    """Clear the frames of an error, its causes, its contexts and the members of its group."""
     visited: set[int] = set()
     frames: dict[int, FrameType] = {}
     pending = [error]
     while pending:
         current = pending.pop()
-        if current is None or id(current) in visited:  # causes and contexts may form a circle
+        if current is None or id(current) in visited:  # causes and contexts may form a cycle
             continue
         visited.add(id(current))
         frames.update((id(frame), frame) for frame, _ in traceback.walk_tb(current.__traceback__))
         pending += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
     for frame in list(frames.values()):
-        # Not one that is to go on: clearing a coroutine that waits ends it. Such a coroutine is a
-        # runner in another task that handed the error on.
+        # Skip suspended frames: clearing a waiting coroutine would end it. Such a coroutine is a
+        # runner in another task that passed the error on.
         waits = frame.f_code.co_flags & _SUSPENDABLE and any(
             getattr(owner, _FRAME_ATTRIBUTES.get(type(owner), ""), None) is frame
             for owner in gc.get_referrers(frame)
@@ -46,11 +46,11 @@ def clear(error: BaseException | None) -> None:
         if not waits:
             try:
                 frame.clear()
-            except RuntimeError:  # it runs: its variables are its own, those of its closure too
+            except RuntimeError:  # it is running, and still needs its variables and its closure
                 del frames[id(frame)]
     for frame in frames.values():
-        # Before Python 3.13 f_locals is a copy that an earlier reader (a debugger, a report) made
-        # and the frame keeps: clearing does not reach it, reading it again updates it.
+        # Before Python 3.13 f_locals is a copy that the frame keeps once a reader (a debugger, a
+        # report) made it: clearing does not update it, reading it again does.
         _ = frame.f_locals
     for frame in list(frames.values()):
         frames.update((id(caller), caller) for caller in _cleared_callers(frame))
@@ -58,31 +58,31 @@ def clear(error: BaseException | None) -> None:
 
 
 def _cleared_callers(frame: FrameType) -> Iterator[FrameType]:
-    """Clear and yield the frames that called one of a traceback, up to the first that still runs.
+    """Clear and yield the callers of a traceback's frame, up to the first that is still running.
 
     unittest catches a test's error deep below the frames that hold the test's instance.
     """
     caller = frame.f_back
     while caller is not None:
-        if not caller.f_code.co_flags & _SUSPENDABLE:  # clearing a frame that waits would end it
+        if not caller.f_code.co_flags & _SUSPENDABLE:  # clearing a suspended frame would end it
             try:
                 caller.clear()
-            except RuntimeError:  # it runs, and so do its callers
+            except RuntimeError:  # it is running, and so are its callers
                 return
             yield caller
         caller = caller.f_back
 
 
 def _empty_cells(frames: Iterable[FrameType]) -> None:
-    """Empty the cells of closures that nothing but cleared frames can reach.
+    """Empty the cells of closures that only cleared frames can reach.
 
-    From Python 3.11 on a frame keeps its function, and that its closure, which clearing does not
-    reach. ``Module.__call__`` runs hooks in such a function, with the arguments and the result in
-    cells. A function that anything else refers to (a decorated one, a hook that was registered) is
-    left alone, and so is a cell that a running frame shares.
+    Since Python 3.11 a frame refers to its function, and the function to its closure, which
+    clearing the frame does not empty. ``Module.__call__`` runs hooks in such a function, with the
+    arguments and the result in cells. A function that anything else refers to (a decorated one, a
+    registered hook) is left alone, and so is a cell that a running frame shares.
     """
     calls: Counter[int] = Counter()
-    """of each function, the number of its frames"""
+    """number of frames per function id"""
     functions: list[FunctionType] = []
     for frame in frames:
         for referent in gc.get_referents(frame):
@@ -90,9 +90,9 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
                 calls[id(referent)] += 1
                 if calls[id(referent)] == 1:
                     functions.append(referent)
-            del referent  # it would count as a reference
-    # As a garbage collector does: drop from the lists all that has further references, until only
-    # functions and cells are left that refer to each other alone.
+            del referent  # else this variable would count as a reference
+    # Like a garbage collector: remove from the lists what has other references, until only
+    # functions and cells are left that refer only to each other.
     by_id = {id(cell): cell for function in functions for cell in function.__closure__ or ()}
     cells = list(by_id.values())
     del by_id
@@ -116,22 +116,22 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
             cell for cell, count in zip(cells, of_cells, strict=True) if count <= sharers[id(cell)]
         ]
     for cell in cells:
-        with suppress(ValueError):  # it is empty
+        with suppress(ValueError):  # the cell is already empty
             del cell.cell_contents
 
 
 def _reference_counts(objects: list[Any]) -> list[int]:
-    """Return the number of references to each object, besides the list's."""
-    unshared = object()  # has as many as a member of the list without further references
+    """Return the number of references to each object, without the list's."""
+    unshared = object()  # has as many references as a member without others
     *counts, least = [sys.getrefcount(member) for member in [*objects, unshared]]
     return [count - least for count in counts]
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable Python's garbage collector, where thousands of objects are made and none is dropped.
+    """Disable Python's garbage collector while creating thousands of objects and no garbage.
 
-    Each collection would walk over all of them.
+    Each collection would traverse all of them.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The marker as a decorator that editors and type checkers know by its arguments."""
+"""The marker as a decorator with typed arguments, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Declaration(TypedDict, total=False):
     """The marker's arguments; :class:`pytest_gpumem.spec.MemorySpec` describes the fields.
 
-    None puts a field back to its default, against a marker of the class or of the module.
+    None resets a field to its default, even if a marker of the class or module sets it.
     """
 
     max_gib: float | None
@@ -58,12 +58,12 @@ def gpu_memory(*test: Any, **declared: Any) -> Any:
     Without arguments, ``@gpu_memory``, the test is measured and compared with its baseline.
 
     Args:
-        test: the function or class, which Python hands over without arguments.
+        test: the function or class, if the decorator is used without arguments.
         declared: the marker's arguments: limits in GiB and MiB as their names say.
 
     Returns:
         the marker, or the marked test.
     """
-    import pytest  # waits: importing this package's names imports no pytest
+    import pytest  # late: importing this package must not import pytest
 
     return pytest.mark.gpu_memory(*test, **declared)

@@ -1,3 +1,3 @@
-"""The version of this package; pyproject.toml has the same."""
+"""The version of this package, as in pyproject.toml."""
 
 __version__ = "0.1.0"
