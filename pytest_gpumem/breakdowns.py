@@ -164,7 +164,7 @@ def _by_growth(rows: Iterable[BreakdownRow]) -> list[BreakdownRow]:
 
 def provenance_text(provenance: Provenance, reference: Provenance | None = None) -> str:
     """Return a provenance as text; with a reference, only the fields that differ from it."""
-    if provenance == reference:  # nearly always
+    if provenance == reference:  # the usual case
         return ""
     values = ((field.name, getattr(provenance, field.name)) for field in fields(Provenance))
     return ", ".join(

@@ -32,7 +32,7 @@ class PeakRange:
     """The ends between which the peaks lie where a library's choice of a workspace is not known."""
 
     least: tuple[Peak, ...]
-    """one a device"""
+    """one per device"""
     most: tuple[Peak, ...]
     reason: str
     """the unknown choice: "cuDNN's choice in benchmark mode" """
@@ -141,7 +141,7 @@ class Site:
     path: str
     """relative to the project if the file is inside; "" if no Python code was running"""
     line: int
-    """from 1, or 0"""
+    """from 1; 0 if unknown"""
     function: str
     """the qualified name: "Attention.forward" """
     code: str
@@ -163,7 +163,7 @@ class LinePeak:
     """A source line, and the most memory that it had at one time: its own peak, in bytes."""
 
     path: str
-    """these four are as a :class:`Site` has them"""
+    """path, line, function and code are as in :class:`Site`"""
     line: int
     function: str
     code: str
@@ -230,7 +230,7 @@ class Keeper:
     path: str
     line: int
     category: Category
-    """these three are the :class:`Site`'s"""
+    """path, line and category are those of the :class:`Site`"""
     text: str
     """description: "local variable best (train.py:11)" """
     nbytes: int
@@ -260,7 +260,7 @@ class SegmentRequest:
     """A request for which the allocator took a new segment, beyond all it had reserved before."""
 
     path: str
-    """these four are as a :class:`Site` has them"""
+    """path, line, function and code are as in :class:`Site`"""
     line: int
     function: str
     code: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """How much a note matters, the most first: the order in which reports show notes."""
+    """How important a note is, the most important first: the order of notes in reports."""
 
     CAUSE = 0
     """the note says why the test failed"""
@@ -135,7 +135,7 @@ class Note:
 
     @property
     def severity(self) -> Severity:
-        """How much it matters."""
+        """The severity of its kind."""
         return self.kind.severity
 
 

@@ -94,7 +94,7 @@ class Bound(NamedTuple):
     measured: int
     """the part's figure on the fullest device"""
     sizes: str = ""
-    """the figures of all parts of an order"""
+    """the figures of all parts in an order, as text"""
 
     @property
     def excess(self) -> int:
@@ -171,7 +171,7 @@ def _read(
     if isinstance(value, Real):
         try:
             factor = Fraction(repr(float(value)))  # as the decimal number that Python prints
-        except (ValueError, OverflowError):  # no number, or infinite
+        except (ValueError, OverflowError):  # NaN or infinite
             factor = Fraction(0)
         if reference is None or factor <= 0:
             problem = (

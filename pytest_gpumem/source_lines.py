@@ -203,7 +203,7 @@ def docstring_lines(filename: str) -> frozenset[int]:
 
 @functools.lru_cache(maxsize=256)
 def _statements(filename: str) -> tuple[tuple[int, int], ...]:
-    """Return first and last line of each statement in a file, the shortest first."""
+    """Return (first line, last line) of each statement in a file, the shortest first."""
     spans = []
     for node in ast.walk(_parsed_file(filename)):
         if isinstance(node, ast.stmt):
@@ -268,7 +268,7 @@ def _parsed_file(filename: str) -> ast.Module:
 
 @functools.lru_cache(maxsize=256)
 def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
-    """Return first line, last line and qualified name of each function in a file."""
+    """Return (first line, last line, qualified name) of each function in a file."""
     functions: list[tuple[int, int, str]] = []
 
     def walk(node: ast.AST, prefix: str) -> None:

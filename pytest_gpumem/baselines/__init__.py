@@ -1,4 +1,4 @@
-"""Committed baselines: their folder, their file format, how files are replaced.
+"""Committed baselines: folders, file format, and reading and writing.
 
 It may import judge and base modules.
 """

@@ -1,1 +1,1 @@
-"""Files of a repository: replaced as a whole, git's, and their JSON."""
+"""A repository's files: atomic replacement, reading from git, and JSON."""

@@ -36,7 +36,7 @@ is then placed in small segments, not inside large ones, which could not be rele
 MIN_DOWN: Final = 64
 """below this value the search simply halves"""
 CLOSE: Final = 4
-"""A bracket is close if its width is no more than this part of its lower end."""
+"""A bracket is close if its width is at most 1/N of its lower end."""
 FARTHEST: Final = 8
 """A value larger by at most 1/N may still need less memory."""
 USUAL_MULTIPLE: Final = 8

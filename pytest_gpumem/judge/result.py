@@ -58,7 +58,7 @@ class Result:
     budget: str = ""
     """the declared limits, as text"""
     location: tuple[str, int] | None = None
-    """file and line (from 1) of the marker"""
+    """file and line (from 1) of the marker; None if unknown"""
     baseline: bool = True
     """whether the test may have a baseline"""
     expected: bool = False
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The test, with its part if it has one."""
+        """The node ID, followed by the part if there is one."""
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
 
     @property
@@ -193,7 +193,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
 
 
 def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Result]:
-    """Attach to each result the part whose peak limits it."""
+    """Attach to each result the part whose peak limits it, with the causes of the difference."""
     by_part = {result.part: result for result in results}
     complete = []
     for result in results:

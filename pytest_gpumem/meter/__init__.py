@@ -1,4 +1,4 @@
-"""Counting the caching allocator's bytes, and all that makes the count right.
+"""Measuring memory with the caching allocator's statistics, and keeping other memory out of it.
 
 It may import libraries, devices, recording and base modules.
 """

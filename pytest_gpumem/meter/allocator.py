@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator: figures, settings and versions, the same state before every step.
+"""PyTorch's caching allocator: statistics, settings, versions, and a clean state before each step.
 
 All functions expect torch to be imported and CUDA initialised.
 """
@@ -195,7 +195,7 @@ def own_garbage_only() -> Iterator[None]:
     or later, a step's peak changes.
     """
     gc.freeze()
-    begin_count()  # nothing to look at
+    begin_count()  # fast: everything is frozen
     try:
         yield
     finally:

@@ -121,7 +121,7 @@ class Measuring:
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
-        """The peaks, one a device, in bytes."""
+        """The peaks in bytes, one per device."""
         return self.measurement.peaks
 
     @property

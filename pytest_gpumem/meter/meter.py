@@ -262,7 +262,7 @@ class Meter:
 
     @property
     def alloc_retries(self) -> int:
-        """The number of times that the device was full and the allocator emptied its cache."""
+        """How often the allocator emptied its cache because the device was full."""
         return alloc_retries(self.isolation.stats()) - self._retries
 
     def _before_step(self) -> None:
@@ -295,7 +295,7 @@ class Meter:
         return without_few_pinned(self._whole.peaks)
 
     def passes(self) -> tuple[Peak, ...]:
-        """Return the step's peaks outside of optimizer steps, one per device."""
+        """Return the whole step's peaks outside of optimizer steps, one per device."""
         self.note()
         return tuple(self._whole.passes)
 

@@ -116,11 +116,11 @@ class UserLine(NamedTuple):
     path: str = ""
     """relative to the project's folder if it is inside"""
     line: int = 0
-    """from 1"""
+    """from 1; 0 if unknown"""
     function: str = ""
 
     def __str__(self) -> str:
-        """Return the line as reports name it."""
+        """Return the line's name in reports."""
         return f"{self.path}:{self.line} in {self.function}" if self.path else ""
 
 

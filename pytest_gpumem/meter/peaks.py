@@ -61,12 +61,12 @@ def fullest(peaks: Sequence[Peak]) -> Peak:
 
 
 def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
-    """Return peaks with pinned memory of less than MIN_PINNED left out."""
+    """Set pinned memory below MIN_PINNED to zero."""
     return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
 
 
 class Tally:
-    """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
+    """The highest memory so far of the whole step, or of a part of it; one Peak per device."""
 
     def __init__(self, start: Sequence[Peak]) -> None:
         self.begin(start)
@@ -91,7 +91,7 @@ class Tally:
     def raise_to(
         self, peaks: Sequence[Peak], *, active: Sequence[int] = (), stepping: bool = False
     ) -> None:
-        """Raise the figures to these peaks; ``stepping``: reached in an optimizer's step."""
+        """Raise the figures to these peaks; ``stepping``: they occurred in an optimizer step."""
         self.peaks = list(map(maximum, self.peaks, peaks))
         self.active = list(map(max, self.active, active or (peak.allocated for peak in peaks)))
         if not stepping:

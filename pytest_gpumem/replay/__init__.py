@@ -1,4 +1,4 @@
-"""A run's requests to PyTorch's allocator, served again with other sizes: nothing of the step runs.
+"""Replaying a run's requests to PyTorch's allocator with other sizes; the step itself does not run.
 
 It may import meter, devices, recording and base modules.
 """

@@ -1,4 +1,4 @@
-"""One marked test: run, judged, run again. ``explainer.py`` asks for reasons.
+"""Running, judging and re-running one marked test; ``explainer.py`` is explain's interface.
 
 It may import baselines, fit, replay and the rooms below.
 """

@@ -88,7 +88,7 @@ class Judging:
             if own is not None and world is None:  # the baseline records the fullest rank
                 world, rank = own.size, own.rank
                 spec = replace(spec, world_size=world)
-                policy = replace(policy, shrinkage="note")  # another rank may have taken more
+                policy = replace(policy, shrinkage="note")  # another rank may have a higher peak
             if own is not None:
                 policy = replace(policy, launcher=own.launcher)
             verdict = judge(

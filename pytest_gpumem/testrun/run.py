@@ -1,4 +1,4 @@
-"""One marked test while it runs: its device, its meter, its parts; nothing of pytest."""
+"""One marked test while it runs: its device, its meter, its parts; independent of pytest."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ class Run:
         return measured
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
-        """Return the record of an out-of-memory error that just happened."""
+        """Describe an out-of-memory error that has just occurred."""
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
