@@ -182,7 +182,7 @@ def _integer(value: object) -> int | None:
         return None
     try:
         return operator.index(cast("SupportsIndex", value))
-    except Exception:  # noqa: BLE001 - a __repr__ may raise anything
+    except Exception:  # noqa: BLE001 - an __index__ may raise anything
         return None
 
 
@@ -193,5 +193,5 @@ def _number(value: object) -> float | None:
         return integer
     try:
         return float(cast("SupportsFloat", value))
-    except Exception:  # noqa: BLE001 - a __repr__ may raise anything
+    except Exception:  # noqa: BLE001 - a __float__ may raise anything
         return None
