@@ -2,10 +2,10 @@
 
 Nothing may wait for a rank that is not there:
 
-- Process groups of any backend are made of PyTorch's fake one. The other ranks are assumed to have
-  this rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
-- Stores of several processes are stores of this process.
-- What would need data of an absent rank is an error that names the call.
+- Process groups of any backend use PyTorch's fake backend. The other ranks are assumed to have this
+  rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
+- Stores that several processes would share are local to this process.
+- A call that needs data of an absent rank raises an error that names the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 FAKE: Final = "gpumem"
-"""PyTorch's name for the backend of simulated groups"""
+"""name under which PyTorch's fake backend is registered"""
 GROUPS: Final = Patch(
     "torch.distributed.distributed_c10d",
     "_new_process_group_helper",
@@ -104,8 +104,8 @@ def simulate_absent_ranks(distributed: Any, stack: ExitStack, *, nccl: bool) -> 
 
     Args:
         distributed: ``torch.distributed``.
-        stack: is given the removal of all patches.
-        nccl: groups of NCCL are simulated, too.
+        stack: removes all patches when it closes.
+        nccl: whether to simulate NCCL groups, too.
     """
     c10d = importlib.import_module(GROUPS.module)
     known: Any = distributed.Backend
@@ -146,7 +146,7 @@ def simulate_absent_ranks(distributed: Any, stack: ExitStack, *, nccl: bool) -> 
 
 
 def _register_fake_backend(backend: Any) -> None:
-    """Register PyTorch's fake groups as a backend, once a process."""
+    """Register PyTorch's fake process group as a backend, once per process."""
     if FAKE in backend.backend_list:
         return
     kind: Any = importlib.import_module(RECEIVED.module).FakeProcessGroup
@@ -164,9 +164,9 @@ def _register_fake_backend(backend: Any) -> None:
 
 
 def lone_store(distributed: Any) -> Any:
-    """Return a store in which a wait for an absent rank's key ends at once."""
+    """Return a store that does not wait for an absent rank's key."""
     store = distributed.HashStore()
-    store.set_timeout(timedelta(milliseconds=1))  # of PyTorch's own waits; 0 would be no limit
+    store.set_timeout(timedelta(milliseconds=1))  # PyTorch's wait for a key; 0: no limit
     return store
 
 
@@ -175,9 +175,9 @@ def _do_nothing(*_arguments: object, **_options: object) -> None:
 
 
 def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
-    """Return a class like another, that calls a function for a new instance.
+    """Subclass ``kind`` so that calling the class calls ``make`` instead.
 
-    PyTorch and programs read the class's attributes, and ask whether something is of that class.
+    PyTorch and programs read the class's attributes, and test instances with ``isinstance``.
     """
 
     class Replaced(type(kind)):  # type: ignore[misc] # a base class without types
@@ -191,7 +191,7 @@ def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
 
 
 def _keep_stores_in_process(distributed: Any, stack: ExitStack) -> None:
-    """Make stores for several ranks in this process; raise for a key that it has not stored."""
+    """Create shared stores in this process; reading a key that this rank has not set raises."""
     plain: Any = distributed.HashStore
 
     def kept(kind: Any) -> Any:
@@ -240,7 +240,7 @@ def _refuse(call: str, what: str, remedy: str = REMEDY) -> NoReturn:
 
 
 def _refuse_calls(distributed: Any, bindings: Any, stack: ExitStack) -> None:
-    """Raise an error, with the call's name, where a call needs the other ranks' processes."""
+    """Refuse calls that need the other ranks' processes; the error names the call."""
 
     def receive_objects(*_arguments: object, **_options: object) -> NoReturn:
         _refuse(
@@ -273,7 +273,7 @@ def _refuse_calls(distributed: Any, bindings: Any, stack: ExitStack) -> None:
 
 
 def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) -> None:
-    """Raise an error, with the call's name, where a call brings what only an absent rank has."""
+    """Refuse calls that return data which only an absent rank has; the error names the call."""
 
     def move_objects(move: Any, *arguments: Any, **options: Any) -> None:
         named = inspect.signature(move).bind(*arguments, **options).arguments
@@ -304,10 +304,10 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
 
 
 def _checkpoint_alone(stack: ExitStack) -> None:
-    """Let torch.distributed.checkpoint write and read this rank's shards alone.
+    """Make torch.distributed.checkpoint write and read only this rank's shards.
 
-    Its first rank gathers the plans of all ranks, and refuses them where parts of a tensor are in
-    none of them, as those of absent ranks are.
+    Its first rank gathers the plans of all ranks. It rejects them if no plan has some part of a
+    tensor, as happens with the shards of absent ranks.
     """
 
     @wrapped_by
@@ -322,7 +322,7 @@ def _checkpoint_alone(stack: ExitStack) -> None:
         begin(self, group, False, coordinator_rank)  # noqa: FBT003
 
     def finding_valid(validate: Callable[..., object]) -> Callable[..., object]:
-        # Newer versions of PyTorch return the list of all that is wrong.
+        # Newer versions of PyTorch return a list of problems instead of a bool.
         valid: object = True if validate.__annotations__["return"] in (bool, "bool") else []
         return lambda *_arguments: valid
 

@@ -1,4 +1,4 @@
-"""Waiting for autograd's threads, one a device, to let go of a backward pass."""
+"""Wait until autograd's device threads have released a backward pass."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ if TYPE_CHECKING:
     import torch
 
 ENGINE: Final = "_engine_run_backward"
-"""the function of torch.autograd that every backward pass goes through"""
+"""the function in torch.autograd that runs every backward pass"""
 PASSES: Final = Patch(
     "torch.autograd",
     *(ENGINE, f"graph.{ENGINE}"),
     reason="a backward pass ends once autograd's threads have let go of its tensors",
 )
 CREATE_GRAPH: Final = 3
-"""the place of its argument that has operations of the pass recorded"""
+"""index of its argument ``create_graph``"""
 INPUTS: Final = 4
-"""the place of its argument that names the tensors of which gradients are returned"""
+"""index of its argument ``inputs``: the tensors whose gradients are returned"""
 MAX_WAIT_S: Final = 60
-"""seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
+"""seconds to wait for a thread of autograd, which may itself wait for the caller: no step may
+hang"""
 MAX_LOOKS: Final = 1000
-"""times that threads are looked at, a millisecond apart, until they are taken for idle"""
+"""polls, a millisecond apart, after which the threads are assumed to be idle"""
 
 _this_thread = threading.local()
 _PROCESSES: Final[set[int]] = set()
-"""ids of processes in which autograd's threads have been seen: forks of them have none"""
+"""ids of processes with autograd threads; a fork does not inherit the threads"""
 
 
 def await_autograd() -> list[object]:
-    """Return once autograd's threads have let go of the backward passes that have ended.
+    """Wait until autograd's threads have released the backward passes that have ended.
 
     A device's thread wakes the caller first, and then drops its reference to the pass
-    (``thread_main`` of torch/csrc/autograd/engine.cpp): with the gradients of operations that did
-    not run, where an error ended it, and with the callbacks that were queued for its end. FSDP's
-    holds the sharded module. The thread takes the next operation after that.
+    (``thread_main`` of torch/csrc/autograd/engine.cpp): the pass owns the gradients of operations
+    that did not run because of an error, and the callbacks queued for its end. FSDP's callback
+    references the sharded module. Only then does the thread take its next operation.
 
     Returns:
-        all objects of that next operation: the threads may hold those. None without
+        all objects of that next operation, which the threads may still reference; empty without
         threads.
     """
     import torch
@@ -57,7 +58,7 @@ def await_autograd() -> list[object]:
         return objects
     with torch.inference_mode(mode=False), torch.enable_grad():
         for device in range(torch.cuda.device_count()):
-            # The thread of a device that was never used holds nothing, and a context takes memory.
+            # Skip unused devices: their threads hold nothing, and a CUDA context would take memory.
             if not _was_used(device):
                 continue
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
@@ -71,9 +72,10 @@ def await_autograd() -> list[object]:
 def _gradients(
     output: torch.Tensor, leaf: torch.Tensor, gradient: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return what ``torch.autograd.grad`` does, which imports sympy to compare two shapes.
+    """Compute gradients like ``torch.autograd.grad``, but without importing sympy.
 
-    The first import of sympy takes seconds, and no step has needed it where a loss is a scalar.
+    ``grad`` compares two shapes with it. The first import of sympy takes seconds, and a step with a
+    scalar loss does not need it.
     """
     import torch
 
@@ -86,9 +88,10 @@ def _gradients(
 
 @contextmanager
 def unawaited() -> Iterator[None]:
-    """Have nothing wait for the backward passes of this thread in the block: they are our own.
+    """Do not wait for this thread's backward passes in the block: they are our own.
 
-    A thread of autograd's may wait for the block, and would be waited for.
+    One of autograd's threads may be waiting for the block, so waiting for that thread would
+    deadlock.
     """
     waits = getattr(_this_thread, "waits", False)
     _this_thread.waits = True
@@ -99,9 +102,9 @@ def unawaited() -> Iterator[None]:
 
 
 def is_outermost_pass() -> bool:
-    """Return whether a backward pass that begins now is a program's, and in no other pass.
+    """Return whether a backward pass that begins now is the program's own and not nested.
 
-    Reentrant checkpoints run passes inside a pass, and :func:`await_autograd` one of its own.
+    Reentrant checkpoints run passes inside a pass, and :func:`await_autograd` runs its own pass.
     """
     import torch
 
@@ -112,17 +115,17 @@ def _was_used(device: int) -> bool:
     """Return whether this process has a context on a device."""
     import torch
 
-    bindings: Any = torch._C  # torch 2.14's stubs have not all of them
+    bindings: Any = torch._C  # torch 2.14's stubs lack some of them
     return bool(bindings._cuda_hasPrimaryContext(device))
 
 
 @contextmanager
 def awaited_passes() -> Iterator[None]:
-    """Have backward passes wait for autograd's threads in the block, where these hold memory yet.
+    """In the block, make backward passes wait for autograd's threads if these still hold memory.
 
-    They do after an error, and where gradients are returned: a gradient that is not accumulated
-    stays in the last operation until the thread drops that. A step that goes on would have the
-    memory or not, as threads happen to run.
+    They do after an error, and when gradients are returned: a gradient that is not accumulated
+    stays in the last operation until the thread drops the operation. Without the wait, thread
+    timing would decide whether the step still has that memory.
     """
     import torch
 
@@ -134,7 +137,7 @@ def awaited_passes() -> Iterator[None]:
             try:
                 result = run_backward(*args, **options)
             except BaseException:
-                with suppress(Exception):  # after an error of CUDA's every call fails
+                with suppress(Exception):  # after a CUDA error every call fails
                     await_autograd()
                 raise
             if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
@@ -149,21 +152,21 @@ def awaited_passes() -> Iterator[None]:
 
 
 class NodeNumbers:
-    """The numbers of autograd's nodes, by which a backward pass orders operations.
+    """Aligns autograd's sequence numbers, by which a backward pass orders its operations.
 
-    Each thread counts the nodes that it makes. Those of a pass with ``create_graph=True`` are made
-    by the devices' threads: whether the next pass runs them before nodes of the caller's would
-    depend on how many nodes either thread has made for earlier tests, and by that its peak would.
+    Each thread counts the nodes that it creates. With ``create_graph=True`` the devices' threads
+    create nodes. Whether the next pass runs these before the caller's nodes, and so its peak, would
+    depend on how many nodes either thread has created in earlier tests.
     """
 
     def __init__(self) -> None:
         self._first = 0
-        """the next number of the thread that measures, when a step began"""
+        """the measuring thread's next number when the step began"""
         self._aligned: set[int] = set()
-        """devices whose threads have numbers of the step"""
+        """devices whose threads have been set to the step's numbers"""
 
     def begin(self) -> None:
-        """Note that a step begins on this thread, whose numbers are no lower than the devices'."""
+        """Start a step on this thread, whose numbers are no lower than the devices'."""
         import torch
 
         next_number = torch._C._autograd._get_sequence_nr
@@ -176,7 +179,7 @@ class NodeNumbers:
         self._first = next_number()
 
     def align(self) -> None:
-        """Have the devices' threads go on with the number with which the step began."""
+        """Advance the devices' threads to the number at which the step began."""
         import torch
 
         devices = {*filter(_was_used, range(torch.cuda.device_count()))}
@@ -189,7 +192,7 @@ NODE_NUMBERS: Final = NodeNumbers()
 
 
 def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
-    """Call a function on autograd's threads of some devices."""
+    """Call a function on the autograd threads of some devices."""
     import torch
 
     class OnThread(torch.autograd.Function):
@@ -209,7 +212,7 @@ def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
 
 
 def _make_nodes(number: int) -> None:
-    """Make nodes on this thread until the next one has a number, if it is lower yet."""
+    """Create nodes on this thread until its next number is at least ``number``."""
     import torch
 
     leaf = torch.empty(0, device="cpu", requires_grad=True)
@@ -219,11 +222,11 @@ def _make_nodes(number: int) -> None:
 
 
 def _run_apart(function: Callable[[], object]) -> bool:
-    """Call a function that runs backward passes, on a thread that has none of the caller's modes.
+    """Call a function that runs backward passes on a new thread, without the caller's modes.
 
     Returns:
-        whether that was done: not within a backward pass, which a thread of autograd's may be
-        running, nor where it would be captured in a CUDA graph or compiled.
+        whether it was called: not within a backward pass, which an autograd thread may be running,
+            nor while capturing a CUDA graph or compiling.
     """
     import torch
 
@@ -237,7 +240,7 @@ def _run_apart(function: Callable[[], object]) -> bool:
 
     def run() -> None:
         _this_thread.waits = True
-        with suppress(Exception):  # after an error of CUDA's every call fails
+        with suppress(Exception):  # after a CUDA error every call fails
             function()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -247,16 +250,16 @@ def _run_apart(function: Callable[[], object]) -> bool:
 
 
 def await_idle_threads() -> None:
-    """Return once autograd's threads sleep though Python is free for them: they wait for work.
+    """Wait until autograd's threads sleep although the GIL is free: then they wait for work.
 
-    Their last pass has ended, but they may want Python yet to let go of it.
+    Their last pass has ended, but they may still need the GIL to release it.
     """
     last_looks: list[str] = []
     for _ in range(MAX_LOOKS):
-        time.sleep(0.001)  # Python is free meanwhile
+        time.sleep(0.001)  # releases the GIL
         looks = []
         for task in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the thread has ended
                 status = (task / "status").read_text(encoding="ascii", errors="replace")
                 if status.startswith("Name:\tpt_autograd"):
                     looks.append(status)
@@ -266,14 +269,14 @@ def await_idle_threads() -> None:
 
 
 def has_autograd_threads() -> bool:
-    """Return whether autograd has started threads of devices in this process (on Linux).
+    """Return whether autograd has started device threads in this process (on Linux).
 
-    They stay until the process ends.
+    They live until the process ends.
     """
     if os.getpid() in _PROCESSES:
         return True
     for name in Path("/proc/self/task").glob("*/comm"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the thread has ended
             if name.read_text(encoding="ascii", errors="replace").startswith("pt_autograd"):
                 _PROCESSES.add(os.getpid())
                 return True

@@ -18,174 +18,174 @@ Values = Literal["auto", "full", "off"]
 """values that a virtual GPU computes: within a test's budget, all, none"""
 
 RangeEnd = Literal["usual", "least", "most"]
-"""the size that is taken of a workspace whose library tells none"""
+"""which size to assume for a workspace whose library reports none"""
 
 BlockUse = Literal["passing", "kept", "spanning", "in use", "planned"]
-"""how long PyTorch keeps a block: until the call has ended; as long as another block; until a known
-time; or a library was given it for one call, without a plan or of one"""
+"""how long PyTorch keeps a block: "passing": until the call ends; "kept": as long as another block;
+"spanning": until a known time; "in use", "planned": a library received it for one call, without a
+plan or from a plan"""
 
 
 class Alternative(NamedTuple):
-    """A block that may have another size on a GPU than in the run; 0: no block.
+    """A block whose size on a GPU may differ from its size in the run; size 0: no block.
 
     Times are microseconds since 1970, sizes bytes.
     """
 
     time: float
-    """of the question for a workspace's size, of the call that it was for, or of the request"""
+    """when the workspace's size was queried, its call was made, or the block was requested"""
     use: BlockUse
     address: int
-    """of the block itself if it is in use, or of the one as long as which it is kept. 0: PyTorch
-    allocated none, or it is kept as long as the block that was allocated last before"""
+    """the block's own address if it is in use, or that of the block that it lives as long as. 0:
+    PyTorch allocated none, or it lives as long as the block allocated last before"""
     least: int
     usual: int
-    """in the run; a number of elements, where a library is asked for that"""
+    """size in the run; a number of elements if the library is queried for elements"""
     most: int
     ended: float = 0
-    """of one that is spanning; one that is kept stays at least until then"""
+    """when a spanning block ends; a kept one stays at least until then"""
     place: tuple[int, int] | None = None
-    """device and stream; None: those of the request before"""
+    """device and stream; None: those of the previous request"""
     reason: str = ""
-    """the choice that is not known, if the upper end is also told without this choice"""
+    """the unknown choice, if the upper bound is also reported without it"""
     counted: bool = True
-    """whether peaks include the block: of those that a compiler allocates for itself they include
+    """whether peaks include the block: of blocks that a compiler allocates for itself they include
     only the memory that stays in the allocator's cache"""
 
 
 class AllocatorEvent(NamedTuple):
-    """An event that PyTorch's allocator recorded when a tensor was dropped which a stream uses.
+    """An event that PyTorch's allocator recorded when a tensor in use by a stream was dropped.
 
-    Until it is over, PyTorch keeps the tensor's memory (``record_stream``). A GPU may reach it any
-    time up to the moment at which the program waits for it. Times are microseconds since 1970.
+    Until the event has completed, PyTorch keeps the tensor's memory (``record_stream``). A GPU may
+    reach it any time up to the moment at which the program waits for it. Times are microseconds
+    since 1970.
     """
 
     recorded: float
     answered: float
-    """when the allocator was told that it is over"""
+    """when the allocator learned that the event had completed"""
     awaited: float
-    """when the program had waited for it, by whichever way; infinite: never"""
+    """when the program had waited for it in any way; infinite: never"""
     device: int
 
 
 class Alternatives(NamedTuple):
-    """All that a GPU may do otherwise than a run did. A real GPU: nothing."""
+    """All that may differ on a GPU from a run. A real GPU: nothing."""
 
     blocks: Sequence[Alternative] | None = ()
-    """in the order of their times; None: they are too many"""
+    """in order of time; None: too many"""
     events: Sequence[AllocatorEvent] | None = ()
-    """in the order of the allocator's questions; None: they are too many"""
+    """in the order in which the allocator queried them; None: too many"""
     smaller: bool = False
     """whether any block may be smaller"""
     larger: bool = False
-    """whether any block may be larger, or be kept for longer"""
+    """whether any block may be larger, or live longer"""
     reason: str = ""
-    """the choice that is not known: "cuDNN's choice in benchmark mode" """
+    """the unknown choice: "cuDNN's choice in benchmark mode" """
     judged: bool = False
-    """whether limits are held to the largest peaks"""
+    """whether limits are checked against the largest peaks"""
     margin: int = 0
-    """percent that may be reserved beyond the largest, and below the least down to the
-    allocated: so much depends on which of many workspaces the allocator's cache had room for"""
+    """percent that may be reserved above the largest peak, and below the smallest one down to the
+    allocated bytes: it depends on which of many workspaces fit the allocator's cache"""
     pinned_early: bool = False
-    """whether pinned memory was free again before a GPU may have copied it"""
+    """whether pinned memory was free again before a GPU may have finished copying it"""
 
 
 class ValueEngine:
-    """The values of a device's steps: a GPU's kernels compute them all, always."""
+    """The values of a device's steps; a real GPU always computes all of them."""
 
     @property
     def all_computed(self) -> bool:
-        """Whether all values are computed, so that they mean something."""
+        """Whether all values are computed, so that they are meaningful."""
         return True
 
     def compute(self, scope: Values) -> None:
-        """Compute from now on the values within a test's budget ("auto"), all ("full") or none."""
+        """Compute values from now on: within a test's budget ("auto"), all ("full") or none."""
 
     def renew(self) -> None:
-        """Begin anew with a test's budget of values: its body runs, or runs again."""
+        """Reset the test's budget of values: its body runs, or runs again."""
 
     def apart(self) -> AbstractContextManager[None]:
-        """Return a context whose values count for no test's budget: a fixture of wider scope's."""
+        """Return a context whose values count towards no test's budget: a wider fixture's."""
         return nullcontext()
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - a virtual GPU's
-        """Return whether the step decided by values that are unknown or assumed.
+        """Return whether the step branched on values that are unknown or assumed.
 
         Args:
-            failed: whether it failed by a value: values that it only kept count then.
+            failed: whether it failed because of a value: then values that it only stored count too.
         """
         return False
 
     def bounds(self, root: Path) -> str:  # noqa: ARG002 - a virtual GPU's
-        """Return where sizes that depend on unknown values are the largest possible; "": nowhere.
+        """Return where sizes that depend on unknown values have their upper bound; "": nowhere.
 
-        Files are named as seen from ``root``.
+        File names are relative to ``root``.
         """
         return ""
 
     def least_sizes(self) -> AbstractContextManager[None]:
-        """Return a context in which such sizes are the least possible."""
+        """Return a context in which such sizes have their lower bound."""
         return nullcontext()
 
     def assume_masks(self, share: float) -> None:
-        """Take this share of each unknown mask to be true, until the device is closed."""
+        """Assume that this share of each unknown mask is true, until the device is closed."""
 
 
 class Device:
-    """A kind of GPU that steps can run on; the answers here are those of a real GPU."""
+    """A kind of GPU that steps can run on; the methods here are a real GPU's."""
 
     values = ValueEngine()
-    """the values of its steps"""
 
     def alternatives(self) -> Alternatives:
-        """Return all that a GPU may do otherwise than the run since ``open``."""
+        """Return all that may differ on a GPU from the run since ``open``."""
         return Alternatives()
 
     def open(self, card: Card | None, count: int) -> DeviceInfo:
-        """Make ``count`` devices ready, as ``card`` where one is named, until ``close``.
+        """Set up ``count`` devices, as ``card`` if one is named, until ``close``.
 
-        The first of them becomes PyTorch's current device. A real GPU does not change with the
-        card's name: the card's memory is then a cap. Other processes that share the GPUs wait for
-        ``close``.
+        The first of them becomes PyTorch's current device. On a real GPU the card's memory is only
+        a cap. Other processes that share the GPUs wait for ``close``.
 
         Raises:
-            DeviceError: the device is missing, or is another one than was asked for.
+            DeviceError: the device is missing, or is not the requested one.
         """
         raise NotImplementedError
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """Show ``count`` devices, and call a function when this process first uses CUDA.
 
-        Before that CUDA is not initialised: processes that are forked meanwhile can use it, and
-        call the function themselves.
+        CUDA stays uninitialised until then: processes forked before that can use it, and call the
+        function themselves.
 
         Args:
             count: the number of devices.
-            begin: it calls ``open``. ``open`` calls it first, where CUDA was not used as yet.
+            begin: calls ``open``. ``open`` calls it first if CUDA has not been used yet.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Undo ``open``: to code outside of marked tests the machine is as it was."""
+        """Undo ``open``: restore the machine for code outside of marked tests."""
 
     def make_room(self, extra: list[int]) -> None:
-        """Give each device so many bytes beyond its card's memory, where that is possible.
+        """Add bytes to each device beyond its card's memory, where that is possible.
 
-        Foreign memory at the beginning of a step must not reduce the memory that the step can have.
+        Memory that is already in use when a step begins must not reduce what the step can have.
         """
 
     def trouble(self) -> str | None:
-        """Return the event since ``open`` that makes the figures worthless; None: no such event."""
+        """Return the event since ``open`` that invalidates the figures; None: no such event."""
         return None
 
     def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - a virtual GPU's
-        """Return notes that a reader should know about the run since ``open``.
+        """Return notes for the reader about the run since ``open``.
 
-        Files are named as seen from ``root``.
+        File names are relative to ``root``.
         """
         return []
 
     def watch(self, devices: range) -> UseWatch:
-        """Return a watch on the memory in use on some devices while a step runs."""
+        """Return a watch on the memory in use on some devices during a step."""
         raise NotImplementedError
 
     def join_alone(
@@ -196,9 +196,9 @@ class Device:
         Args:
             rank: this process's rank.
             size: number of ranks.
-            by_program: the process group is made when the block calls ``init_process_group``.
+            by_program: create the process group when the block calls ``init_process_group``.
 
         Raises:
-            DeviceError: this process has a default process group, or PyTorch has none of NCCL.
+            DeviceError: this process has a default process group, or PyTorch has no NCCL.
         """
         raise NotImplementedError

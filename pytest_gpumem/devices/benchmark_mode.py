@@ -1,4 +1,4 @@
-"""cuDNN's benchmark mode: PyTorch times plans at the first convolution of a shape in a process."""
+"""cuDNN's benchmark mode: PyTorch times plans at a process's first convolution of a shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUNCTION: Final = Patch(
     reason="figures of cuDNN's benchmark mode do not depend on earlier tests, or a note says so",
 )
 PROPERTY: Final = Patch("torch.backends.cudnn", "benchmark.setter", reason=FUNCTION.reason)
-"""what the setter holds is the function as it was when PyTorch was imported"""
+"""the property setter references the function as it was when PyTorch was imported"""
 TIMED: Final = Note(
     NoteKind.TIMED_PLANS,
     "torch.backends.cudnn.benchmark was on: the first convolution of a shape in a process times "
@@ -27,7 +27,7 @@ TIMED: Final = Note(
 
 
 def watch_benchmark_mode(torch: ModuleType, turned_on: Callable[[], object]) -> None:
-    """Have a function called when a program turns ``torch.backends.cudnn.benchmark`` on."""
+    """Call ``turned_on`` when a program turns ``torch.backends.cudnn.benchmark`` on."""
 
     def make(setter: Callable[[object], object]) -> Callable[[object], None]:
         def set_and_tell(value: object) -> None:
@@ -44,13 +44,13 @@ def watch_benchmark_mode(torch: ModuleType, turned_on: Callable[[], object]) -> 
 
 
 class TimedPlans:
-    """Whether a real GPU may have timed plans since a test began."""
+    """Records whether a real GPU may have timed plans since a test began."""
 
     was_on = False
     _watches = False
 
     def begin(self, torch: ModuleType) -> None:
-        """Begin with the mode as it is."""
+        """Start from the current mode."""
         if not self._watches:
             self._watches = True
             watch_benchmark_mode(torch, self._see)
@@ -61,4 +61,3 @@ class TimedPlans:
 
 
 TIMED_PLANS: Final = TimedPlans()
-"""of this process"""

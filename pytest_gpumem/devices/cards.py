@@ -1,18 +1,17 @@
 """GPU models: CUDA's report of each card, from cards.csv, and the names of cards.
 
 Total memory is ``cudaDeviceProp.totalGlobalMem``, which ``torch.cuda.get_device_properties``
-gives as ``total_memory``. It is less than the size on the box, and moves by up to one per cent
-with the driver and with ECC. Each card has one figure that somebody saw on such a card under
-Linux, with as recent a driver as a record to the byte was found for. ``Card.source`` says where,
-and what others saw. Where a log has no repository or issue to name, its driver and tool are given.
+returns as ``total_memory``. It is less than the size on the box, and varies by up to one per cent
+with the driver and with ECC. Each card has one figure, observed on such a card under Linux, with
+the most recent driver for which a record to the byte was found. ``Card.source`` says where, and
+what others saw. Where a log has no repository or issue to name, its driver and tool are given.
 
 The CUDA context is memory that a process takes before its first allocation. NVIDIA documents no
 figure. With lazy module loading (PyTorch's default since 1.13) published measurements lie between
-107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in ggml-org/llama.cpp#23604;
-before lazy loading it was 0.7 to 1.1 GiB. They follow 2 KiB for each thread that can be resident
-on the card, plus 8 MiB, within 4 per cent on 5 of 5 cards (also H100, RTX 3090, RTX 6000 Ada); a
-T4 showed 41 MiB more than that. A card without a measurement of its own has this estimate, and
-says so.
+107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in ggml-org/llama.cpp#23604; before
+lazy loading it was 0.7 to 1.1 GiB. They follow 2 KiB for each thread that can be resident on the
+card, plus 8 MiB, within 4 per cent on 5 of 5 cards (also H100, RTX 3090, RTX 6000 Ada); a T4 showed
+41 MiB more than that. A card without a measurement of its own has this estimate, and says so.
 
 A TOML file describes a card that the table lacks, as ``gpumem cards --here`` prints it.
 """
@@ -43,9 +42,9 @@ class ArchLimits:
     """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
 
     Attributes:
-        shared_memory_per_block: of a block that does not opt in.
-        shared_memory_per_block_optin: the most by ``cudaFuncSetAttribute``.
-        reserved_shared_memory_per_block: taken by CUDA itself from each block.
+        shared_memory_per_block: limit for a block that does not opt in.
+        shared_memory_per_block_optin: the most that ``cudaFuncSetAttribute`` allows.
+        reserved_shared_memory_per_block: reserved by CUDA itself in each block.
     """
 
     max_threads_per_sm: int
@@ -58,7 +57,7 @@ class ArchLimits:
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (7.0: CUDA 12's; the
-# others: CUDA 13's). CUDA keeps 1 KiB of each block's shared memory from 8.0 on (tuning guides).
+# others: CUDA 13's). CUDA reserves 1 KiB of each block's shared memory from 8.0 on (tuning guides).
 LIMITS: Mapping[tuple[int, int], ArchLimits] = MappingProxyType(
     {
         (7, 0): ArchLimits(2048, 32, 96 * KIB, 96 * KIB, 0),
@@ -101,12 +100,12 @@ class Card:
 
     @property
     def usable_memory(self) -> int:
-        """Bytes that are left for allocations once the CUDA context is made."""
+        """Bytes left for allocations once the CUDA context exists."""
         return self.total_memory - self.context
 
     @property
     def info(self) -> DeviceInfo:
-        """The record of a virtual GPU that is this card."""
+        """The record of a virtual GPU of this card."""
         facts = self.name, self.total_memory, self.capability, self.sm_count, self.context
         return DeviceInfo("virtual", *facts)
 
@@ -119,7 +118,7 @@ class Card:
 # -- the file of a card --
 
 MAX_FILE: Final = 64 * KIB
-"""bytes: a description has a few hundred"""
+"""bytes; a description has a few hundred"""
 HOW: Final = (
     "create the file with gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
 )
@@ -130,7 +129,7 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-.\w]{0,63}$")]
 
 
 class CardFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The file's form; :class:`Card` says what each field is."""
+    """The fields of a card's file; see :class:`Card`."""
 
     device_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     total_memory: _Positive
@@ -144,12 +143,12 @@ class CardFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def estimated_context(capability: tuple[int, int], sm_count: int) -> int:
-    """Return the bytes of a CUDA context by this module's rule."""
+    """Estimate the bytes of a CUDA context by this module's rule."""
     return 2 * KIB * LIMITS[capability].max_threads_per_sm * sm_count + 8 * MIB
 
 
 def read_card_file(path: Path) -> dict[str, Any]:
-    """Return the fields of a card from its file; its name is the file's unless that says another.
+    """Read the fields of a card from its file; the card's name defaults to the file's.
 
     Raises:
         SpecError: the file cannot be read, or does not describe a card.
@@ -164,7 +163,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
     try:
         fields = msgspec.toml.decode(content, type=CardFields)
         fields.name = fields.name or msgspec.convert(path.stem, _Name)
-    except (msgspec.MsgspecError, ValueError) as error:  # tomllib's, and of bytes that are no text
+    except (msgspec.MsgspecError, ValueError) as error:  # tomllib's, or the bytes are not text
         raise SpecError(subject, f"does not describe a card ({error})", HOW) from error
     if fields.capability not in LIMITS:
         capabilities = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
@@ -179,9 +178,9 @@ def read_card_file(path: Path) -> dict[str, Any]:
 
 
 def card_file_text(fields: Mapping[str, Any]) -> str:
-    """Return the text of a file that :func:`read_card_file` reads.
+    """Format the fields as a file that :func:`read_card_file` reads.
 
-    JSON's texts, numbers and lists are TOML's as well.
+    JSON's strings, numbers and lists are valid TOML.
     """
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     return "\n".join(["# for card = FILE, to make the virtual GPU this GPU", *lines])
@@ -191,7 +190,7 @@ def card_file_text(fields: Mapping[str, Any]) -> str:
 
 
 def _read_table() -> Iterator[tuple[Card, list[str]]]:
-    """Yield the cards of cards.csv, each with the other names that are in use for it."""
+    """Yield the cards of cards.csv, each with its aliases."""
     path = Path(__file__).with_name("cards.csv")
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -213,7 +212,7 @@ def _read_table() -> Iterator[tuple[Card, list[str]]]:
 _TABLE = tuple(_read_table())
 _cards = {card.name: card for card, _ in _TABLE}
 CARDS: Mapping[str, Card] = MappingProxyType(_cards)
-"""all cards by name: those of the table, and those of files that were read"""
+"""all cards by name: those of the table, and those read from files"""
 
 
 def card_names() -> tuple[str, ...]:
@@ -222,13 +221,13 @@ def card_names() -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """The part of a name that tells cards apart: no case, separators, maker or series."""
+    """Return the part of a name that identifies a card: no case, separators, maker or series."""
     compact = re.sub(r"[^a-z0-9]", "", name.lower())
     compact = re.sub(r"nvidia|tesla|geforce|rtx|generation", "", compact)
     return re.sub(r"(16|32|40|80)gi?b?$", r"\1gb", compact)
 
 
-# A card's own name wins over CUDA's name of another one, and that over an alias.
+# A card's own name takes precedence over another card's CUDA name, and that over an alias.
 _BY_KEY: Mapping[str, Card] = {
     **{_key(alias): card for card, aliases in _TABLE for alias in aliases},
     **{_key(card.device_name): card for card in CARDS.values()},
@@ -237,7 +236,7 @@ _BY_KEY: Mapping[str, Card] = {
 
 
 def _card_of_file(path: str) -> Card:
-    """Read a card, and add it to :data:`CARDS`.
+    """Read a card from a file, and add it to :data:`CARDS`.
 
     Raises:
         SpecError: the file does not describe a card, or another card has its name.
@@ -252,14 +251,14 @@ def _card_of_file(path: str) -> Card:
 
 
 def find_card(name: str) -> Card:
-    """The card of this name, however it is spelt: ``a100 80gb``, ``RTX3090``, ``nvidia h100``.
+    """Return the card of this name in any spelling: ``a100 80gb``, ``RTX3090``, ``nvidia h100``.
 
     The name may be the path of a file that describes a card, "cards/mine.toml".
 
     Raises:
-        SpecError: no card has this name, several could be meant by it, or its file is none.
+        SpecError: no card has this name, it is ambiguous, or the file does not describe a card.
     """
-    name = str.__str__(name)  # of a subclass too, whose own methods may raise
+    name = str.__str__(name)  # plain str: a subclass's own methods may raise
     if name.endswith(".toml"):
         return _card_of_file(name)
     if name in _cards:
@@ -267,7 +266,7 @@ def find_card(name: str) -> Card:
     key = _key(name)
     if key in _BY_KEY:
         return _BY_KEY[key]
-    # "a100" is the beginning of two cards' keys: each is named, in the order of the table.
+    # "a100" is a prefix of two cards' keys: name each, in the order of the table.
     with_prefix = {
         card.name for card_key, card in _BY_KEY.items() if key and card_key.startswith(key)
     }

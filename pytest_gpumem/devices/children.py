@@ -1,8 +1,8 @@
 """Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
 
-Each Python process that uses a GPU leaves a file in the folders that the environment names: when it
-initialises CUDA, and once more with its peaks when it ends, with the values it decided by that were
-not computed, and with notes on its figures. A process that is killed leaves the first file only.
+Each Python process that uses a GPU writes a file to the folders that the environment names: when it
+initialises CUDA, and again when it ends, with its peaks, the values that it branched on without
+their being computed, and notes on its figures. A process that is killed leaves the first file only.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ GROUP_JOINED: Final = Patch(
     reason="a child process without the variable RANK tells its parent the rank that it joins as",
 )
 VARIABLE: Final = "GPUMEM_CHILDREN"
-"""the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
+"""environment variable with the folders: a test's, and that of a ``gpumem run`` around it"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
-"""the environment's name for the class that tells where a process's peaks come from, behind it the
-project's folder: "module:class:folder"; a child imports the class by its name, as it is of a room
-above"""
+"""environment variable with the class that attributes a process's peaks, and the project's folder:
+"module:class:folder". A child imports the class by name, because it is in a room above"""
 IMPORTER: Final = os.getpid()
-"""the process that imported this; any other one that has it is a fork"""
+"""the process that imported this module; any other process with this value is a fork"""
 
 
 class Child(NamedTuple):
@@ -63,31 +62,31 @@ class Child(NamedTuple):
     part: str
     """the test part this process belongs to: "rank 1", or CHILD_PROCESSES without a rank"""
     peaks: dict[int, Peak]
-    """by device; only those that it used"""
+    """by device; only devices that it used"""
     ended: bool
-    """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
+    """whether it wrote its peaks; False while it runs, and after a kill or ``os._exit``"""
     guesses: virtual.GuessRows = ((), ())
     notes: Sequence[Note] = ()
-    """on figures that are less sure"""
+    """on uncertain figures"""
     attributions: Mapping[int, Attribution] = MappingProxyType({})
-    """of these peaks, where the process was recorded"""
+    """of these peaks, if the process recorded them"""
 
 
 class ChildWatch:
-    """The processes that this one starts, and theirs, where they use a GPU."""
+    """Collects the GPU peaks of the processes that this one starts, and of theirs."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._owner = 0
-        """the process that made the folder; a fork of it makes another one"""
+        """the process that created the folder; a fork creates its own"""
 
     @contextmanager
     def watching(self, values: Values, explainer: str = "") -> Iterator[None]:
-        """Have the processes that are started in the block leave their peaks.
+        """Make processes started in the block write their peaks.
 
         Args:
             values: which values they compute on the virtual GPU, from their start.
-            explainer: what tells where their peaks come from; see EXPLAINER.
+            explainer: the class that attributes their peaks; see EXPLAINER.
         """
         self.forget_ended()
         with ExitStack() as stack:
@@ -104,14 +103,14 @@ class ChildWatch:
 
             def remove() -> None:
                 if os.getpid() == owner:
-                    # A launcher's ranks may outlive it by a moment, and write meanwhile.
+                    # A launcher's ranks may outlive it by a moment, and still write.
                     shutil.rmtree(folder, ignore_errors=True)
 
             atexit.register(remove)
         return self._folder
 
     def forget_ended(self) -> None:
-        """Forget all processes but those that still run, as a fixture's server may."""
+        """Forget all processes except those still running, such as a fixture's server."""
         for path, record in self._records():
             if record["peaks"] is not None or not _runs(record["pid"]):
                 path.unlink(missing_ok=True)
@@ -124,7 +123,7 @@ class ChildWatch:
         return records
 
     def children(self) -> list[Child]:
-        """Return the processes that used a GPU, ranks in their order."""
+        """Return the processes that used a GPU, ranks in order."""
         records = [record for _, record in self._records()]
         records.sort(key=lambda record: (record["rank"] is None, record["rank"], record["pid"]))
         children = []
@@ -150,17 +149,17 @@ class ChildWatch:
 
 
 CHILDREN: Final = ChildWatch()
-"""those of marked tests"""
+"""children of marked tests"""
 CHILD_PROCESSES: Final = "child processes"
-"""the name of the part of a test that its processes without a rank are"""
+"""name of the test part for processes without a rank"""
 
 
 def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
-    """Return notes on the figures of child processes, and on values that they decided by.
+    """Return notes on the figures of child processes, and on values that they branched on.
 
-    They name no process, and are the same in whatever order the processes ended.
+    They name no process, and do not depend on the order in which the processes ended.
     """
-    device = virtual.loaded()  # without one, children have none either
+    device = virtual.loaded()  # without a virtual GPU, children have none either
     guesses = device.values.guess_notes((c.guesses for c in children), root) if device else ()
     notes = [*notes_of(NoteKind.VALUES, guesses)]
     notes += sorted({note for child in children for note in child.notes}, key=str)
@@ -168,7 +167,7 @@ def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process runs; one that has ended, and is not waited for, does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -177,7 +176,7 @@ def _runs(pid: int) -> bool:
 
 
 def watch_this_process() -> None:
-    """Adapt this process to its parent's virtual GPU, and note its peaks for its parent."""
+    """Use the parent's virtual GPU in this process, and write peaks for the parent."""
     if "torch" in sys.modules:
         return
     inherited, folders = virtual.begin_in_child(), os.environ.get(VARIABLE)
@@ -195,7 +194,7 @@ def watch_this_process() -> None:
 
 
 def watch_this_fork() -> None:
-    """Note the peaks of this process, a fork that uses CUDA first, for the program it is of."""
+    """Write the peaks of this process, a fork that uses CUDA first, for its program."""
     import torch
 
     watch, device = _Watch(torch), virtual.loaded()
@@ -205,23 +204,23 @@ def watch_this_fork() -> None:
 
 
 class _Watch:
-    """The peaks of this process, resets by its own code not counted, and its guesses."""
+    """Records this process's peaks and guesses; resets by its own code do not lower them."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch: Any = torch
         self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
-        """returns the parent's number of a device of this process"""
+        """maps a device of this process to the parent's number"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
-        """returns the values that it decided by, and notes on its figures"""
+        """returns the values that it branched on, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._explainer: Any = None
         self._attributions: dict[int, Any] = {}
-        """of the peaks, once the explainer has been asked"""
+        """attributions of the peaks, once the explainer has run"""
 
     def begin(self) -> None:
-        """Wait for CUDA's initialisation."""
+        """Start when CUDA is initialised."""
 
         def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
             self._fold()
@@ -238,9 +237,9 @@ class _Watch:
             name, _, root = os.environ.get(EXPLAINER, "").rpartition(":")
             module, _, kind = name.rpartition(":")
             if module:
-                with suppress(Exception):  # a child's own CUDA must not fail for a report
+                with suppress(Exception):  # a report must not break the child's own use of CUDA
                     self._explainer = getattr(importlib.import_module(module), kind)(root)
-            # multiprocessing's children end without Python's exit functions, but run these.
+            # multiprocessing's children skip Python's atexit functions, but run these.
             Finalize(None, self._end, exitpriority=0)
             atexit.register(self._end)
 
@@ -249,7 +248,7 @@ class _Watch:
         self._torch.cuda._lazy_call(announce)
 
     def _end(self) -> None:
-        with suppress(Exception):  # at an interpreter's end anything may be gone
+        with suppress(Exception):  # at interpreter shutdown anything may be gone
             self._fold()
             peaks = {index: peak for index, peak in self._peaks.items() if peak.reserved}
             explainer, self._explainer = self._explainer, None

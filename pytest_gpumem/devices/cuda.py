@@ -35,20 +35,20 @@ class CudaDevice(Device):
         """Use the GPUs of this machine.
 
         Args:
-            shared: other processes (pytest-xdist's workers) measure on them too: they take turns.
+            shared: other processes (pytest-xdist's workers) measure on them too, one at a time.
             first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
         self._first = first
         self._first_use: FirstUse | None = None
         self._turn = ExitStack()
-        """has the locks of this process's turn"""
+        """releases the GPU locks of this process's turn"""
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         import torch
 
-        # By NVML, if it is there: after a question to CUDA's driver no forked process may use CUDA.
+        # torch counts with NVML if it is there: after a call to CUDA's driver no fork may use CUDA.
         self._require(count, torch.cuda.device_count())
         self._first_use = FirstUse(begin)
 
@@ -56,7 +56,7 @@ class CudaDevice(Device):
         """Refuse more devices than this machine shows.
 
         Raises:
-            DeviceError: it shows none, or too few.
+            DeviceError: the machine shows none, or too few.
         """
         import torch
 
@@ -106,7 +106,7 @@ class CudaDevice(Device):
         )
 
     def _take_turn(self, numbers: range) -> None:
-        """Wait until no other process has one of the GPUs, and have them until ``close``."""
+        """Lock the GPUs against other processes until ``close``, waiting for them if necessary."""
         import torch
 
         self.close()
@@ -116,11 +116,11 @@ class CudaDevice(Device):
 
         @self._turn.callback
         def empty_cache() -> None:
-            with suppress(RuntimeError):  # after an error of CUDA's every call fails
-                VIEW.empty_cache()  # which other processes have no use of
+            with suppress(RuntimeError):  # after a CUDA error every call fails
+                VIEW.empty_cache()  # other processes cannot use cached memory
 
     def close(self) -> None:
-        """Let other processes have their turn."""
+        """Release the GPUs for other processes."""
         self._turn.close()
 
     def watch(self, devices: range) -> UseWatch:
@@ -138,18 +138,18 @@ class CudaDevice(Device):
 
 @contextmanager
 def locked(gpus: Iterable[str]) -> Iterator[None]:
-    """Wait until no other process of the user has one of some GPUs, and have them in the block.
+    """Lock some GPUs for the block, waiting until no other process of the user has one of them.
 
-    Each GPU has a file in a folder of the user. The operating system opens the locks of a process
-    that ends, however the process ends.
+    Each GPU has a lock file in the user's folder. The operating system releases the locks of a
+    process that ends, however it ends.
 
     Args:
-        gpus: the identities of the GPUs: their UUIDs, or the names of MIG instances.
+        gpus: UUIDs, or names of MIG instances.
     """
     folder = lock_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
-        # All processes lock in this order, so no two of them wait for each other.
+        # All processes lock in this order, which avoids deadlocks.
         for gpu in sorted(gpus):
             file_name = gpu.replace("/", "-")  # older drivers name "MIG-GPU-<UUID>/1/0"
             stack.enter_context(FileLock(folder / f"{file_name}.lock"))
@@ -157,6 +157,6 @@ def locked(gpus: Iterable[str]) -> Iterator[None]:
 
 
 def lock_folder() -> Path:
-    """Return the folder of the user's locks."""
-    user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is the user's own
+    """Return the folder of the user's lock files."""
+    user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is per user
     return Path(tempfile.gettempdir()) / f"pytest-gpumem-{user}"

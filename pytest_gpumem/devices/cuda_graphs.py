@@ -30,17 +30,17 @@ CAPTURES: Final = Patch(
 
 
 class Graphs:
-    """The graphs that were captured since torch was imported."""
+    """Tracks the graphs captured since torch was imported."""
 
     def __init__(self) -> None:
         self._blocks: WeakKeyDictionary[Any, set[Place]] = WeakKeyDictionary()
         """the blocks that were allocated at the end of each live graph's capture"""
         self._capturing: list[tuple[Any, Any]] = []
-        """each graph whose capture has not ended, with its stream"""
+        """graphs whose capture has not ended, each with its stream"""
         self._watches = False
 
     def watch(self) -> None:
-        """Watch captures from now on, or from the import of torch."""
+        """Start watching captures now, or when torch is imported."""
         if not self._watches:
             self._watches = True
             IMPORTS.call_after("torch", self._wrap)

@@ -1,8 +1,8 @@
-"""Initialising CUDA: once a process, and the moment in which a program does so by its first use.
+"""Initialises CUDA once per process, and detects a program's first use of it.
 
-After an error PyTorch's next try would end the process. A program that forks before CUDA is used
-may use it in each of its processes, and one that uses none makes no context: so nothing may be
-initialised for it.
+After an error PyTorch's next try would end the process. A program that forks before it uses CUDA
+can use it in each of its processes, and a program without CUDA creates no context: so CUDA must not
+be initialised early for it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SETTINGS: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""variables with settings of PyTorch's allocator, which are read when CUDA is initialised"""
+"""variables with settings of PyTorch's allocator, which CUDA's initialisation reads"""
 
 _failures: list[DeviceError] = []
-"""the error of this process's only try, where it failed"""
+"""the error of this process's only attempt, if it failed"""
 
 
 def start_cuda() -> None:
-    """Initialise CUDA, unless that is done.
+    """Initialise CUDA unless it is initialised.
 
     Raises:
-        DeviceError: it failed, now or before; another try might end the process.
+        DeviceError: it failed, now or earlier; another attempt might end the process.
     """
     import torch
 
@@ -45,7 +45,7 @@ def start_cuda() -> None:
 
 
 def _failure(error: Exception) -> DeviceError:
-    """Return the error to raise; a setting that PyTorch cannot parse is named."""
+    """Build the error to raise; it names the allocator setting that PyTorch cannot parse."""
     message = f"{type(error).__name__}: {error}"
     setting = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
     if not setting:
@@ -62,14 +62,14 @@ def _failure(error: Exception) -> DeviceError:
 
 
 INITIALISE: Final = "_lazy_init"
-"""torch.cuda's function that initialises CUDA; PyTorch's C++ calls it by this name too"""
+"""function of torch.cuda that initialises CUDA; PyTorch's C++ calls it by this name too"""
 USE: Final = Patch(
     "torch.cuda", INITIALISE, reason="measuring begins as the program first uses CUDA, not before"
 )
 
 
 class FirstUse:
-    """Calls a function as CUDA is first used, once in a process; a fork before that has its own."""
+    """Calls a function at the first use of CUDA, once per process and once per earlier fork."""
 
     def __init__(
         self, begin: Callable[[], None], prepare: Callable[[], None] = lambda: None
@@ -77,8 +77,9 @@ class FirstUse:
         """Wait from now on.
 
         Args:
-            begin: the function. It may use CUDA, and runs without PyTorch's modes.
-            prepare: is called before CUDA is initialised by a use of it.
+            begin: the function to call. It may use CUDA, and runs outside of PyTorch's dispatch
+                modes.
+            prepare: called just before a use of CUDA initialises it.
         """
         self._begin: Callable[[], None] | None = begin
         import torch
@@ -97,7 +98,7 @@ class FirstUse:
         self._restore = functools.partial(self._replace, initialise_and_begin, initialise)
 
     def happen(self) -> None:
-        """Call the function, unless that is done."""
+        """Call the function unless it has been called."""
         begin, self._begin = self._begin, None
         if begin is None:
             return
@@ -109,7 +110,7 @@ class FirstUse:
 
     @staticmethod
     def _replace(old: Callable[[], None], new: Callable[[], None]) -> None:
-        """Put a function in another one's place, in all of torch.cuda's modules that have it."""
+        """Replace a function in all of torch.cuda's modules that have it."""
         for name, module in list(sys.modules.items()):
             is_cudas = name == "torch.cuda" or name.startswith("torch.cuda.")
             if is_cudas and vars(module).get(INITIALISE) is old:

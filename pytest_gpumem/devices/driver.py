@@ -1,10 +1,11 @@
-"""NVIDIA's driver of this machine, asked through its libraries: some sandboxes have no files of it.
+"""Queries NVIDIA's driver through its libraries: some sandboxes lack the driver's files.
 
-CUDA begins once a process: it reads CUDA_VISIBLE_DEVICES then, and lets no later fork use a GPU.
-Its library would also keep the name that the virtual GPU's needs. So another process asks it.
+cuInit works once per process: it reads CUDA_VISIBLE_DEVICES then, and no later fork can use a GPU.
+Loading its library would also occupy the name that the virtual GPU's library needs. So another
+process makes the query.
 
-This file is that process's program as well: it prints the names of the GPUs, and ends with status 1
-where there is none. It imports nothing else of this package.
+This file is also that process's program: it prints the names of the GPUs, and ends with status 1
+where there is none. It imports nothing else from this package.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 NVML: Final = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 NO_GPU: Final = (3, 34, 100)
 """what cuInit returns where there is no GPU (cuda.h, CUresult): CUDA_ERROR_NOT_INITIALIZED and
-CUDA_ERROR_STUB_LIBRARY are of libraries without a driver, CUDA_ERROR_NO_DEVICE is a driver's"""
+CUDA_ERROR_STUB_LIBRARY come from libraries without a driver, CUDA_ERROR_NO_DEVICE from a driver"""
 SLOW_S: Final = 60
-"""seconds that a driver may take to begin"""
+"""seconds that the driver may take to initialise"""
 
 
 class VisibleGpus(NamedTuple):
-    """The GPUs that the driver shows."""
+    """The GPUs visible to the driver."""
 
     expected: bool = False
-    """whether one was found. A driver that cannot begin counts: PyTorch then names the error"""
+    """whether a GPU was found. A driver that fails to initialise counts: PyTorch then reports the
+    error"""
     names: tuple[str, ...] = ()
-    """the name of each, in hexadecimal digits"""
+    """names, hex-encoded"""
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
-    """Return the GPUs that CUDA shows in an environment; its CUDA_VISIBLE_DEVICES may hide some."""
+    """Return the GPUs that CUDA shows with these variables; CUDA_VISIBLE_DEVICES may hide some."""
     try:
         process = subprocess.run(
             [sys.executable, "-I", "-S", __file__],
@@ -51,14 +53,14 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
         )
     except subprocess.TimeoutExpired:
         return VisibleGpus(expected=True)
-    except OSError:  # Python cannot be started
+    except OSError:  # Python does not start
         return VisibleGpus()
     names = process.stdout.decode("ascii", "replace").split()
     return VisibleGpus(process.returncode != 1, tuple(names))
 
 
 def version(kind: str = "cuda") -> str:
-    """Return the driver's version of a kind of device, "unknown" where it cannot be read."""
+    """Return the driver's version for a kind of device, "unknown" if it cannot be read."""
     import torch
 
     if kind == "virtual":
@@ -72,7 +74,7 @@ def version(kind: str = "cuda") -> str:
 
 
 def nvidia_version() -> str:
-    """Return the version of NVIDIA's driver ("580.159.03"), "unknown" where NVML tells none.
+    """Return the version of NVIDIA's driver ("580.159.03"), "unknown" if NVML reports none.
 
     nvml.h: nvmlInit_v2(void), nvmlSystemGetDriverVersion(char *, unsigned), nvmlShutdown(void).
     """
@@ -88,7 +90,7 @@ def nvidia_version() -> str:
 
 
 def _write_names() -> bool:
-    """Write the GPUs' names, one a line in hexadecimal digits; return whether there is a GPU.
+    """Print the GPUs' names hex-encoded, one per line; return whether there is a GPU.
 
     cuda.h: cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(CUdevice *, int),
     cuDeviceGetName(char *, int, CUdevice).
@@ -114,7 +116,7 @@ if __name__ == "__main__":
 
 
 def import_nvml() -> Any:  # noqa: ANN401 - a module without types
-    """Return the module; None where it is missing."""
+    """Import NVML's module; None if it is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
         try:

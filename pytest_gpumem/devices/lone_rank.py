@@ -1,8 +1,7 @@
 """One rank of a distributed run without the other ranks: this process is rank r of N.
 
-On a real GPU, where NCCL would wait for the other ranks, its groups are simulated as all others:
-collectives do nothing, and take no memory either. On the virtual GPU, groups of NCCL are PyTorch's
-own.
+On a real GPU, where NCCL would wait for the other ranks, its groups are simulated like all others:
+collectives do nothing, and take no memory. On the virtual GPU, NCCL groups are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BEGUN_BY_PROGRAM: Final = Patch(
     reason="a program that runs as one rank alone begins its process group by this call",
 )
 _PROGRAMS_RANK: Final[set[tuple[int, int]]] = set()
-"""the rank that this process's program is, with the number of ranks"""
+"""rank and number of ranks of this process's program, if it runs as one"""
 
 
 @contextmanager
@@ -46,18 +45,18 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
     nccl: bool = False,
     by_program: bool = False,
 ) -> Iterator[None]:
-    """Be rank ``rank`` of ``size``, as after ``init_process_group``, until the end of the block.
+    """Make this process rank ``rank`` of ``size`` in the block, as ``init_process_group`` would.
 
-    The environment is what torchrun would set, on a node with this one rank. Where the process's
-    program is such a rank, nothing is left to do.
+    The environment is what torchrun would set, on a node with this one rank. If the process's
+    program is such a rank already, this does nothing.
 
     Args:
         rank: this process's rank.
         size: number of ranks.
-        adapted: returns a context in which groups for the GPU are made and work.
-        variables: further variables of the environment.
-        nccl: groups of NCCL are PyTorch's own; without it they are simulated.
-        by_program: the process group is made when the block calls ``init_process_group``.
+        adapted: returns a context in which groups for the GPU can be created and used.
+        variables: further environment variables.
+        nccl: NCCL groups are PyTorch's own; otherwise they are simulated.
+        by_program: create the process group when the block calls ``init_process_group``.
 
     Raises:
         DeviceError: this process has a default process group, or PyTorch has no NCCL.
@@ -105,15 +104,15 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
                 rank=rank,
                 world_size=size,
             )
-            # A group that is bound to a device is split for its subgroups, and ncclCommSplit does
-            # not get the parts' sizes, which the other ranks would tell.
+            # A group bound to a device creates subgroups with ncclCommSplit, which does not receive
+            # the parts' sizes: those would come from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
 
         @stack.callback
         def destroy_groups() -> None:
-            if distributed.is_initialized():  # the test may have done so itself
-                # DeepSpeed keeps groups of its own, which only its own function lets go of.
+            if distributed.is_initialized():  # the test may have destroyed the group itself
+                # DeepSpeed has groups of its own, which only its own function destroys.
                 comm: Any = sys.modules.get("deepspeed.comm", distributed)
                 (comm if comm.is_initialized() else distributed).destroy_process_group()
 

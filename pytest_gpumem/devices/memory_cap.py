@@ -1,8 +1,8 @@
-"""The caps on PyTorch's caching allocator: the test's own, and the measurement's.
+"""Caps on PyTorch's caching allocator: the test's own, and the measurement's.
 
-PyTorch knows one cap a device, a fraction of its memory. While something is measured, the lower
-one of two holds: the fraction that the test's code sets, of the card's memory, and a limit in
-bytes. The test's code reads its own fraction back.
+PyTorch has one cap per device, a fraction of its memory. During a measurement the lower of two caps
+applies: the fraction of the card's memory that the test's code sets, and a limit in bytes. The
+test's code reads its own fraction back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTING: Final = re.compile(r"(per_process_memory_fraction\s*:\s*)([^\s,]+)")
 
 
 def device_range(devices: int | range) -> range:
-    """Return a number of devices as a range from the first one; a range as it is."""
+    """Return a number of devices as a range from the first one; return a range unchanged."""
     return range(devices) if isinstance(devices, int) else devices
 
 
@@ -57,26 +57,26 @@ class _Cap:
     fraction: float = 1.0
     """set by the test's code"""
     memory: int = 0
-    """the fraction is of this: the card's memory"""
+    """bytes of the card, which ``fraction`` refers to"""
     total: int = 0
-    """PyTorch's own fraction is of this"""
+    """bytes that PyTorch's own fraction refers to"""
     limit: int | None = None
     """set by the measurement"""
     foreign: int = 0
-    """reserved memory that takes nothing from the test's fraction"""
+    """reserved bytes that do not count towards the test's fraction"""
 
 
 class MemoryCaps:
-    """Wraps PyTorch's bindings of the fraction, and applies the lower cap."""
+    """Wraps PyTorch's bindings for the fraction, and applies the lower cap."""
 
     def __init__(self) -> None:
         self._real: dict[str, Callable[..., Any]] = {}
         self._caps: dict[int, _Cap] = {}
         self._set_as: dict[str, str] = {}
-        """the fractions in settings that PyTorch was given, and those of the program they are of"""
+        """the program's fractions in settings, by the fractions that PyTorch received instead"""
 
     def install(self) -> None:
-        """Wrap the bindings; nothing if that is done."""
+        """Wrap the bindings, once."""
         if self._real:
             return
         import torch
@@ -106,24 +106,24 @@ class MemoryCaps:
             SET_SETTINGS: set_settings,
             GET_SETTINGS: get_settings,
         }
-        # torch 2.6 cannot be asked for the fraction. Older names of the settings' functions are of
-        # versions that read a fraction in settings only once, when CUDA is initialised.
+        # torch 2.6 has no binding that reads the fraction. Versions with older names of the
+        # settings' functions read a fraction in settings only once, when CUDA is initialised.
         self._real = BINDINGS.values(torch._C)
         BINDINGS.put(torch._C, wrappers)
 
     def _fraction_of_total(self, match: re.Match[str]) -> str:
-        """Return the setting with the fraction of PyTorch's total that is as many bytes.
+        """Rewrite the setting as the fraction of PyTorch's total that is the same number of bytes.
 
         With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond a fraction of
-        the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings that
-        were read from PyTorch and are set again have that fraction already.
+        the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings read
+        back from PyTorch have that fraction already.
         """
         value = self._set_as.get(match[2], match[2])
-        cap = self.cap(0)  # all devices are of one card
+        cap = self.cap(0)  # all devices are the same card
         try:
             fraction = float(value)
         except ValueError:
-            return match[0]  # PyTorch's error names it
+            return match[0]  # PyTorch's error names the value
         if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
             return match[1] + value
         told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
@@ -145,7 +145,7 @@ class MemoryCaps:
         return self._caps[device]
 
     def apply(self, device: int) -> None:
-        """Tell PyTorch the lower one of the caps on a device."""
+        """Set the lower of a device's caps in PyTorch."""
         cap = self.cap(device)
         limits = [] if cap.limit is None else [cap.limit]
         if cap.fraction < 1.0:
@@ -157,7 +157,7 @@ class MemoryCaps:
 
 @contextmanager
 def _current_device_kept() -> Iterator[None]:
-    """Keep the current device: PyTorch 2.6 makes that one current whose fraction is read or set."""
+    """Restore the current device: PyTorch 2.6's bindings of the fraction change it."""
     import torch
 
     current = torch.cuda.current_device()
@@ -172,7 +172,7 @@ CAPS: Final = MemoryCaps()
 
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """Put the test's fractions of some devices back afterwards, and lift the limits."""
+    """Restore the test's fractions of some devices after the block, and lift the limits."""
     fractions = {device: CAPS.cap(device).fraction for device in device_range(devices)}
     try:
         yield
@@ -184,12 +184,12 @@ def kept_fractions(devices: int | range) -> Iterator[None]:
 
 
 def set_cap(device: int, limit: int | None, foreign: int = 0) -> None:
-    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts this cap.
+    """Cap a device's caching allocator at ``limit`` reserved bytes; None lifts this cap.
 
     Args:
-        device: its number.
+        device: index of the device.
         limit: bytes, foreign memory included.
-        foreign: bytes reserved by earlier tests, on top of which a fraction of the test's holds.
+        foreign: bytes reserved by earlier tests, which do not count towards the test's fraction.
     """
     cap = CAPS.cap(device)
     cap.limit, cap.foreign = limit, foreign
@@ -197,12 +197,12 @@ def set_cap(device: int, limit: int | None, foreign: int = 0) -> None:
 
 
 def set_memory(device: int, memory: int, total: int) -> None:
-    """Make fractions that the test's code sets fractions of a card's memory.
+    """Make the fractions that the test's code sets refer to a card's memory.
 
     Args:
-        device: its number.
-        memory: the card's bytes.
-        total: bytes that PyTorch's own fraction is a fraction of.
+        device: index of the device.
+        memory: bytes of the card.
+        total: bytes that PyTorch's own fraction refers to.
     """
     cap = CAPS.cap(device)
     if (cap.memory, cap.total) != (memory, total):

@@ -1,7 +1,7 @@
-"""All memory in use on devices while a step runs, as nvidia-smi shows it.
+"""Memory in use on devices while a step runs, as nvidia-smi shows it.
 
-PyTorch's allocator knows of its own memory only. NCCL, cuDNN, other libraries and other processes
-take memory of the same device; its driver counts them all.
+PyTorch's allocator knows only its own memory. NCCL, cuDNN, other libraries and other processes use
+memory of the same device; the driver counts all of it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 EVERY_S: Final = 0.01
-"""seconds between two readings by NVML"""
+"""seconds between two NVML readings"""
 
 
 class OtherProcesses(NamedTuple):
-    """Other processes on a device: their number, and their memory in bytes."""
+    """The other processes on a device: their number, and their memory in bytes."""
 
     number: int
     nbytes: int
 
 
 class UseWatch:
-    """Reads the memory in use on some devices: at the beginning, at its highest, at the end."""
+    """Reads the memory in use on some devices at the start, at its peak and at the end."""
 
     source = ""
     every_ms = 0
@@ -41,23 +41,23 @@ class UseWatch:
     def __init__(self, devices: range) -> None:
         self.devices = devices
         self._besides = dict.fromkeys(devices, 0)
-        """bytes in use besides PyTorch's at the beginning"""
+        """non-PyTorch bytes in use at the start"""
         self._peaks = dict.fromkeys(devices, 0)
         self._outside = dict.fromkeys(devices, 0)
         """highest non-PyTorch memory sampled since the start"""
         self._others = dict.fromkeys(devices, 0)
-        """bytes of other processes at the beginning, as far as they are known"""
+        """bytes of other processes at the start, if known"""
 
     def used(self, device: int) -> int:
-        """Return the bytes that are in use on a device now."""
+        """Return the bytes in use on a device now."""
         raise NotImplementedError
 
     def other_processes(self, device: int, reserved: int) -> OtherProcesses:  # noqa: ARG002 - NVML's
-        """Return the other processes that hold memory on a device, none where that is unknown."""
+        """Return the other processes that use memory of a device; none if that is unknown."""
         return OtherProcesses(0, 0)
 
     def start(self, reserved: Sequence[int]) -> None:
-        """Begin anew; ``reserved``: the bytes that PyTorch's allocator holds on each device."""
+        """Start again; ``reserved``: the bytes that PyTorch's allocator has on each device."""
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
         self._besides = {device: used - own for (device, used), own in pairs}
@@ -68,11 +68,11 @@ class UseWatch:
         self._outside = dict.fromkeys(self.devices, 0)
 
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:  # noqa: ARG002 - the account's
-        """Read now: a part or a step has just ended.
+        """Take a reading: a part or a step has just ended.
 
         Args:
-            reserved: bytes that PyTorch's allocator holds on each device.
-            peaks: its peaks since the last look, or earlier.
+            reserved: bytes that PyTorch's allocator has on each device.
+            peaks: the allocator's peaks since the last reading, or earlier.
         """
         self._read()
 
@@ -81,19 +81,19 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Leave out the time since the last look: the measurement itself has used memory."""
+        """Ignore the time since the last reading: the measurement itself has used memory."""
 
     def release(self) -> None:
-        """Free tensors that PyTorch keeps for work that has ended, until more work begins."""
+        """Free tensors that PyTorch keeps after their work has ended, until more work begins."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings since ``start``; ``reserved`` as there."""
+        """Return each device's readings since ``start``; ``reserved``: as in ``start``."""
         self._read()
         figures = []
         for device, segments in zip(self.devices, reserved, strict=True):
             processes = self.other_processes(device, segments)
             growth = self.used(device) - segments - self._besides[device]
-            growth -= processes.nbytes - self._others[device]  # a neighbour's is not this process's
+            growth -= processes.nbytes - self._others[device]  # other processes' growth
             figures.append(
                 DeviceUse(
                     peak=self._peaks[device],
@@ -112,17 +112,17 @@ class UseWatch:
 
         Args:
             use: the readings.
-            name: of the device.
-            peak: bytes that the step allocated at most.
+            name: the device's name.
+            peak: the step's peak of allocated bytes.
         """
         return [*notes_of(NoteKind.DEVICE, shared(use, name))]
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class MemInfoWatch(UseWatch):
-    """CUDA's own figure, read when something ends: a thread might meet the capture of a graph."""
+    """Reads cudaMemGetInfo when something ends: a thread's calls could break a graph's capture."""
 
     source = "cudaMemGetInfo, when parts and the step began and ended"
 
@@ -130,14 +130,14 @@ class MemInfoWatch(UseWatch):
         """Return the bytes that are not free."""
         import torch
 
-        with suppress(RuntimeError):  # after an error of CUDA's every call fails
+        with suppress(RuntimeError):  # after a CUDA error every call fails
             free, total = torch.cuda.mem_get_info(device)
             return total - free
         return 0
 
 
 class NvmlWatch(UseWatch):
-    """NVML, read every few milliseconds by a thread; at the end it names the other processes."""
+    """Polls NVML every few milliseconds in a thread, and lists the other processes at the end."""
 
     source = "NVML"
     every_ms = round(1000 * EVERY_S)
@@ -151,7 +151,7 @@ class NvmlWatch(UseWatch):
 
     def used(self, device: int) -> int:
         """Return the bytes that nvidia-smi shows as used."""
-        version = getattr(self._nvml, "nvmlMemory_v2", None)  # without what the driver keeps back
+        version = getattr(self._nvml, "nvmlMemory_v2", None)  # without the driver's reserve
         with suppress(self._nvml.NVMLError, TypeError):
             if version is not None:
                 return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device], version).used)
@@ -160,14 +160,14 @@ class NvmlWatch(UseWatch):
         return 0  # the GPU fell off its bus, say
 
     def other_processes(self, device: int, reserved: int) -> OtherProcesses:
-        """Return the other processes; their bytes are 0 where NVML does not tell them."""
+        """Return the other processes; their bytes are 0 if NVML does not report them."""
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[device])
         except self._nvml.NVMLError:
             return OtherProcesses(0, 0)
         sizes = [process.usedGpuMemory or 0 for process in processes if process.pid != os.getpid()]
         if len(sizes) == len(processes) and sizes:
-            # In a container this process has another number: it is the one nearest in size.
+            # In a container this process has another pid: take the one nearest in size.
             sizes.remove(min(sizes, key=lambda size: abs(size - reserved)))
         return OtherProcesses(len(sizes), sum(sizes))
 
@@ -193,7 +193,7 @@ class NvmlWatch(UseWatch):
 
 
 def watch_gpus(devices: range) -> UseWatch:
-    """Return a watch on real GPUs: by NVML where it is installed and knows them."""
+    """Return a watch on real GPUs: with NVML if it is installed and knows them."""
     nvml = import_nvml()
     if nvml is None:
         return MemInfoWatch(devices)
@@ -205,7 +205,7 @@ def watch_gpus(devices: range) -> UseWatch:
         return MemInfoWatch(devices)
     try:
         properties = {device: torch.cuda.get_device_properties(device) for device in devices}
-        # A MIG instance has its own name and memory; CUDA may tell the UUID of its whole GPU.
+        # A MIG instance has its own name and memory; CUDA may report the UUID of the whole GPU.
         instance = own_instance()
         handles = {
             device: nvml.nvmlDeviceGetHandleByUUID(instance or f"GPU-{gpu.uuid}")
@@ -222,7 +222,7 @@ MAX_CONTEXT: Final = 1 << 30
 
 
 def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Yield a sentence if other processes use the device: the fullest one of several."""
+    """Yield a sentence if other processes use the device; for the fullest of several."""
     fullest = max(
         use, key=lambda device: (device.others, device.processes, device.besides), default=None
     )

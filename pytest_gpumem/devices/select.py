@@ -1,4 +1,4 @@
-"""Which device a session's steps run on: decided before torch is imported, once a process."""
+"""Chooses the device that a session's steps run on: before torch is imported, once per process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 RUN_DEVICE: Final = "GPUMEM_RUN_DEVICE"
 RUN_CARD: Final = "GPUMEM_RUN_CARD"
-"""variables by which ``gpumem run`` hands its device and card to pytest sessions in its program"""
+"""variables by which ``gpumem run`` passes its device and card to pytest sessions in its program"""
 DEFAULT_CARD: Final = "H100"
-"""the virtual GPU's card where none is named"""
+"""the virtual GPU's card if none is named"""
 AMD_FILE: Final = Path("/dev/kfd")
-"""the device file by which programs use AMD's driver (ROCm's documentation on containers)"""
+"""device file of AMD's driver (ROCm's documentation on containers)"""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Choice:
 
     device: Device | None
     reason: str = ""
-    """the reason for having no device"""
+    """why there is no device"""
     demanded: bool = False
-    """the device was asked for by name: its absence is an error, not a reason to skip"""
+    """the device was requested by name: a missing one is an error, not a reason to skip"""
 
     @property
     def card(self) -> Card | None:
-        """The virtual GPU's card for tests that name none; None: the device is a real GPU."""
+        """The virtual GPU's card for tests that name none; None on a real GPU."""
         loaded = virtual.loaded()
         return loaded.card if loaded is not None and loaded is self.device else None
 
@@ -52,16 +52,16 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     Args:
         kind: "auto", "cuda", "virtual" or "none".
         card: the virtual GPU's card.
-        worker: the name of this process among those of the session ("gw1"), which share the
-            machine's GPUs; "": it is alone.
-        rank: this process's rank, of torchrun: its device is the one of that number.
+        worker: pytest-xdist's name of this worker ("gw1"); workers share the machine's GPUs. "":
+            not a worker.
+        rank: this process's torchrun rank; it uses the device of its local rank.
     """
     first = rank.local_rank if rank else 0
     if kind == "none":
         return Choice(None, "switched off by --gpumem-device=none")
     GRAPHS.watch()
     loaded = virtual.loaded()
-    named = loaded is not None and loaded.named is not None  # by use_virtual_gpu()
+    named = loaded is not None and loaded.named is not None  # use_virtual_gpu() was called
     if kind == "cuda" or (kind == "auto" and not named and real_gpu_expected()):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
@@ -78,7 +78,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
 def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     """Return whether this machine has a GPU for the installed torch, and does not hide it.
 
-    It is AMD's for a build of torch for ROCm, else NVIDIA's.
+    For a ROCm build of torch it is AMD's, otherwise NVIDIA's.
     """
     if virtual.INHERITED in os.environ:
         return False  # a marked test, or gpumem run, has started this process: it sees no driver
@@ -86,7 +86,7 @@ def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False
     if amd_file.exists():
-        # Asking for torch may load the virtual GPU: only where AMD's driver is.
+        # Looking for torch may load the virtual GPU: do it only if AMD's driver is there.
         build = installed_torch()
         amd = build is not None and build.hip is not None
         variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if amd else []

@@ -1,4 +1,4 @@
-"""Which torch is installed, read from its files: importing it is for marked tests alone."""
+"""Reads from its files which torch is installed: only marked tests may import it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TorchBuild:
 
 
 def torch_folder() -> Path | None:
-    """Return the folder of the torch that ``import torch`` would bring, or None."""
+    """Return the folder of the torch that ``import torch`` would load, or None."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -32,7 +32,7 @@ def torch_folder() -> Path | None:
 
 
 def installed_torch() -> TorchBuild | None:
-    """Return the torch that ``import torch`` would bring, or None.
+    """Return the torch that ``import torch`` would load, or None.
 
     Its ``torch/version.py`` is read as text; torch is not imported.
     """
@@ -48,11 +48,11 @@ def installed_torch() -> TorchBuild | None:
 
 
 def _assigned(source: str, name: str) -> str | None:
-    """Return the string that a line of Python assigns to a name: ``cuda: str = '13.2'``."""
+    """Return the string that a line of Python source assigns to a name: ``cuda: str = '13.2'``."""
     match = re.search(rf"^{name}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", source, re.MULTILINE)
     return match.group(1) if match else None
 
 
 def torch_is_imported() -> bool:
-    """Return whether torch is in this process already (or is being imported)."""
+    """Return whether torch has been imported in this process, or is being imported."""
     return "torch" in sys.modules

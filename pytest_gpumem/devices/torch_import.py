@@ -1,7 +1,7 @@
-"""The import of torch, seen from ``sys.meta_path``: the moment before it and the moment after.
+"""Import hooks on ``sys.meta_path`` that run just before and just after torch is imported.
 
-The virtual GPU has to be loaded before torch and to adapt it right after. Waiting costs nothing, so
-that a suite that never imports torch pays nothing.
+The virtual GPU has to be loaded before torch and has to patch it right after. A hook costs nothing
+until then, so a suite that never imports torch pays nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class TorchGuard(MetaPathFinder):
-    """Calls once, just before torch is imported for the first time."""
+    """Calls a function once, just before torch is first imported."""
 
     def __init__(self) -> None:
         self._call: Callable[[], object] | None = None
 
     def install(self, call: Callable[[], object]) -> None:
-        """Wait for the import, or change the call; nothing if torch is imported already."""
+        """Install the hook, or replace its function; nothing if torch is imported already."""
         if "torch" in sys.modules:
             return
         if self._call is None:
@@ -32,7 +32,7 @@ class TorchGuard(MetaPathFinder):
         self._call = call
 
     def remove(self) -> None:
-        """End the wait."""
+        """Remove the hook."""
         self._call = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -40,7 +40,7 @@ class TorchGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Call, then let the other finders find torch, one that the call has installed as well."""
+        """Call the function, then let the other finders find torch, possibly just installed."""
         del path, target
         if fullname != "torch" or self._call is None:
             return None
@@ -51,13 +51,13 @@ class TorchGuard(MetaPathFinder):
 
 
 class ImportHooks(MetaPathFinder):
-    """Calls back right after the first import of a module: one finder for all modules' hooks."""
+    """Calls functions right after the first import of a module: one finder for all modules."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def call_after(self, module: str, call: Callable[[ModuleType], object]) -> None:
-        """Call with the module once it has been imported: now, if that is done."""
+        """Call with the module once it is imported; at once if it is already."""
         if module in sys.modules:
             call(sys.modules[module])
             return
@@ -68,13 +68,13 @@ class ImportHooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as the other finders do, with a loader that calls back."""
+        """Find the module with the other finders, and wrap its loader to call back."""
         calls = self._calls.pop(fullname, None)
         if calls is None:
             return None
         del path, target
         try:
-            spec = importlib.util.find_spec(fullname)  # asks this finder as well, which is silent
+            spec = importlib.util.find_spec(fullname)  # this finder returns None here
         finally:
             self._calls[fullname] = calls
 
@@ -88,11 +88,10 @@ class ImportHooks(MetaPathFinder):
 
 
 IMPORTS: Final = ImportHooks()
-"""the hooks of this process"""
 
 
 class _CallingLoader(Loader):
-    """Loads as the wrapped loader does, then puts that one back in its place and calls."""
+    """Loads with the wrapped loader, restores it on the module, then calls back."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -102,7 +101,7 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The wrapped loader becomes the module's own, also if another hook wraps this one.
+        # Restore the wrapped loader on the module, also if another hook wraps this one.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:
@@ -121,9 +120,9 @@ _hidden: set[str] = set()
 
 
 def hide_from_compiler() -> None:
-    """Have ``torch.compile`` see neither this package's frames nor what it wraps, from now on.
+    """Hide this package's frames and the functions it wraps from ``torch.compile``.
 
-    Or from the import of PyTorch's compiler on; nothing if that is done.
+    Takes effect now, or when PyTorch's compiler is imported; once per process.
     """
     from pytest_gpumem.recording.wrapped_functions import (
         RULES,

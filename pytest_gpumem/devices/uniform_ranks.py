@@ -1,7 +1,8 @@
 """Computes collectives of CPU tensors for ranks with equal values, with torch 2.14 and older.
 
-Newer versions' fake group computes them (``simulate_uniform_ranks``); that of older versions leaves
-most outputs as they are. Collectives that C++ code begins, as DTensor's, stay as they are here.
+The fake group of newer versions computes them (``simulate_uniform_ranks``); that of older versions
+leaves most outputs unchanged. Collectives that C++ code starts, such as DTensor's, are not changed
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _reduce(tensor: Tensor, options: object, size: int) -> None:
-    """Combine a tensor with the equal ones of all other ranks."""
+    """Reduce a tensor with the equal ones of all other ranks, in place."""
     kinds: Any = importlib.import_module("torch.distributed").ReduceOp
     operation = getattr(options, "reduceOp", kinds.SUM)
     if operation == kinds.SUM:
@@ -111,7 +112,7 @@ def _all_to_all(
     _options: object = None,
 ) -> None:
     for output in outputs:
-        # Each rank sends what this one would send to itself. A program may want more or less.
+        # Each rank sends what this one would send to itself; repeat or cut it to the output's size.
         given = inputs[group.rank()].flatten()
         repeats = -(-output.numel() // max(given.numel(), 1))
         output.copy_(given.repeat(repeats)[: output.numel()].view_as(output))
@@ -157,10 +158,10 @@ METHODS: Final = Patch(
 
 @contextmanager
 def reduced_to_themselves(device: str = "CUDA") -> Iterator[None]:
-    """Let the sum of tensors of a device over all ranks be the tensors themselves.
+    """Make the all-reduce of a device's tensors return the tensors themselves.
 
-    DistributedDataParallel takes the result from the future of a collective's work. PyTorch's fake
-    group of torch 2.11 and older leaves None there.
+    DistributedDataParallel takes the result from the future of a collective's work. The fake group
+    of torch 2.11 and older sets that to None.
     """
     import torch
 
@@ -174,7 +175,7 @@ def reduced_to_themselves(device: str = "CUDA") -> Iterator[None]:
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it stands in for PyTorch's own kernel
+            warnings.simplefilter("ignore")  # overriding PyTorch's kernel warns
             library.impl("allreduce_", reduce, device)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Environment variables that child processes inherit, each set for a block."""
+"""Sets environment variables that child processes inherit, each until a stack closes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HOOK: Final = str(Path(__file__).parent / "child_process")
 
 
 def prepend(stack: ExitStack, name: str, folder: str) -> None:
-    """Put a folder before the other ones of an environment variable until the stack ends."""
+    """Prepend a folder to an environment variable until the stack closes."""
     folders = os.environ.get(name)
     set_variable(stack, name, f"{folder}{os.pathsep}{folders}" if folders else folder)
 
 
 def set_variable(stack: ExitStack, name: str, value: str) -> None:
-    """Set an environment variable until the stack ends."""
+    """Set an environment variable until the stack closes."""
     old_value = os.environ.get(name)
     os.environ[name] = value
     if old_value is None:

@@ -1,9 +1,9 @@
-"""Which GPU comes first in each of pytest-xdist's workers, so that they run side by side.
+"""Rotates the GPUs of pytest-xdist's workers, so that these run in parallel.
 
 A worker's ``CUDA_VISIBLE_DEVICES`` is rotated: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. Its tests'
-``cuda:0`` is another GPU than the other workers', and a test that asks for several has them all the
-same. Fewer workers than GPUs are spread: of two on eight GPUs gw1 begins with GPU 4, so that tests
-of four GPUs run side by side. Where two workers share a GPU, a lock keeps their steps apart.
+``cuda:0`` is another GPU than the other workers', and a test that requests several still gets them.
+Fewer workers than GPUs are spread: of two on eight GPUs gw1 begins with GPU 4, so that tests of
+four GPUs run in parallel. If two workers share a GPU, a lock serialises their steps.
 
 CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"): of
 several instances each worker gets one of its own.
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 WORKERS: Final = "PYTEST_XDIST_WORKER_COUNT"
 MIG: Final = "MIG-"
-"""the beginning of a MIG instance's name in that list"""
+"""prefix of a MIG instance's name in CUDA_VISIBLE_DEVICES"""
 
 
 def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Rotate the list of visible GPUs by the worker's number; nothing after torch's import.
+    """Rotate the list of visible GPUs by the worker's number, unless torch has been imported.
 
     Args:
-        worker: pytest-xdist's name of it, "gw1".
-        environment: the variables with the list, which is changed in place.
+        worker: pytest-xdist's name of the worker, "gw1".
+        environment: environment variables, changed in place.
     """
     digits = re.search(r"\d+", worker)
     visible = environment.get(VISIBLE)
-    several = visible is None or "," in visible  # where it is unset, all GPUs are visible
+    several = visible is None or "," in visible  # if it is unset, all GPUs are visible
     if digits is None or torch_is_imported() or not several:
         return
     number, workers = int(digits[0]), int(environment.get(WORKERS) or 0)
@@ -51,23 +51,23 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
 
 
 def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0) -> str | None:
-    """Return the list of visible GPUs with another one first, None where there is none.
+    """Rotate the list of visible GPUs; None if no other GPU can come first.
 
-    GPUs of another name than the first's keep their places: baselines are of a GPU's name, and
-    chance decides which worker runs a test.
+    GPUs with another name than the first one keep their places: a baseline belongs to a GPU's name,
+    and any worker may run a test.
 
     Args:
         visible: ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of MIG instances; None: all.
-        gpus: the name of each that CUDA sees with that.
-        number: the worker's.
-        workers: how many there are; 0 where that is not known.
+        gpus: the names of the GPUs that CUDA sees with that list.
+        number: the worker's number.
+        workers: number of workers; 0 if unknown.
     """
     entries = list(map(str, range(len(gpus)))) if visible is None else visible.split(",")
     entries = [entry.strip() for entry in entries][: len(gpus)]  # CUDA stops at an invalid entry
     if len(entries) < len(gpus):
         return None
     alike = [i for i, name in enumerate(gpus) if name == gpus[0]]
-    if len(alike) < 2:  # noqa: PLR2004 - one alone has no other place
+    if len(alike) < 2:  # noqa: PLR2004 - a single one cannot rotate
         return None
     by = number * len(alike) // workers if 0 < workers < len(alike) else number
     by %= len(alike)
@@ -76,14 +76,14 @@ def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0
 
 
 def mig_instances(visible: str | None) -> list[str]:
-    """Return the MIG instances that workers share out, those of the first one's name.
+    """Return the MIG instances to distribute to workers: those with the first one's name.
 
     Args:
-        visible: ``CUDA_VISIBLE_DEVICES``; None: all of the machine, where each of its GPUs is
-            divided into instances.
+        visible: ``CUDA_VISIBLE_DEVICES``; None: all of the machine, if each of its GPUs is
+            partitioned.
 
     Returns:
-        their UUIDs; none where GPUs are visible as a whole, or NVML (nvidia-ml-py) is missing.
+        their UUIDs; empty if whole GPUs are visible, or NVML (nvidia-ml-py) is missing.
     """
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     if entries is not None and not all(entry.startswith(MIG) for entry in entries):
@@ -110,7 +110,7 @@ def mig_instances(visible: str | None) -> list[str]:
 
 
 def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without types
-    """Return all MIG instances; none where a GPU is not divided."""
+    """Return all MIG instances; none if a GPU is not partitioned."""
     instances = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -118,13 +118,13 @@ def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without t
         if current != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
         for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-            # Places may be empty.
+            # An index may have no instance.
             with suppress(nvml.NVMLError_NotFound):
                 instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
     return instances
 
 
 def own_instance(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the MIG instance that this process sees; "" where it sees whole GPUs."""
+    """Return the MIG instance that this process sees; "" if it sees whole GPUs."""
     first = environment.get(VISIBLE, "").partition(",")[0].strip()
     return first if first.startswith(MIG) else ""
