@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
 
     GuessRows = Sequence[Sequence[Row]]
-    """the unknown and the assumed values that a process decided by, by its lines"""
+    """unknown and assumed values that a process branched on, per line"""
 
 INHERITED: Final = "GPUMEM_VIRTUAL"
-"""the environment variable that describes the virtual GPU to child processes; they see no driver"""
+"""environment variable that describes the virtual GPU to child processes, which see no driver"""
 VALUES: Final = "GPUMEM_VALUES"
-"""the one that names the values that they compute"""
+"""environment variable with the values that child processes compute"""
 
 
 @functools.cache
 def uncaptured_stderr() -> int:
     """Return a copy of standard error's file descriptor, made by this process's first call.
 
-    pytest captures standard error later: a native library that ends the process, or is refused
-    something, has to be heard then too.
+    pytest redirects standard error later. Messages must still get out when a native library ends
+    the process or a call is refused.
     """
     try:
         return os.dup(2)
-    except OSError:  # it is closed, as a daemon's is
+    except OSError:  # it is closed, as in a daemon
         return 2
 
 
 def load(card: Card | str) -> VirtualDevice:
-    """Load the virtual GPU, once a process; ``card``, or its name, is for steps that name none.
+    """Load the virtual GPU, once per process, with the default ``card``, or a card's name.
 
     Raises:
         SpecError: no card has this name.
-        DeviceError: it cannot be loaded here, or torch was imported before.
+        DeviceError: it cannot be loaded here, or torch is already imported.
     """
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
@@ -72,7 +72,7 @@ def loaded() -> VirtualDevice | None:
 
 
 def begin_in_child() -> InheritedGpu | None:
-    """Adapt this process, which is about to import torch, to its parent's virtual GPU, if any."""
+    """Set up this process, which is about to import torch, for its parent's virtual GPU, if any."""
     if INHERITED not in os.environ:
         return None
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
@@ -81,14 +81,14 @@ def begin_in_child() -> InheritedGpu | None:
 
 
 def prepare_many_cards() -> None:
-    """Prepare this process for steps on several cards, before its first convolution."""
+    """Prepare this process to run steps on several cards, before its first convolution."""
     from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 
     keep_no_plans()
 
 
 def unused_cause(path: Path, root: Path) -> str:
-    """Return a clause on why a test may have taken no memory of the device.
+    """Return a clause on why a test may have used no memory of the device.
 
     Args:
         path: the test's file.
@@ -118,19 +118,19 @@ class Status(NamedTuple):
     """Whether a virtual GPU works on this machine."""
 
     problem: str = ""
-    """why its libraries were not built, with the remedy"""
+    """why its libraries were not built, with the remedy; "": they were"""
     cudnn: int = 0
-    """the version of the cuDNN that is asked for workspaces (92600 is 9.26.0); 0: there is none"""
+    """version of the cuDNN that computes workspaces (92600 is 9.26.0); 0: none"""
     computes_workspaces: bool = False
     """whether that cuDNN can compute them"""
     stubs: Sequence[str] = ()
-    """CUDA's libraries that are not installed, by their SONAMEs"""
+    """SONAMEs of the CUDA libraries that are not installed"""
     linked: tuple[int, Sequence[str]] = (0, ())
-    """how many functions of CUDA torch links, and the names of those that are not answered"""
+    """number of CUDA functions that torch links, and the names of those not implemented"""
 
 
 def status() -> Status:
-    """Try a convolution on the virtual GPU, in a process that has not imported torch.
+    """Run a convolution on the virtual GPU, in a process that has not imported torch.
 
     Raises:
         DeviceError: it cannot be loaded here.
@@ -147,5 +147,5 @@ def status() -> Status:
 
     images = torch.empty(1, 3, 8, 8, device="cuda")
     torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
-    cudnn = device.library.cudnn_found()  # looked up by the first convolution
+    cudnn = device.library.cudnn_found()  # the first convolution loads it
     return Status("", cudnn, cudnn >= MIN_CUDNN, device.stubs, device.linked_functions())

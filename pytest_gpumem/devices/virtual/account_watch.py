@@ -1,4 +1,4 @@
-"""All memory in use on virtual devices while a step runs, from their accounts."""
+"""Memory in use on virtual devices while a step runs, from their accounts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AccountWatch(UseWatch):
-    """Reads the virtual GPU's accounts: exact, and free of cost."""
+    """Reads the virtual GPU's accounts, which are exact and cost nothing."""
 
     source = "the virtual GPU's account"
 
@@ -27,7 +27,7 @@ class AccountWatch(UseWatch):
         self._context = context
 
     def used(self, device: int) -> int:
-        """Return the bytes charged, and those of the context."""
+        """Return the charged bytes plus the context's."""
         return self._context + self._library.account(device).charged
 
     def start(self, reserved: Sequence[int]) -> None:
@@ -39,8 +39,8 @@ class AccountWatch(UseWatch):
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:
         """See :meth:`UseWatch.look`.
 
-        The account's peak and PyTorch's may be of two moments: their difference is the least that
-        was taken besides.
+        The account's peak and PyTorch's may be at different times: their difference is a lower
+        bound of the memory used besides PyTorch's.
         """
         for device, own, peak in zip(self.devices, reserved, peaks, strict=True):
             account = self._library.account(device)
@@ -61,7 +61,7 @@ class AccountWatch(UseWatch):
         return [*notes, *notes_of(NoteKind.STILL_HELD, UNWAITED.notes(peak))]
 
     def release(self) -> None:
-        """Free tensors of collectives that no code waits for, as the next collective would."""
+        """Free tensors of collectives that nothing waits for, as the next collective would."""
         UNWAITED.clear()
 
     def _read(self) -> None:

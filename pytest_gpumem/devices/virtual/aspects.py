@@ -1,6 +1,6 @@
-"""Values, workspaces and compiled code of a process with a virtual GPU, and what a reader is told.
+"""Values, workspaces and compiled code of a process with a virtual GPU, and the notes on them.
 
-Every such process has them: the one that measures, and each Python that it starts.
+The measuring process has them, and each Python process that it starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Aspects:
-    """What a virtual GPU does besides keeping the accounts."""
+    """Everything that a virtual GPU does besides its memory accounts."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -39,22 +39,22 @@ class Aspects:
         self._unanswered = ""
 
     def install(self) -> None:
-        """Adapt PyTorch's compiler and other libraries: now, or once they are imported."""
+        """Patch PyTorch's compiler and other libraries: now, or once they are imported."""
         self._compilation.install()
         hide_from_compiler()
         install_hooks()
 
     def take_versions(self, torch: ModuleType, stubs: Sequence[str]) -> None:
-        """Take CUDA's and cuDNN's versions from torch, which has just been imported.
+        """Read CUDA's and cuDNN's versions from torch, which has just been imported.
 
         Args:
             torch: a build with CUDA.
-            stubs: the SONAMEs of the CUDA libraries that are not installed.
+            stubs: SONAMEs of the CUDA libraries that are not installed.
         """
         major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
         cudnn = 0
         with suppress(AttributeError):  # a build without cuDNN
-            # As cudnnGetVersion would answer, of the cuDNN that PyTorch was compiled for.
+            # As cudnnGetVersion would return it for the cuDNN that PyTorch was compiled for.
             parts = map(int, torch._C._cudnn.getCompileVersion())
             cudnn = sum(part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True))
         self._library.set_versions(major * 1000 + minor * 10, cudnn)
@@ -65,12 +65,12 @@ class Aspects:
             self._unanswered = self.linked_functions(torch).sentence(torch.__version__)
 
     def linked_functions(self, torch: ModuleType | None) -> LinkedFunctions:
-        """Compare the functions of CUDA that torch links with those answered."""
+        """Compare the CUDA functions that torch links with those implemented."""
         folder = Path(getattr(torch, "__file__", None) or "").parent / "lib"
         return self._library.linked_functions(folder)
 
     def begin(self) -> None:
-        """Begin a run: forget what the last one did."""
+        """Begin a run: reset the state of the previous one."""
         self.workspaces.take("usual")
         self.workspaces.begin()
         self._compilation.begin()
@@ -78,19 +78,19 @@ class Aspects:
         self.values.restart()
 
     def notes(self, root: Path) -> list[Note]:
-        """Return notes on the run's figures; files are named as seen from ``root``."""
+        """Return notes on the run's figures; file names are relative to ``root``."""
         return [*notes_of(NoteKind.VALUES, self.values.notes(root)), *self._notes_beside_values()]
 
     def report(self) -> tuple[GuessRows, list[Note]]:
-        """Return the values that this process decided by, and notes on its figures.
+        """Return the values that this process branched on, and notes on its figures.
 
-        The process that started this one adds up the values of all that it started.
+        The parent sums these over its child processes.
         """
         rows, sentences = self.values.guesses()
         return rows, [*notes_of(NoteKind.VALUES, sentences), *self._notes_beside_values()]
 
     def _notes_beside_values(self) -> list[Note]:
-        """Return notes on the run's figures but those on values that a program decided by."""
+        """Return notes on the run's figures, except those on values that a program branched on."""
         managed = self._library.managed().peak_bytes
         outside = (
             f"{format_size(managed)} of managed memory (cudaMallocManaged), outside PyTorch's "

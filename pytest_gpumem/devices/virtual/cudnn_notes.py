@@ -1,4 +1,4 @@
-"""A report's notes on cuDNN's convolutions, whose workspaces are cuDNN's own choice."""
+"""Notes on convolutions, whose workspace sizes cuDNN chooses."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 MIN_CUDNN: Final = 90800
-"""the first cuDNN that plans for a device that the machine has not, by its release notes"""
+"""first cuDNN that can plan for a device that the machine does not have, by its release notes"""
 
 MARGIN: Final = 25
 """percent: in benchmarks/results/convolution_ranges.txt a real GPU reserved at most 21 % more than
-the virtual one with any workspaces that a convolution was seen to take, and in benchmark mode 19 %
-more than with the largest plans or the least (benchmarks/results/published_segmentary.txt)"""
+the virtual one with any workspaces observed for a convolution, and in benchmark mode 19 % more than
+with the largest or the smallest plans (benchmarks/results/published_segmentary.txt)"""
 
 NEAREST: Final = "9.19.0"
-"""of five that were asked in the place of older ones, the nearest to published figures
+"""of five versions tried in place of older ones, the one nearest to published figures
 (benchmarks/results/published_cudnn.txt)"""
 
 LIBRARY: Final = "GPUMEM_CUDNN"
-"""the environment variable that names another cuDNN to ask"""
+"""environment variable with the path of another cuDNN to use"""
 
 PLANS_KEPT: Final = "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"
-"""of PyTorch ("CUDA Environment Variables" in its documentation); it is read at the first
+"""PyTorch's variable ("CUDA Environment Variables" in its documentation); it is read at the first
 convolution of a process"""
 
 
 def keep_no_plans() -> None:
-    """Let PyTorch ask cuDNN anew at each convolution of this process, unless the variable is set.
+    """Disable PyTorch's cache of cuDNN plans in this process, unless the user has set its limit.
 
-    PyTorch keeps a plan, and the size of its workspace, by shapes and device index: the plan of one
-    card would be taken for the next. Each convolution is a fraction of a millisecond slower.
+    PyTorch caches a plan, and its workspace size, by shapes and device index: the next card would
+    get the plan of the previous one. Each convolution becomes a fraction of a millisecond slower.
     """
     os.environ.setdefault(PLANS_KEPT, "-1")
 
@@ -51,31 +51,31 @@ class ConvolutionWatch:
         self._largest = 0
         self._can_be_asked = False
         self.missing_package = ""
-        """the package to install where cuDNN is not installed"""
+        """package to install; "" unless cuDNN is not installed"""
 
     def set_version(self, version: int) -> None:
         """Set the version of the cuDNN that PyTorch was compiled for (90100 is 9.1.0)."""
         self._can_be_asked = version >= MIN_CUDNN
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         if not self._can_be_asked or os.environ.get(LIBRARY):
             keep_no_plans()  # the test runs again with workspaces of another size
         self._start = self._library.convolutions()
         self._sizes_at_start = self._library.size_counts()
-        self._library.largest_convolution()  # asking forgets it
+        self._library.largest_convolution()  # reading resets it
         self._largest = 0
 
     def size_counts(self) -> SizeCounts:
-        """Return how many sizes were not known, of cuDNN and of every library."""
+        """Return how many workspace sizes were unknown, of cuDNN and of all libraries."""
         return SizeCounts(*map(sub, self._library.size_counts(), self._sizes_at_start))
 
     def counts(self) -> Convolutions:
-        """Return how often cuDNN's plans ran."""
+        """Return how often cuDNN's plans have run since ``begin``."""
         return Convolutions(*map(sub, self._library.convolutions(), self._start))
 
     def range_reason(self) -> str:
-        """Return the choice of cuDNN's that is not known, of workspaces that lie in a range."""
+        """Return why the workspaces that lie in a range are not known exactly."""
         version = self._library.cudnn_found()
         if not version:
             return "the workspaces of convolutions, which cuDNN did not compute"
@@ -89,7 +89,7 @@ class ConvolutionWatch:
         )
 
     def notes(self) -> list[str]:
-        """Return sentences that a reader of the figures has to know about the convolutions."""
+        """Return sentences on the convolutions that a reader of the figures needs."""
         ran = self.counts()
         sentences = []
         if ran.unknown:

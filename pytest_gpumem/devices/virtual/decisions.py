@@ -1,7 +1,7 @@
-"""Lines that decide by values of the virtual GPU which no kernel computed.
+"""Records the lines of a program that branch on values which no kernel computed.
 
-Operators whose sizes depend on values are known by themselves. A number that a program reads back
-tells what the program does with it: uncertain_numbers.py.
+Operators with data-dependent output sizes are recognised as such. A number that a program reads
+back records how the program uses it: see uncertain_numbers.py.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from types import FrameType
 
     Site = tuple[str, int, str]
-    """a file and a line of the user's, and the line of PyTorch's that decides, or "\""""
+    """file and line of user code, and the line of PyTorch that branches, or "\" """
     Row = tuple[str, int, str, int, int, int]
-    """a site, the number of values that it decided by; rows or elements taken, and of how many"""
+    """a site; the number of values that it branched on; rows or elements taken, and the number
+    offered"""
 
 MAX_READ: Final = 20_000
-"""values that are not computed and by which one line decides: no text that is generated is so long,
-and a loop that waits for them takes seconds"""
+"""values not computed that one line may branch on. No generated text is so long, and a loop that
+waits for them takes seconds"""
 MAX_SIZE: Final = 8
-"""bytes of the largest size that an operator asks the device for, where no values are computed"""
+"""bytes of the largest size that an operator reads from the device while no values are computed"""
 MAX_SITES: Final = 3
 """lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
 """PyTorch's folder of optimizers"""
 HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
-"""files of PyTorch's with functions that hand a call on: the call is their caller's"""
+"""PyTorch's files whose functions forward a call: it is attributed to their caller"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
-"""PyTorch's file with torch.amp.GradScaler"""
+"""PyTorch's file of torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
     "the gradients of torch.amp.GradScaler are assumed to be finite: if they overflow on a "
     "real GPU, it skips the optimizer's first steps, and the optimizer's state is "
@@ -48,26 +49,26 @@ NO_OVERFLOW: Final = (
 
 @dataclass
 class Guesses:
-    """The values of one kind, unknown or assumed, that a program decided by, by its lines."""
+    """The unknown, or the assumed, values that a program branched on, per line."""
 
     lines: Counter[Site] = field(default_factory=Counter)
     taken: Counter[Site] = field(default_factory=Counter)
-    """rows or elements that operators took at each line by such values"""
+    """per line, rows or elements that operators selected by such values"""
     offered: Counter[Site] = field(default_factory=Counter)
-    """of so many"""
+    """per line, rows or elements that they selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """whole numbers that were read and of which no use was seen: they may be sizes"""
+    """integers that were read and then not used visibly: they may have become sizes"""
 
     def all_lines(self) -> Counter[Site]:
-        """Return the values by their lines, and those with them that may have been sizes."""
+        """Return the values per line, including those that may have become sizes."""
         return self.lines + Counter(self.unseen.values())
 
     def total(self) -> int:
-        """Return how many they are."""
+        """Return the number of values."""
         return self.lines.total() + len(self.unseen)
 
     def where(self, root: Path) -> str:
-        """Return the lines, those where sizes depend on the values first."""
+        """Format the lines, those with data-dependent sizes first."""
         sites = sorted(
             (site for site, _ in self.all_lines().most_common() if site[0]),
             key=lambda site: site not in self.offered,
@@ -85,7 +86,7 @@ class Guesses:
         return f" ({', '.join(named)}{also})" if named else ""
 
     def rows(self) -> list[Row]:
-        """Return all counts, a row a line; files by their absolute paths."""
+        """Return all counts, one row per line, with absolute paths."""
         return [
             (
                 str(Path(site[0]).absolute()) if site[0] else "",
@@ -105,16 +106,16 @@ class Guesses:
 
 
 class _Here(threading.local):
-    """The purpose for which this thread reads values."""
+    """Why this thread is reading values."""
 
     purpose = ""
-    """"number": a tensor's method returns it; "shown": text is made of it; "kept": as a tensor"""
+    """"number": for a tensor method's result; "shown": for text; "kept": as a tensor"""
     guesses: Guesses | None = None
-    """of the number that is read, where it is not computed"""
+    """guesses of the number being read, if it is not computed"""
 
 
 class Decisions:
-    """Counts the values that a program decides by and that are unknown, or assumed, by its lines.
+    """Counts per line the unknown and the assumed values that a program branches on.
 
     A value that is only shown or logged is not counted: no figure depends on it.
     """
@@ -122,11 +123,11 @@ class Decisions:
     def __init__(
         self, set_endless: Callable[[str], None] | None = None, max_read: int = MAX_READ
     ) -> None:
-        """Count from nothing.
+        """Start with zero counts.
 
         Args:
-            set_endless: is called with the error that a copy is about to fail with.
-            max_read: the number of values at which a line's loop is taken for endless.
+            set_endless: called with the error's text before a copy fails.
+            max_read: number of values after which a line's loop counts as endless.
         """
         self._set_endless = set_endless
         self._max_read = max_read
@@ -134,24 +135,24 @@ class Decisions:
         self.computes = False
         """whether values are computed, so that every operator is seen"""
         self.answered = False
-        """whether the copies of the operator that runs are of known values"""
+        """whether the running operator copies known values"""
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all counts."""
         self._unknown = Guesses()
         self._assumed = Guesses()
         self._bounds: dict[Site, None] = {}
-        """where the size of a result is the largest possible"""
+        """lines where a result's size is an upper bound"""
         self.any_read = self._any_overflow = False
 
     def holds(self, guesses: Guesses) -> bool:
-        """Return whether guesses are of the test that runs: a number may outlive its own."""
+        """Return whether guesses belong to the running test: a number may outlive its test."""
         return guesses is self._unknown or guesses is self._assumed
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The numbers of unknown and of assumed values that the program decided by."""
+        """The numbers of unknown and of assumed values that the program branched on."""
         return self._unknown.total(), self._assumed.total()
 
     def rows(self) -> tuple[list[Row], list[Row]]:
@@ -159,14 +160,14 @@ class Decisions:
         return self._unknown.rows(), self._assumed.rows()
 
     def add(self, rows: Sequence[Sequence[Row]]) -> None:
-        """Add the counts that another process has from ``rows``."""
+        """Add the counts that another process returned from ``rows``."""
         unknown, assumed = rows
         self._unknown.add(unknown)
         self._assumed.add(assumed)
 
     @contextmanager
     def purpose(self, purpose: str) -> Iterator[None]:
-        """Say this thread's use of values, within a block."""
+        """Set the purpose of this thread's reads in a block, unless an outer block has set it."""
         here, outer = self.here, self.here.purpose
         here.purpose = outer or purpose
         try:
@@ -175,18 +176,18 @@ class Decisions:
             here.purpose = outer
 
     def seen(self, size: int) -> bool:
-        """Note one copy of unknown bytes; called by the native library, on any thread.
+        """Record a copy of unknown bytes; the native library calls this on any thread.
 
         Args:
-            size: bytes; 0: a library's answer, which is the most that it can be.
+            size: bytes; 0: a number that a library returned, which is an upper bound.
 
         Returns:
-            whether the copy is to fail: its loop would not end.
+            whether the copy must fail, because its loop would not end.
         """
         if self.answered:
             return False
         if not self.computes and size > MAX_SIZE and not self.here.purpose:
-            self.any_read = True  # a tensor, as it seems
+            self.any_read = True  # probably a tensor
             return False
         try:
             self._read(self._unknown if size else self._assumed)
@@ -197,7 +198,7 @@ class Decisions:
         return False
 
     def seen_assumed(self) -> None:
-        """Note that an assumed value is read.
+        """Record that an assumed value is read.
 
         Raises:
             DeviceError: the loop that reads it would not end.
@@ -205,11 +206,11 @@ class Decisions:
         self._read(self._assumed)
 
     def seen_bound(self) -> None:
-        """Note that the size of an operator's result is the largest possible."""
+        """Record that the size of an operator's result is an upper bound."""
         self._bounds[site_of_read(sys._getframe(1))] = None
 
     def bounds_named(self, root: Path) -> str:
-        """Return the lines with such sizes; "": there are none."""
+        """Return the lines with such sizes; "": none."""
         lines = dict.fromkeys(
             f"{shown_path(site[0], root)}:{site[1]}" for site in self._bounds if site[0]
         )
@@ -229,19 +230,19 @@ class Decisions:
             self.decide(guesses)
 
     def decide(self, guesses: Guesses) -> None:
-        """Count a decision by a value.
+        """Count a branch on a value.
 
         Raises:
-            DeviceError: the loop that decides would not end.
+            DeviceError: the branching loop would not end.
         """
         asking = frame = sys._getframe(1)
         while asking.f_back is not None and asking.f_code.co_filename.startswith(OWN_FOLDER):
             asking = asking.f_back
         code = asking.f_code
         if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
-            return  # an optimizer that is made checks its arguments: nothing depends on that
+            return  # an optimizer's constructor checks its arguments: no figure depends on that
         while asking.f_back is not None and asking.f_code.co_filename.endswith(SCALER):
-            # Zero says that no gradient overflowed, as in a step that trains, and the optimizer
+            # Zero means that no gradient overflowed, as in a normal training step: the optimizer
             # steps. No shape depends on it.
             if asking.f_code.co_name == "_maybe_opt_step":
                 self._any_overflow = True
@@ -259,12 +260,12 @@ class Decisions:
             )
 
     def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
-        """Note how many of so many rows or elements an operator took by values not computed.
+        """Record how many rows or elements an operator selected by values that are not computed.
 
         Args:
             taken: the number of rows or elements of its output.
-            offered: the number that it chose from.
-            counts: ``counts`` before it ran.
+            offered: the number that it selected from.
+            counts: the value of ``counts`` before it ran.
         """
         site = site_of_read(sys._getframe(1))
         if site[0]:
@@ -273,7 +274,7 @@ class Decisions:
             guesses.offered[site] += offered
 
     def notes(self, root: Path) -> list[str]:
-        """Return the sentences about these values; files as seen from ``root``."""
+        """Return the sentences about these values; file names are relative to ``root``."""
         sentences = []
         for guesses, event, consequence in (
             (
@@ -291,7 +292,7 @@ class Decisions:
 
 
 def site_of_read(frame: FrameType | None) -> Site:
-    """Return the line of the user's in a stack of frames, and PyTorch's line within."""
+    """Return the user's line in a stack of frames, and the line of PyTorch below it."""
     line, within = users_line(frame), ""
     while frame is not None and not within:
         filename = frame.f_code.co_filename

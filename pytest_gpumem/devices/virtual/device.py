@@ -1,7 +1,7 @@
 """The virtual GPU: PyTorch's own CUDA code and caching allocator over the native library.
 
-The library has to be loaded before torch is imported; it then answers for CUDA. It is visible
-between ``open`` and ``close`` only.
+The library has to be loaded before torch is imported; it then implements CUDA. The device is
+visible only between ``open`` and ``close``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initialises"""
 PROBE: Final = 64 << 20
-"""bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
+"""bytes: a fraction of FIRST_TOTAL allows them, the same fraction of any card's memory does not"""
 
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
-# returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
+# returns a pointer to PyTorch's cached properties; DeviceIndex is int8_t, before that int16_t
 _PROPERTIES_SYMBOLS: Final = (
     ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
     ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
@@ -72,7 +72,7 @@ CONTAINER_PAGE: Final = (
 
 
 def obstacle() -> tuple[str, str] | None:
-    """Return the problem and its remedy if a process can have no virtual GPU here, or None."""
+    """Return the problem and its remedy if the virtual GPU cannot work here, or None."""
     if not sys.platform.startswith("linux"):
         return (
             f"it needs Linux, and this system is {sys.platform}",
@@ -98,10 +98,10 @@ def obstacle() -> tuple[str, str] | None:
 
 
 def require_possible(count: int) -> None:
-    """Refuse more devices than there are, or than this process may have addresses for.
+    """Refuse more devices than there are, or than fit this process's address space.
 
     Raises:
-        DeviceError: too many; or a limit on address space, by which every request would be refused.
+        DeviceError: too many; or a limit on address space under which every request would fail.
     """
     most = CAPACITIES.devices
     if count > most:
@@ -123,35 +123,34 @@ def require_possible(count: int) -> None:
 
 
 class VirtualDevice(Device):
-    """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
+    """A process's only virtual GPU (``VirtualDevice.load``); up to 16 devices of one card."""
 
     first = 0
-    """the number of the first device to measure on, as this process has them"""
+    """index in this process of the first device to measure on"""
     least = 1
-    """how many devices are shown at least"""
+    """minimum number of devices to show"""
     shown_always = 0
-    """how many devices code outside of marked tests sees"""
+    """number of devices that code outside of marked tests sees"""
     named: Card | None = None
-    """the card that a program or a conftest file asked for"""
+    """the card requested by a program or a conftest file"""
     stubs: Sequence[str] = ()
-    """the CUDA libraries that are not installed, by their SONAMEs"""
+    """SONAMEs of the CUDA libraries that are not installed"""
     demanded: Card | None = None
-    """the card that an option of the session names, which wins over that"""
+    """the card requested by an option of the session; takes precedence over ``named``"""
 
     _loaded: VirtualDevice | None = None
 
     def __init__(self, library: NativeLibrary, card: Card) -> None:
         self.library = library
-        """with its counters and accounts"""
         self.card = card
         self._torch: ModuleType | None = None
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
         self._opened_count = 0
-        """how many devices are open; 0: none is"""
+        """number of open devices; 0: none"""
         self._first_use: FirstUse | None = None
         self._resting = 0
-        """how many devices ``close`` has left open, as they are shown always"""
+        """number of devices that ``close`` has left open because they are always shown"""
         self._kept_total: bool | None = None
         self._extra = [0] * CAPACITIES.devices
         self._unsupported: dict[str, int] = {}
@@ -160,16 +159,16 @@ class VirtualDevice(Device):
         self.workspaces = self._aspects.workspaces
         self._stack = ExitStack()
         self._adaptation = ExitStack()
-        """of the environment, which each run begins with: a test may have changed it"""
+        """restores the environment; each run sets it again, since a test may have changed it"""
 
     @classmethod
     def load(cls, card: Card, path: Path = native.LIBRARY) -> VirtualDevice:
-        """Load the library at ``path``, once a process; ``card`` is for steps that name none.
+        """Load the library at ``path``, once per process; ``card`` is the default.
 
         Raises:
-            DeviceError: it cannot be loaded here, or torch was imported before.
+            DeviceError: it cannot be loaded here, or torch is already imported.
         """
-        # Asking for obstacles looks for torch, upon which the plugin may load it for its session.
+        # obstacle() looks for torch, at which the plugin may load the virtual GPU for its session.
         reason = obstacle() if cls._loaded is None else None
         if cls._loaded is not None:
             cls._loaded.card = card
@@ -186,7 +185,7 @@ class VirtualDevice(Device):
             raise DeviceError(WHAT, *reason)
         try:
             library = NativeLibrary(path)
-        except (OSError, AttributeError) as error:  # one of another version lacks a function
+        except (OSError, AttributeError) as error:  # a library of another version lacks a function
             remedy = (
                 "install pytest-gpumem again on this machine, from source; in a source tree: "
                 "python setup.py build_ext --inplace"
@@ -203,7 +202,7 @@ class VirtualDevice(Device):
         library.report_to(uncaptured_stderr())
         library.set_card(card)
         library.set_first_total(FIRST_TOTAL)
-        library.show(0)  # a child of a marked test's process has inherited it shown
+        library.show(0)  # in a child of a marked test it was inherited as visible
         cls._loaded = device = cls(library, card)
         device.stubs = stubs
         atexit.register(device._let_threads_end)
@@ -217,21 +216,21 @@ class VirtualDevice(Device):
         return cls._loaded
 
     def show_always(self, count: int) -> None:
-        """Show so many devices from now on, or from the import of torch, also between steps.
+        """Show ``count`` devices also between steps: from now on, or from the import of torch.
 
         Args:
-            count: 0: from now on only between ``open`` and ``close``.
+            count: number of devices; 0: show them only between ``open`` and ``close``.
         """
         self.shown_always = count
         if self._torch is not None:
             self.close()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the line of a project that looked for GPUs while the virtual GPU was hidden.
+        """Return the project's line that looked for GPUs while the virtual GPU was hidden.
 
         Args:
-            path: a test's file, whose own line comes first.
-            root: the project's folder; installed packages in it are no part of it.
+            path: the test's file, whose own lines are preferred.
+            root: the project's folder; packages installed inside it do not count.
         """
         if self._curtain is None or self.shown_always:
             return None
@@ -242,14 +241,14 @@ class VirtualDevice(Device):
         self._curtain = Curtain(torch)
         if torch.version.cuda:
             self._aspects.take_versions(torch, self.stubs)
-        # A plan that was timed is then the same for each test, alone or after another. Where a
-        # convolution ran before, PyTorch keeps plans.
+        # Then a timed plan is the same for each test, alone or after another. If a convolution ran
+        # earlier, PyTorch keeps its plans.
         watch_benchmark_mode(torch, keep_no_plans)
         if self.shown_always:
             self.open(None, self.shown_always)
 
     def linked_functions(self) -> LinkedFunctions:
-        """Compare the functions of CUDA that the imported torch links with those answered."""
+        """Compare the CUDA functions that the imported torch links with those implemented."""
         return self._aspects.linked_functions(self._torch)
 
     def alternatives(self) -> Alternatives:
@@ -267,17 +266,18 @@ class VirtualDevice(Device):
 
         def begin_without_contexts() -> None:
             begin()
-            self.library.forget_contexts()  # a program that uses one device has one
+            self.library.forget_contexts()  # a program that uses one device has one context
 
-        # Not now: after that question PyTorch lets no forked process use CUDA.
+        # Not now: after that call PyTorch lets no forked process use CUDA.
         prepare = functools.partial(self.library.set_kernel_architectures, torch)
         self._first_use = FirstUse(begin_without_contexts, prepare)
 
     def _require_torch(self, count: int) -> ModuleType:
-        """Return torch; refuse one that can have no virtual GPU, or not so many.
+        """Import torch; refuse a build without a virtual GPU, or too many devices.
 
         Raises:
-            DeviceError: it was imported too early, or is no build with CUDA; or too many devices.
+            DeviceError: it was imported too early, is built without CUDA, or there are too many
+                devices.
         """
         require_possible(count)
         import torch
@@ -304,7 +304,7 @@ class VirtualDevice(Device):
             self._begin(count)
             return card.info
         self._resting = 0
-        self._stack.close()  # of a device that is shown always
+        self._stack.close()  # closes a device that is always shown
         self._show(count)
         is_first = not torch.cuda.is_initialized()
         try:
@@ -321,7 +321,7 @@ class VirtualDevice(Device):
             if card is not self._opened_card:
                 self.library.set_card(card)
                 self._change_card(torch, card)
-            if self._kept_total is None:  # now, before a measurement: the question allocates
+            if self._kept_total is None:  # now, before a measurement: the check allocates
                 with VIEW.hidden([0]):
                     self._kept_total = self._keeps_total()
             self._set_totals(count)
@@ -336,19 +336,19 @@ class VirtualDevice(Device):
         return card.info
 
     def _watch_runs(self) -> None:
-        """Have all ended with the stack that each run begins anew."""
+        """Close each run's environment and values when ``_stack`` closes."""
         self._stack.callback(self._adaptation.close)
         self._stack.enter_context(self.values.running())
 
     def _begin(self, count: int) -> None:
-        """Begin anew with all that is told of a run, and with what its processes inherit."""
+        """Start a new run: reset what is recorded about it, and what child processes inherit."""
         self._adaptation.close()
         self._adaptation.enter_context(adapted(self.library.describe(count)))
         self._unsupported = self.library.unsupported()
         self._aspects.begin()
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
-        """Make PyTorch forget the last card: its properties, and choices that depend on them."""
+        """Make PyTorch forget the previous card: its properties, and choices based on them."""
         library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))
         major = int(torch.version.cuda.split(".")[0])
         for symbol, index_type in _PROPERTIES_SYMBOLS:
@@ -370,8 +370,8 @@ class VirtualDevice(Device):
         cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
         self.library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-            # PyTorch with a function to set it keeps its choice for the first card of the process,
-            # and its own reset goes back to that; older PyTorch reads the card each time
+            # PyTorch with a setter caches the choice for the process's first card, and its own
+            # reset restores that; older PyTorch reads the card each time
             with suppress(AttributeError):
                 torch._C._cuda_setCublasWorkspaceSize(cublas_workspace(card.capability))
 
@@ -379,7 +379,7 @@ class VirtualDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         shown = max(self.first + self.shown_always, self.least, self.shown_always)
         if self.shown_always and self._opened_card is self.card and self._opened_count == shown:
-            # Hiding it, and showing it anew, would be a tenth of what a small test takes.
+            # Hiding it and showing it again would take a tenth of a small test's time.
             self._release()
             self._begin(shown)
             self._resting = shown
@@ -389,7 +389,7 @@ class VirtualDevice(Device):
             self.open(None, self.shown_always)
 
     def _release(self) -> None:
-        """Give back what the allocator has cached, and the room for foreign memory."""
+        """Free the allocator's cache, and the room for foreign memory."""
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
         self.make_room([0] * (CAPACITIES.devices - self.first))
@@ -401,17 +401,17 @@ class VirtualDevice(Device):
         self._show(0)
 
     def _let_threads_end(self) -> None:
-        """Let PyTorch's autograd threads drop all that is Python's before the interpreter ends.
+        """Make PyTorch's autograd threads drop their Python objects before the interpreter ends.
 
-        Python ends a thread that asks for it later, and C++ then the process ("terminate called
-        without an active exception").
+        Python ends a thread that acquires the GIL later, and C++ then aborts the process
+        ("terminate called without an active exception").
         """
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized() or not has_autograd_threads():
             return
-        with suppress(Exception):  # of a forked child, whose threads are its parent's
+        with suppress(Exception):  # a forked child does not have its parent's threads
             self._show(CAPACITIES.devices)
-            # One reference more than Python will ever drop: the threads' own are not the last.
+            # Leak one reference, so that the threads never drop the last one.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(await_autograd()))
             await_idle_threads()
 
@@ -421,7 +421,7 @@ class VirtualDevice(Device):
             self._curtain.show(count)
 
     def _keeps_total(self) -> bool:
-        """Return whether PyTorch keeps the total it read first: try what a small one allows."""
+        """Return whether PyTorch caches the first total that it read: allocate to find out."""
         import torch
 
         torch.cuda.empty_cache()
@@ -448,14 +448,14 @@ class VirtualDevice(Device):
         self._set_totals(first + len(extra))
 
     def _set_totals(self, count: int) -> None:
-        """Have the caps reckoned anew with the devices' present totals."""
+        """Recompute the caps from the devices' present totals."""
         torch = self._torch
         if self._kept_total is None or torch is None or not torch.cuda.is_initialized():
             return
         card = self._opened_card or self.card
         for index in range(min(count, torch.cuda.device_count())):
-            # PyTorch multiplies a fraction with the total that its allocator read first, or, of
-            # older versions, with the present one.
+            # PyTorch multiplies a fraction by the total that its allocator read first; older
+            # versions, by the present total.
             total = FIRST_TOTAL if self._kept_total else card.total_memory + self._extra[index]
             set_memory(index, card.total_memory, total)
 
@@ -479,14 +479,14 @@ class VirtualDevice(Device):
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
-        for index in devices:  # of free blocks of one size PyTorch takes that of the lowest address
+        for index in devices:  # of free blocks of one size PyTorch picks the lowest address
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False
     ) -> AbstractContextManager[None]:
-        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; NCCL takes its buffers."""
+        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; NCCL allocates its buffers."""
         from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
 
         return joined_to_nccl(rank, size, by_program=by_program)

@@ -1,7 +1,7 @@
-"""The virtual GPU of processes that inherit one: their environment, and their adaptation.
+"""Sets up the virtual GPU in child processes: their environment, and patches in them.
 
-The variables are set while the virtual GPU is visible. A process that is started meanwhile has the
-native library preloaded; the rest is done here.
+The variables are set while the virtual GPU is visible. They preload the native library in a process
+started meanwhile; this module does the rest.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
-"""tells child processes the value of VISIBLE that is about the machine's own GPUs: "=" and the
-value, or nothing where that variable is not set"""
+"""passes the value of VISIBLE for the machine's own GPUs to child processes: "=" and the value, or
+nothing if that variable is unset"""
 LIBRARIES: Final = ":".join(map(str, native.ALL))
 SHAPE_CHECK: Final = Patch(
     "torch.distributed",
@@ -44,15 +44,15 @@ SHAPE_CHECK: Final = Patch(
 
 @contextmanager
 def adapted(description: str) -> Iterator[None]:
-    """Adapt child processes, Triton and torch.distributed, until the end of the block.
+    """Adapt child processes, Triton and torch.distributed in the block.
 
     A process started inside (``torch.multiprocessing`` with spawn, torchrun's) preloads the native
-    library; ``description`` names its cards. A value of ``CUDA_VISIBLE_DEVICES`` that is set inside
-    chooses from them, and the one of before does not.
+    library; ``description`` names its cards. ``CUDA_VISIBLE_DEVICES`` selects from them if it is
+    set inside; a value set earlier does not.
 
-    Triton links its launcher with the driver library, and looks for it among the system's unless a
-    variable names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older
-    versions of Triton; compilers look for that in LIBRARY_PATH.
+    Triton links its launcher with the driver library, and searches the system's unless a variable
+    names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older versions of
+    Triton; compilers look for that in LIBRARY_PATH.
     """
     with ExitStack() as stack:
         preload = os.environ.get(PRELOAD)
@@ -62,30 +62,30 @@ def adapted(description: str) -> Iterator[None]:
         set_variable(stack, INHERITED_VISIBLE, "" if visible is None else f"={visible}")
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))
-        linked = os.environ.get(COMPILER)  # behind the user's: a real driver's library is preferred
+        linked = os.environ.get(COMPILER)  # the user's come first: a real driver's is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         skip_shape_check(stack)
-        prepend(stack, PYTHON_PATH, HOOK)  # which has children skip it too
+        prepend(stack, PYTHON_PATH, HOOK)  # makes children skip it too
         yield
 
 
 def skip_shape_check(stack: ExitStack) -> None:
-    """Let DistributedDataParallel take every rank's parameters as the same until the stack ends.
+    """Skip DistributedDataParallel's comparison of all ranks' parameters until the stack closes.
 
-    It compares them by gathered figures, which newer versions of PyTorch copy with a kernel, so
-    that they are zeros here.
+    It compares gathered numbers, which newer versions of PyTorch copy with a kernel, so that they
+    are zeros here.
     """
     SHAPE_CHECK.wrap(sys.modules.get(SHAPE_CHECK.module), lambda _: lambda *_args: None, stack)
 
 
 class InheritedGpu:
-    """Adapts this process at its import of torch, and once more when it initialises CUDA."""
+    """Adapts this process when it imports torch, and again when it initialises CUDA."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()  # never closed: for as long as the process lives
+        self._stack = ExitStack()  # never closed: lasts as long as the process
         self._aspects: Aspects | None = None
         self._failure = ""
-        """the reason why it has none"""
+        """why this process has no virtual GPU"""
         self._stubs = supply_missing_libraries()
         IMPORTS.call_after("torch", self._adapt)
 
@@ -100,7 +100,7 @@ class InheritedGpu:
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         if loaded() is not None:
-            return  # a session of pytest, or use_virtual_gpu(), which have aspects of their own
+            return  # a session of pytest, or use_virtual_gpu(), which create their own aspects
         try:
             library, torch = NativeLibrary(), sys.modules["torch"]
             library.set_kernel_architectures(torch)
@@ -111,17 +111,17 @@ class InheritedGpu:
             self._stack.enter_context(aspects.values.running())
             aspects.begin()
             self._aspects = aspects
-        except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
+        except Exception as error:  # noqa: BLE001 - PyTorch would raise it at the use of CUDA
             self._failure = f"no values are computed: {type(error).__name__}: {error}"
 
     def report(self) -> tuple[GuessRows, list[Note]]:
-        """Return the values that this process decided by, and notes on its figures."""
+        """Return the values that this process branched on, and notes on its figures."""
         if self._aspects is None:
             return ((), ()), list(notes_of(NoteKind.VALUES, filter(None, [self._failure])))
         return self._aspects.report()
 
     def machine_device(self, index: int) -> int:
-        """Return the parent's number of a device of this process."""
+        """Return the parent's number for a device of this process."""
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         return NativeLibrary().machine_device(index)

@@ -1,4 +1,4 @@
-"""The virtual GPU's native library as Python calls it: the layouts of native/base/base.h."""
+"""Python's binding of the virtual GPU's native library; the layouts are in native/base/base.h."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 
 @functools.cache
 def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
-    """Return the class of an array; ctypes makes each anew once the last such one has died."""
+    """Return an array class and keep it: ctypes creates it again once the last array has died."""
     return ctypes.c_uint64 * count
 
 
 _CLOCK_RATE_KHZ = 1_500_000
-"""no figure depends on it; code that divides by it must not find 0"""
+"""no figure depends on it, but code that divides by it must not find 0"""
 
 
 class ValueLimits(NamedTuple):
-    """The bytes up to which values are kept; native/base/values.c says why."""
+    """Limits in bytes on stored values; native/base/values.c has the reasons."""
 
     small: int
-    """of a tensor, or a copy, that is always kept"""
+    """a tensor or a copy up to this size is always stored"""
     largest: int
-    """of the largest one that is kept where its inputs are known"""
+    """a tensor up to this size is stored if its inputs are known"""
     budget: int
-    """of all larger than small ones of a test"""
+    """total per test of all larger than ``small``"""
     backed_small: int
-    """of the host's memory that device memory takes, where small ones alone are kept"""
+    """host memory of device memory beyond which only small tensors are stored"""
     backed: int
-    """of the host's memory that device memory takes"""
+    """host memory that device memory may use"""
     lost: int
-    """of unknown results of operators, after which small ones alone are kept"""
+    """unknown results of operators beyond which only small tensors are stored"""
 
 
 LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 4 << 30, 256 << 20, 2 << 30, 128 << 20)
-"""those of the native library, which is checked as it is loaded"""
+"""the native library's own limits, compared when it is loaded"""
 
 
 class Capacities(NamedTuple):
-    """How much the native library has room for."""
+    """Fixed sizes in the native library."""
 
     devices: int
     addresses: int
-    """bytes of address space of each device (native/runtime/memory.c)"""
+    """bytes of address space per device (native/runtime/memory.c)"""
     deferred: int
-    """ranges of values that can be computed later (native/base/deferred.c)"""
+    """ranges of values that can be deferred (native/base/deferred.c)"""
     card: int
     """bytes of ``gm_card``"""
     account: int
@@ -76,7 +76,7 @@ USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
     *("passing", "kept", "spanning"),
     *("end", "in use", "planned"),
 )
-"""of ``gm_use``, in its order; at an "end" the spanning ones of before are given back"""
+"""``gm_use``, in its order; "end" frees the preceding "spanning" blocks"""
 LOST: Final = (1 << 64) - 1
 _CARD_BYTES = (
     *("total_memory", "context_memory", "l2_cache_size", "shared_memory_per_block"),
@@ -120,26 +120,26 @@ class _AnswerStruct(ctypes.Structure):
 
 
 class EstimatedLibrary(NamedTuple):
-    """A library whose sizes its maker does not document: native/base/estimated_libraries.h."""
+    """A library whose vendor does not document its sizes: native/base/estimated_libraries.h."""
 
     name: str
     note: str
-    """of a report on a step that used the library"""
+    """note in the report of a step that used the library"""
     range: str
-    """where its sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
+    """range of its sizes (native/base/sizes.c); "" if no range is reported"""
 
 
 class CopyFaults(NamedTuple):
-    """The queued copies to the host that an operator did not make as they were queued."""
+    """Queued copies to the host that an operator did not make as queued."""
 
     left: int = 0
-    """copies that were queued and not made"""
+    """queued copies that were not made"""
     strays: int = 0
-    """copies of a size that no form of the next queued one has"""
+    """copies whose size matches no form of the next queued one"""
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the last form that was queued in its place"""
+    """bytes of the last form that was queued at that place"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -147,14 +147,14 @@ class CopyFaults(NamedTuple):
 
 
 class Managed(NamedTuple):
-    """Managed memory of this process in bytes: it lies beside the devices' accounts."""
+    """Managed memory of this process in bytes; the devices' accounts do not include it."""
 
     bytes: int
     peak_bytes: int
 
 
 class Account(NamedTuple):
-    """``gm_account``: one virtual device's memory in bytes, and the number of its calls."""
+    """``gm_account``: one virtual device's memory in bytes, and its number of calls."""
 
     charged: int
     peak_charged: int
@@ -166,41 +166,41 @@ class Account(NamedTuple):
 CAPACITIES: Final = Capacities(
     MAX_DEVICES, 1 << 40, 64, ctypes.sizeof(_CardStruct), 8 * len(Account._fields)
 )
-"""those of the native library, which is checked as it is loaded"""
+"""the native library's own sizes, compared when it is loaded"""
 
 
 class SizeCounts(NamedTuple):
-    """How many sizes of workspaces were not known in this process."""
+    """Numbers of workspaces of unknown size in this process."""
 
     smaller: int = 0
-    """those that may be smaller than they were taken"""
+    """those that may be smaller than assumed"""
     larger: int = 0
-    """those that may be larger"""
+    """those that may be larger than assumed"""
     choices: int = 0
-    """of plans of cuDNN's that PyTorch timed; the one with the largest workspace is kept"""
+    """cuDNN plans timed by PyTorch; the plan with the largest workspace is used"""
     bounded: int = 0
-    """of the larger, those that were taken as zero for want of an estimate"""
+    """of the larger, those assumed to be zero because there is no estimate"""
 
 
 class Convolutions(NamedTuple):
     """How often cuDNN's plans ran in this process."""
 
     unknown: int = 0
-    """convolutions with a workspace that cuDNN could not be asked for; taken as zero"""
+    """convolutions whose workspace cuDNN could not compute; assumed to be zero"""
     asked: int = 0
-    """of convolutions and attention, with the workspace that cuDNN names"""
+    """convolutions and attention whose workspace cuDNN computed"""
     astray: int = 0
-    """of these, on another card than PyTorch had the plan made for"""
+    """of these, those on another card than the one PyTorch created the plan for"""
     ranged: int = 0
-    """questions for a convolution's workspace that lies in a range"""
+    """queries for a convolution's workspace that lies in a range"""
     unfit: int = 0
-    """how often that found no room, so that PyTorch took the next plan"""
+    """how often that workspace did not fit, so that PyTorch tried the next plan"""
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:
-    """Compare the figures and the structs that Python shares with the library with its own.
+    """Compare the constants and structs that Python shares with the library with its own.
 
-    A library that an older version left behind would read past these structs, or write past them.
+    A library left behind by an older version would read or write past these structs.
     """
     for name, expected in (("value_limits", LIMITS), ("capacities", CAPACITIES)):
         answered = _words(len(expected))()
@@ -238,95 +238,96 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "switch_emptying": (None, ctypes.c_void_p),
     "tell_nonzeros": (None, ctypes.c_int64),
 }
-"""what functions of the library return, and take"""
+"""argument and result types of the library's functions"""
 
 
 class NativeLibrary:
-    """The loaded library. It answers for CUDA to every library that is loaded after it.
+    """The loaded library. It implements CUDA for every library that is loaded after it.
 
     Raises:
-        OSError: it is missing, cannot be loaded or was built from other sources than these.
+        OSError: it is missing, cannot be loaded or was built from other sources.
     """
 
-    # -- functions of the library, which run without a frame of Python's --
-    # An address is of device memory, and how many bytes there.
+    # -- functions of the library, which run without a Python frame --
+    # Addresses are in device memory; the second argument is the number of bytes.
 
     thread_writes: Callable[[], int]
-    """returns how often this thread has launched a kernel, or called a library that does"""
+    """number of kernels that this thread has launched, directly or through a library"""
     count_operators: Callable[[int], None]
-    """counts operators that begin to run (1), or have ended (-1), by themselves"""
+    """counts operators that begin to run (1) or have ended (-1) without their inner operators"""
     in_operator: Callable[[], bool]
-    """returns whether this thread runs an operator whose inner ones are not seen"""
+    """whether this thread runs an operator whose inner operators are not seen"""
     open_for_writing: Callable[[int, int], bool]
-    """makes bytes known that are written now; False: they are too many"""
+    """marks bytes as known before they are written; False: too many"""
     is_known: Callable[[int, int], bool]
-    """returns whether all are known"""
+    """whether all bytes are known"""
     forget: Callable[[int, int], None]
-    """makes them unknown"""
+    """marks bytes as unknown"""
     fill_zeros: Callable[[int, int], None]
-    """makes them zeros, which are known and take no memory of the host"""
+    """sets bytes to zeros, which are known and use no host memory"""
     defer: Callable[[int, int], int]
-    """notes that they, unknown now, could be computed, and returns the range's number: 0 where
-    another process may write there"""
+    """marks unknown bytes as computable later, and returns the range's number: 0 if another process
+    may write there"""
     deferred_at: Callable[[int, int], int]
-    """returns the number of the deferred range that holds them, unwritten since; or 0"""
+    """number of the deferred range with these bytes, if not written since; or 0"""
     open_deferred: Callable[[int, int], bool]
-    """makes a deferred range known, which is written now; False: the host has no room"""
+    """marks a deferred range as known before it is written; False: the host has no room"""
     set_versions: Callable[[int, int], None]
     """sets CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)"""
     set_first_total: Callable[[int], None]
-    """lets PyTorch's own libraries see so much memory on each device; 0: what there is"""
+    """total memory per device that PyTorch's own libraries see; 0: the real total"""
     show: Callable[[int], int]
-    """shows so many devices to the process (0: none); returns the previous count"""
+    """sets how many devices the process sees (0: none); returns the previous number"""
     machine_device: Callable[[int], int]
-    """returns the number that a device of this process has on the machine: another one where the
-    process was started with ``CUDA_VISIBLE_DEVICES``"""
+    """index on the machine of a device of this process; they differ if the process was started with
+    ``CUDA_VISIBLE_DEVICES``"""
     forget_contexts: Callable[[], None]
-    """has no device with a primary context, as where a program begins"""
+    """removes the primary contexts of all devices, as when a program begins"""
     fill_properties: Callable[[int, int, int], None]
-    """writes to an address a device's cudaDeviceProp, in the layout of a major version of CUDA"""
+    """writes a device's cudaDeviceProp to an address, in the layout of a major version of CUDA"""
     make_room: Callable[[int, int], None]
-    """gives a device so many bytes more than its card has"""
+    """adds bytes to a device beyond its card's memory"""
     begin_apart: Callable[[int], None]
-    """has a device's next allocations lie in the order of an empty device, whatever it holds"""
+    """makes a device's next allocations lie in the order of an empty device, whatever it
+    contains"""
     forget_peak: Callable[[int], None]
-    """lets a device's account count its peak from now on"""
+    """resets the peak in a device's account"""
     forget_managed_peak: Callable[[], None]
-    """lets managed memory count its peak from now on"""
+    """resets the peak of managed memory"""
     set_value_limits: Callable[[int, int, int], None]
-    """sets the bytes of the largest piece that is kept, of all larger ones, and of host memory that
-    these take (:class:`ValueLimits`)"""
+    """sets the bytes of the largest tensor that is stored, of all larger ones, and of their host
+    memory (:class:`ValueLimits`)"""
     value_budget: Callable[[], int]
-    """returns the bytes of larger than small tensors that may be kept yet"""
+    """remaining bytes for tensors larger than small"""
     short_ways: Callable[[int], None]
-    """says whether operators that compute nothing are handed to no function of Python's"""
+    """whether operators that compute nothing bypass Python"""
     tell_assumed: Callable[[int], None]
-    """says whether any values are assumed: then Python looks at all that is computed"""
+    """whether any values are assumed: then Python sees everything that is computed"""
     compute_values: Callable[[int], None]
-    """says whether Python writes the results of operators: their launches change nothing"""
+    """whether Python writes operators' results: then their kernel launches change nothing"""
     tell_nonzeros: Callable[[int], None]
-    """sets how many nonzeros sparse sums and products have on this thread; -1: unknown"""
+    """sets the number of nonzeros in sparse sums and products on this thread; -1: unknown"""
     largest_convolution: Callable[[], int]
-    """returns the most bytes of workspace that a convolution with an unknown one may have had since
-    the last call"""
+    """largest workspace in bytes that a convolution with an unknown one may have had since the last
+    call"""
     switch_emptying: Callable[[object], None]
-    """sets the C function by which PyTorch's emptying of its cache after timing is switched"""
+    """sets the C function that turns PyTorch's emptying of its cache after timing on and off"""
     take_sizes: Callable[[int], None]
-    """takes the usual one (0), the least (1) or the most (2) of all unknown sizes"""
+    """selects the usual (0), the smallest (1) or the largest (2) of each unknown size"""
     forget_allocator_events: Callable[[], None]
-    """forgets such events: a run begins"""
+    """clears the allocator's events at the start of a run"""
     cudnn_found: Callable[[], int]
-    """returns the version of the cuDNN to ask (90501 is 9.5.1), 0 without one"""
+    """version of the cuDNN that computes workspaces (90501 is 9.5.1), 0: none"""
 
     def __init__(self, path: Path = native.LIBRARY) -> None:
         self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
-        # Libraries open these by name: cuBLASLt the driver's during the import of torch.
+        # Libraries dlopen these by name: cuBLASLt opens the driver's during the import of torch.
         self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
         for name, (returns, *takes) in _FUNCTIONS.items():
             function = getattr(self._lib, f"gpumem_{name}")
             function.restype, function.argtypes = returns, takes
-            if not hasattr(type(self), name):  # else a method calls it
+            if not hasattr(type(self), name):  # otherwise a method wraps it
                 self.__dict__[name] = function
         rows = ctypes.POINTER(_EstimatedLibrary)()
         count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))
@@ -334,52 +335,52 @@ class NativeLibrary:
             EstimatedLibrary(row.name.decode(), row.note.decode(), row.range.decode())
             for row in rows[:count]
         ]
-        """the libraries whose sizes are estimates"""
+        """the libraries with estimated sizes"""
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
 
     def _figures(self, name: str, count: int, *args: object) -> Sequence[int]:
-        """Return the figures that a function writes into the array that is its last argument."""
+        """Call a function that writes numbers into an array, its last argument; return them."""
         figures = _words(count)()
         getattr(self._lib, f"gpumem_{name}")(*args, figures)
         return list(figures)
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
-        """Compare the functions that torch's libraries in a folder link with those answered."""
+        """Compare the functions that torch's libraries in a folder link with those implemented."""
         return compare(folder, self._lib)
 
     def report_to(self, fd: int) -> None:
-        """Send every refusal to a file descriptor too, and the end of this process in a test.
+        """Write to a file descriptor too when a call is refused, or the process ends in a test.
 
-        A copy of standard error that was made before pytest captured it. A library that is refused
-        something may call ``exit``, and pytest then shows nothing of what it captured.
+        It is a copy of standard error from before pytest captured it. A library whose call is
+        refused may call ``exit``, and pytest then shows none of the captured output.
         """
         self._lib.gpumem_set_terminal(fd)
-        atexit.register(self._lib.gpumem_set_terminal, -1)  # Python ends: no library ended it
+        atexit.register(self._lib.gpumem_set_terminal, -1)  # a normal exit, not a library's
 
     def finds_driver(self) -> bool:
-        """Return whether libcuda.so.1 is this library to all that look for that name.
+        """Return whether looking up libcuda.so.1 finds this library.
 
-        It is a driver's where another library has opened that one before.
+        It finds a real driver's if another library has opened that one before.
         """
         driver = self._by_name[native.OPENED_BY_NAME.index(native.DRIVER)]
-        # The dynamic linker looks through the loaded libraries first, in their order.
+        # The dynamic linker searches the loaded libraries first, in order.
         return ctypes.CDLL(native.DRIVER.name)._handle == driver._handle
 
     def set_architectures(self, values: Sequence[int]) -> None:
-        """Set the compute capabilities that kernels were compiled for: 86 is 8.6."""
+        """Set the compute capabilities that kernels are compiled for: 86 is 8.6."""
         array = (ctypes.c_int * len(values))(*values)
         self._lib.gpumem_set_architectures(array, len(values))
 
     def set_kernel_architectures(self, torch: ModuleType) -> None:
-        """Set those of torch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
+        """Set the compute capabilities of torch's kernels: 80 and 90 for "sm_80 sm_90a compute_90".
 
-        CUB, which sorts, scans and selects in them, launches nothing for another architecture.
+        CUB, with which they sort, scan and select, launches nothing for another architecture.
         """
         flags = torch._C._cuda_getArchFlags() or ""
         self.set_architectures([int(number) for number in re.findall(r"sm_(\d+)", flags)])
 
     def set_card(self, card: Card) -> None:
-        """Make every virtual device one of these."""
+        """Set the card of all virtual devices."""
         self._lib.gpumem_set_card(
             ctypes.byref(
                 _CardStruct(
@@ -402,7 +403,7 @@ class NativeLibrary:
         return str(self._lib.gpumem_describe(count), "ascii")
 
     def account(self, device: int) -> Account:
-        """Return a device's accounts."""
+        """Return a device's account."""
         return Account(*self._figures("account", 5, device))
 
     def managed(self) -> Managed:
@@ -410,11 +411,11 @@ class NativeLibrary:
         return Managed(*self._figures("managed", 2))
 
     def operator_functions(self, key: int, called: CalledFunctions) -> OperatorFunctions:
-        """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
+        """Return the functions of operators' kernels; see OperatorFunctions for the arguments."""
         return OperatorFunctions(self._lib, key, called)
 
     def queue_copy(self, *forms: bytes) -> None:
-        """Let this thread's next copy to the host bring the form that has as many bytes as it."""
+        """Queue forms of this thread's next copy to the host: the one of its size is copied."""
         for place, content in enumerate(forms):
             if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content)), place > 0):
                 raise MemoryError
@@ -428,34 +429,35 @@ class NativeLibrary:
         return self._figures("readbacks", 2)[0]
 
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
-        """Call ``callback`` at every copy of unknown bytes to the host.
+        """Call ``callback`` on every copy of unknown bytes to the host.
 
-        It takes the copy's size. Where it returns True the copy fails, with the error of
+        It receives the copy's size. If it returns True, the copy fails with the error of
         :meth:`set_endless`.
         """
-        # kept as an attribute: ctypes does not keep the callback alive for the library
+        # as an attribute: ctypes does not keep the callback alive for the library
         self._readback_callback = _CALLBACK(callback) if callback else _CALLBACK()
         self._lib.gpumem_on_readback(self._readback_callback)
 
     def on_known_read(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` with the address of every copy of known bytes to the host.
 
-        Where it returns True they are unknown: they are of an earlier tensor at that address.
+        If it returns True, the bytes become unknown: they belong to an earlier tensor at that
+        address.
         """
         self._known_read_callback = _CALLBACK(callback) if callback else _CALLBACK()
         self._lib.gpumem_on_known_read(self._known_read_callback)
 
     def set_endless(self, text: str) -> None:
-        """Set the text of the CUDA error of a copy in a loop that would not end."""
+        """Set the text of the CUDA error that a copy in an endless loop fails with."""
         self._lib.gpumem_set_endless(text.encode())
 
     def convolutions(self) -> Convolutions:
-        """Return how often cuDNN's plans ran in this process so far."""
+        """Return how often cuDNN's plans have run in this process."""
         return Convolutions(*self._figures("convolutions", 5))
 
     @staticmethod
     def _rows(read: Any, kind: type[ctypes.Structure]) -> Any:  # noqa: ANN401 - an array
-        """Return the rows that a function of the library copies; None: some are lost."""
+        """Return the rows that a library function copies; None: some are lost."""
         read.restype = _WORD
         count = read(None, _WORD(0))
         if count == LOST:
@@ -465,12 +467,12 @@ class NativeLibrary:
         return rows
 
     def workspaces(self) -> list[Alternative] | None:
-        """Return the workspaces of unknown size since sizes were last taken; None: too many."""
+        """Return the workspaces of unknown size since the last ``take_sizes``; None: too many."""
         notes = self._rows(self._lib.gpumem_workspaces, _WorkspaceNote)
         if notes is None:
             return None
         workspaces: list[Alternative] = []
-        end = 0.0  # the next one: 0 if none follows
+        end = 0.0  # time of the next "end"; 0: none follows
         for note in reversed(notes):
             time, use = note.time / 1000, USES[note.use]
             if use == "end":
@@ -482,7 +484,7 @@ class NativeLibrary:
         return workspaces[::-1]
 
     def allocator_events(self) -> list[AllocatorEvent] | None:
-        """Return the events that PyTorch's allocator asked for, in its order; None: too many."""
+        """Return the events that PyTorch's allocator queried, in order; None: too many."""
         events = self._rows(self._lib.gpumem_allocator_events, _AnswerStruct)
         if events is None:
             return None
@@ -495,22 +497,22 @@ class NativeLibrary:
         ]
 
     def early_answers(self) -> tuple[int, int]:
-        """Return how many of them a GPU may not have reached by then.
+        """Return how many events a GPU may not have reached when the allocator queried them.
 
         Returns:
-            also how many events of the allocator of pinned memory.
+            those of the device allocator, and those of the pinned memory allocator.
         """
         tensors, pinned = self._figures("early_answers", 2)
         return tensors, pinned
 
     def size_counts(self) -> SizeCounts:
-        """Return how many sizes were not known in this process so far."""
+        """Return how many workspace sizes have been unknown in this process."""
         return SizeCounts(*self._figures("uncertain_sizes", 4))
 
     def guesses(self) -> dict[str, int]:
-        """Return the number of questions for a size to each of ``estimated``, by its name.
+        """Return the number of size queries to each of ``estimated``, by name.
 
-        The answer to such a question is an estimate, or zero.
+        Each query returned an estimate, or zero.
         """
         total, questions = self._guesses
         new_total = self._lib.gpumem_guessed()
@@ -521,7 +523,7 @@ class NativeLibrary:
         return questions
 
     def unsupported(self) -> dict[str, int]:
-        """Return the unsupported functions that were called, with the number of calls."""
+        """Return the unsupported functions that were called, with their numbers of calls."""
         calls = ctypes.c_uint64()
         functions = {}
         for index in range(self._lib.gpumem_unsupported_count()):

@@ -1,6 +1,6 @@
-"""The functions of CUDA's libraries that the installed torch links, compared with those answered.
+"""Compares the CUDA functions that the installed torch links with those implemented.
 
-A function that a new torch links, and that the native library has not, would run in NVIDIA's own
+A function that a new torch links and that the native library lacks would run in NVIDIA's own
 library, which finds no driver: "CUBLAS_STATUS_EXECUTION_FAILED".
 """
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import ctypes
     from pathlib import Path
 
-# Names of the driver's, which no wheel brings, and of all the libraries above it. C++'s names of
-# PyTorch's own functions begin with "_Z".
+# Functions of the driver, which no wheel contains, and of all the libraries above it. The mangled
+# names of PyTorch's own C++ functions begin with "_Z".
 NVIDIAS: Final = re.compile(
     rb"(?:__)?(?:cu|cuda|cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|cusparseLt|cupti|"
     rb"cuFile|nvml|nvrtc|nvJitLink|nccl)[A-Z]|nvshmem"
@@ -25,27 +25,28 @@ NVIDIAS: Final = re.compile(
 LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
 """torch's own files that link CUDA's"""
 NEWEST_COMPARED: Final = (2, 15)
-"""the newest torch that was looked at: all functions of its releases, and older, are answered"""
+"""newest torch that was compared: all functions of its releases, and of older ones, are
+implemented"""
 MAX_NAMED: Final = 5
-"""functions that a sentence names"""
+"""maximum number of functions that a sentence names"""
 
 
 class LinkedFunctions(NamedTuple):
-    """The functions of NVIDIA's that torch links.
+    """NVIDIA's functions that torch links.
 
     Attributes:
         total: their number.
-        missing: the names of those that the native library does not answer, sorted.
+        missing: names of those that the native library does not implement, sorted.
     """
 
     total: int
     missing: tuple[str, ...]
 
     def sentence(self, version: str) -> str:
-        """Return a sentence on the missing ones; "" where there are none.
+        """Return a sentence on the missing functions; "" if there are none.
 
         Args:
-            version: torch's.
+            version: torch's version.
         """
         if not self.missing:
             return ""
@@ -60,17 +61,17 @@ class LinkedFunctions(NamedTuple):
 
 
 def is_compared(version: str) -> bool:
-    """Return whether a version of torch is a release that was looked at when this was written."""
+    """Return whether a version of torch was compared when this code was written."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(\+cu\d+)?", version)
     return release is not None and (int(release[1]), int(release[2])) <= NEWEST_COMPARED
 
 
 def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
-    """Compare the functions that torch's libraries want with the native library's.
+    """Compare the functions that torch's libraries import with the native library's.
 
     Args:
         folder: torch's ``lib``.
-        library: the native one.
+        library: the native library.
 
     Raises:
         OSError: one of torch's libraries cannot be read.
@@ -85,7 +86,7 @@ def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
 
 
 def wanted_functions(path: Path) -> list[str]:
-    """Return NVIDIA's functions that a library imports; none of a file that is no library."""
+    """Return NVIDIA's functions that a library imports; empty for a file that is not a library."""
     try:
         return [
             symbol.decode()

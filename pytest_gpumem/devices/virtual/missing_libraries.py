@@ -1,13 +1,13 @@
-"""Stands in for the CUDA libraries that torch is linked with and that are not installed.
+"""Loads stubs for CUDA libraries that torch is linked with but that are not installed.
 
-PyTorch's CUDA code asks the native library, and NVIDIA's own libraries stay unused: on the virtual
-GPU they need not be installed (docs/how-to/light.md). The dynamic linker wants a library of each
-name all the same. It takes any that is loaded under the name, its SONAME, so each missing name is
-given to a copy of an empty library, a *stub*, before torch is imported.
+PyTorch's CUDA code calls the native library, and NVIDIA's own libraries stay unused: on the virtual
+GPU they need not be installed (docs/how-to/light.md). The dynamic linker still requires a library
+of each name, its SONAME. It accepts any library loaded under that name. So before torch is
+imported, a copy of an empty library, a *stub*, is loaded for each missing name.
 
 A stub has no functions and no symbol versions. The dynamic linker accepts a library without
-versions for any version that is wanted (GNU C library, elf/dl-version.c); functions are the native
-library's, which is loaded before and globally.
+versions for any required version (GNU C library, elf/dl-version.c); functions resolve to the native
+library, which is loaded earlier and globally.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLACEHOLDER: Final = b"libgpumem-stub-" + b"x" * 48
-"""the SONAME of the stub that setup.py builds; copies bear another in its place"""
+"""SONAME of the stub that setup.py builds; each copy replaces it"""
 
 STUBBED: Final = re.compile(
     r"lib(cudart|cublas|cublasLt|cudnn\w*|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|"
     r"nccl|nvrtc|nvshmem_host|nvToolsExt|nvJitLink)\.so\.\d+"
 )
-"""the libraries whose functions the native library answers, or refuses by name"""
+"""libraries whose functions the native library implements, or refuses by name"""
 
 CUDNN: Final = "libcudnn.so."
 
 OWN: Final = re.compile(r"lib(c10|caffe2|shm|torch)")
-"""how the names of torch's own libraries begin; of others beside them, some are used by none"""
+"""prefixes of torch's own libraries; some of the other libraries beside them are never loaded"""
 
 _NEEDED, _HASH, _STRINGS, _SYMBOLS, _RPATH, _RUNPATH = 1, 4, 5, 6, 15, 29  # DT_NEEDED ... of elf.h
 _GNU_HASH = 0x6FFFFEF5
@@ -49,7 +49,7 @@ _LOAD, _DYNAMIC = 1, 2  # PT_LOAD, PT_DYNAMIC
 
 
 class Dependencies(NamedTuple):
-    """The libraries that a shared object needs.
+    """The libraries that a shared object depends on.
 
     Attributes:
         names: their SONAMEs (``DT_NEEDED``).
@@ -64,12 +64,12 @@ class SharedObject:
     """The dynamic section of a 64-bit little-endian shared object (elf.h)."""
 
     def __init__(self, path: Path) -> None:
-        """Read it.
+        """Parse the file.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is no such file.
-            struct.error: it is damaged.
+            ValueError: the file is not such a shared object.
+            struct.error: the file is damaged.
         """
         self.path = path
         with path.open("rb") as file:
@@ -105,7 +105,7 @@ class SharedObject:
         return self._raw[start : self._raw.find(b"\0", start)]
 
     def dependencies(self) -> Dependencies:
-        """Return the libraries that it needs."""
+        """Return the libraries that this one needs."""
         origin = str(self.path.parent)
         paths = b":".join(map(self._text, self._values(_RPATH, _RUNPATH))).decode()
         folders = (folder for folder in paths.split(":") if folder)
@@ -118,10 +118,10 @@ class SharedObject:
         )
 
     def wanted_symbols(self) -> Iterator[bytes]:
-        """Yield the global symbols that other libraries are to define.
+        """Yield the global symbols that other libraries must define.
 
-        They stand before the first one that the table of hashes knows, so that the hundreds of
-        thousands that torch defines are not looked at.
+        They precede the first symbol in the hash table, so the hundreds of thousands that torch
+        defines are skipped.
         """
         symbols, tables = self._values(_SYMBOLS), self._values(_GNU_HASH) or self._values(_HASH)
         if not symbols or not tables:
@@ -135,24 +135,23 @@ class SharedObject:
 
 
 def missing_libraries(folder: Path) -> list[str]:
-    """Return the SONAMEs that torch's libraries in a folder need and that cannot be found, sorted.
+    """Return the SONAMEs that torch's libraries in a folder need but that are not found, sorted.
 
-    A library beside them counts if one of them needs it: wheels bring libgfortran, which nothing
-    loads, without libquadmath, which it needs.
+    Another library in the folder counts only if one of them needs it: wheels contain libgfortran,
+    which nothing loads, without libquadmath, which libgfortran needs.
 
-    Looked for as the dynamic linker does: in the folders that each library names, in the process,
-    and where the system has its libraries. PyTorch also looks for NVIDIA's packages along
-    ``sys.path``.
+    The search is the dynamic linker's: the folders that each library names, the process, and the
+    system's library folders. PyTorch also looks for NVIDIA's packages along ``sys.path``.
     """
     beside = {path.name: path for path in sorted(folder.glob("*.so*"))}
     needed_paths = [path for name, path in beside.items() if OWN.match(name)]
     present = {path.name for path in (*needed_paths, *native.ALL)}
     missing = set()
-    for path in needed_paths:  # which grows
+    for path in needed_paths:  # the loop appends to it
         try:
             needed = SharedObject(path).dependencies()
         except (OSError, ValueError, struct.error):
-            continue  # the dynamic linker will say it in its own words, if it needs the file
+            continue  # the dynamic linker reports it if it needs the file
         for name in needed.names:
             if name in present or name in missing:
                 continue
@@ -172,7 +171,7 @@ def _found_elsewhere(name: str) -> bool:
         if packages.is_dir() and any(packages.glob(f"*/lib*/{name}")):
             return True
     try:
-        ctypes.CDLL(name)  # torch would have loaded it as well
+        ctypes.CDLL(name)  # torch would load it too
     except OSError:
         return False
     return True
@@ -181,17 +180,17 @@ def _found_elsewhere(name: str) -> bool:
 def supply_missing_libraries(folder: Path | None = None, stub: Path = native.STUB) -> list[str]:
     """Load a stub for each CUDA library that torch needs and that is not installed.
 
-    The native library has to be loaded already. Where all libraries are there nothing is loaded.
+    The native library must be loaded already. If no library is missing, nothing is loaded.
 
     Args:
         folder: torch's libraries; None: those of the torch that would be imported.
-        stub: the library that copies of stand in for them.
+        stub: the library to copy for each missing one.
 
     Returns:
-        the SONAMEs that stubs bear.
+        the SONAMEs of the stubs.
 
     Raises:
-        DeviceError: torch needs a library that is no CUDA library known here, or a stub cannot be
+        DeviceError: torch needs a library that is not a known CUDA library, or a stub cannot be
             loaded.
     """
     torch = torch_folder()
@@ -207,7 +206,7 @@ def supply_missing_libraries(folder: Path | None = None, stub: Path = native.STU
             "installed, and which the virtual GPU cannot replace",
             "install torch with all packages that it requires, and report this torch",
         )
-    if not missing or unknown:  # a torch that nothing can help says it in its own words
+    if not missing or unknown:  # torch's own import error is the better message then
         return []
     content = stub.read_bytes()
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as scratch:

@@ -1,4 +1,4 @@
-"""The native library's kernel of PyTorch's operators, which Python calls without ctypes.
+"""Calls the native library's kernels for PyTorch's operators without ctypes.
 
 native/base/operator_functions.c documents them.
 """
@@ -21,88 +21,87 @@ _EXCLUDE: Final = "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyE
 
 
 class Ways(enum.IntFlag):
-    """A description of an operator for the native library."""
+    """Flags that describe an operator to the native library; the *short way* bypasses Python."""
 
     SHORT = 1
-    """some of its calls take the short way"""
+    """some of its calls can take the short way"""
     LIKE = 2
     """the values of its arguments do not matter"""
     CONSTANT = 4
-    """its large results may be computed later"""
+    """its large results may be deferred"""
     COPIES = 8
-    """it copies bytes"""
     ASSUMED = 16
-    """several results may be assumed where nothing is known"""
+    """several results may be assumed if nothing is known"""
     READS = 32
     """it returns a number to the host"""
     ALLOCATES = 64
-    """its result has no values in it"""
+    """its result has no values"""
     COMPUTES = 128
-    """its results are computed of its arguments alone"""
+    """its results depend on its arguments alone"""
     CHEAP = 256
     """its cost grows with the number of elements"""
     THREADS = 512
-    """the host may use several threads for few elements: those of no other kind take one"""
+    """the CPU may use several threads for few elements; all other operators get one"""
     INDEXES = 1024
-    """its second argument is a list of indices: masks, whose true elements are its size, or whole
-    numbers, which are not"""
+    """its second argument is a list of indices: masks, whose true elements determine the size of
+    the result, or integers, which do not"""
     CHANGES = 2048
-    """it is computed natively where what it writes is known, and has no other short way"""
+    """it is computed natively if what it writes to is known, and has no other short way"""
     RETURNS = 4096
-    """it returns new tensors beside what it writes"""
+    """it returns new tensors besides what it writes"""
     SCATTERS = 8192
     """it may write few elements of a large tensor"""
 
 
 class CalledFunctions(NamedTuple):
-    """Functions of Python's that a library calls."""
+    """Python functions that the native library calls."""
 
     describe: Callable[[Any], Sequence[int]]
-    """returns of a tensor what the struct ``extent`` has, where PyTorch does not export tensors by
-    DLPack's exchange API: before 2.10"""
+    """returns the struct ``extent`` for a tensor; needed before torch 2.10, which has no DLPack
+    exchange API for tensors"""
     finish: Callable[..., None]
-    """is called with an operator, its arguments and its result where its values may be computed;
-    with the host's result too where that is computed and not written"""
+    """called with an operator, its arguments and its result when its values may be computed; also
+    with the host's result if that is computed but not written"""
     large: Callable[[], None]
-    """is called once so much is unknown that a test is a large one"""
+    """called once so many values are unknown that the test counts as large"""
     affords: Callable[..., bool]
-    """is called with an operator, its arguments, its result and the bytes of its arguments; takes
-    its cost off the test's budget, and returns False if that has not so much"""
+    """called with an operator, its arguments, its result and the bytes of its arguments; deducts
+    its cost from the test's budget, or returns False if the budget is too small"""
     refund: Callable[[], None]
-    """gives the cost back that was taken last"""
+    """returns the last deducted cost to the budget"""
 
 
 class OperatorFunctions:
-    """The functions of a loaded library, by the names that it gives them."""
+    """Functions of a loaded library, by the names that the library uses."""
 
     kernel: Callable[[Callable[..., Any]], Any]
-    """returns a kernel that hands all calls to a function, until ``know`` is called"""
+    """returns a kernel that passes all calls to a function, until ``know`` is called"""
     know: Callable[..., None]
-    """says of a kernel what its short way needs. Takes the kernel; the function for calls on no
-    short way; an object that is handed to ``finish``; a function that computes the operator of the
-    CPU's tensors; the operator's function for calls without a number in a tensor's place, and for
-    those with one (None: they have no short way); its Ways; and three numbers with a bit for the
-    place of each argument: those that it writes, those whose values do not matter, tensors"""
+    """configures a kernel's short way. Arguments: the kernel; the function for all other calls; an
+    object to pass to ``finish``; a function that computes the operator on CPU tensors; the
+    operator's function for calls without a number in a tensor's place, and for those with one
+    (None: these have no short way); its Ways; and three bit masks over its arguments: those that it
+    writes, those whose values do not matter, those that are tensors"""
     running: Callable[[], tuple[Any, Any] | None]
-    """returns the arguments of the operator that runs on this thread on the short way, those by
-    name too; None: none does"""
+    """returns the arguments, positional and by name, of the operator running on this thread on the
+    short way; None: there is none"""
     known_bytes: Callable[[Sequence[Any], Mapping[str, Any]], int | None]
-    """takes an operator's arguments, and returns the bytes of all tensors among these; None: not
-    all are plain, known, and as small as what is computed"""
+    """takes an operator's arguments, and returns the total bytes of the tensors among them; None:
+    not all are plain, known, and small enough to compute"""
     over: Callable[[torch.Tensor], torch.Tensor | None]
-    """returns the CPU's tensor over the bytes of a tensor of the device, which keeps nothing alive;
-    None: it is one that DLPack has not"""
+    """returns a CPU tensor over the bytes of a device tensor, which it does not keep alive; None:
+    DLPack cannot express it"""
     put: Callable[[torch.Tensor, torch.Tensor], bool | None]
-    """writes the values of a tensor of the host where one of the device lies, which are known from
-    then on; False: there is no room; None: the two are not alike, and nothing is done"""
+    """writes a host tensor's values to a device tensor, which is known from then on; False: there
+    is no room; None: the tensors differ in layout, and nothing is written"""
 
     def __init__(self, library: ctypes.CDLL, key: int, called: CalledFunctions) -> None:
-        """Prepare them.
+        """Create the functions.
 
         Args:
-            library: the native one.
-            key: the number of a dispatch key, excluded while an operator runs.
-            called: the functions that the library calls.
+            library: the native library.
+            key: number of a dispatch key to exclude while an operator runs.
+            called: functions that the library calls.
         """
         import torch
 
@@ -125,12 +124,12 @@ class OperatorFunctions:
         functions = prepare(("gpumem_operator_functions", library))(given, key, *pointers)
         self.__dict__.update(functions)
         self.count_opened: Callable[[int], None] = library.gpumem_count_opened
-        """counts operators of this thread's that begin to run (1), or have ended (-1), with those
-        inside of them seen: none of these takes the short way"""
+        """counts this thread's operators that begin to run (1) or have ended (-1) and whose inner
+        operators are seen: none of these takes the short way"""
 
 
 def _exchanging_functions() -> tuple[int | None, int | None]:
-    """Return the addresses of two functions of DLPack's exchange API; None: there are none.
+    """Return the addresses of two functions of DLPack's exchange API; None: not available.
 
     These are ``dltensor_from_py_object_no_sync`` and ``managed_tensor_to_py_object_no_sync``.
     """
@@ -142,7 +141,7 @@ def _exchanging_functions() -> tuple[int | None, int | None]:
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
-    # struct DLPackExchangeAPI of dlpack.h: two words of a header, then functions
+    # struct DLPackExchangeAPI of dlpack.h: a header of two words, then function pointers
     table = (ctypes.c_void_p * 6).from_address(get(capsule, b"dlpack_exchange_api"))
     major = ctypes.c_uint32.from_address(ctypes.addressof(table)).value
     return (table[5], table[4]) if major == 1 else (None, None)

@@ -1,4 +1,4 @@
-"""Special treatment of single libraries, in a process with a virtual GPU."""
+"""Workarounds for single libraries, in a process with a virtual GPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-# -- bitsandbytes loads its library of CPU code, for good, if no GPU is seen at its import --
+# -- bitsandbytes permanently loads its CPU library if it sees no GPU at import --
 
 CPU_LIBRARY: Final = (
     "; bitsandbytes was imported outside the test, where no GPU is visible, and keeps its "
     "CPU library from then on: import bitsandbytes in the test or in a fixture, or run "
     "with --gpumem-visible=session"
 )
-"""the clause on a test that took no memory of its device"""
+"""clause on a test that used no memory of its device"""
 
 
 def has_cpu_library() -> bool:
-    """Return whether bitsandbytes has loaded it in this process."""
+    """Return whether bitsandbytes has loaded its CPU library in this process."""
     loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
     return "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True)
 
@@ -44,30 +44,30 @@ COPIES: Final = Patch(
     reason="the copy of NVIDIA's runtime inside works with no other driver",
 )
 FIRST_CUDA: Final = 13
-"""the oldest CUDA for which this is done: CUDA 12's headers rename functions in C, such as
-cudaGetDeviceProperties, so that a name is another function's in the library"""
+"""oldest CUDA for which this is done: CUDA 12's headers rename functions such as
+cudaGetDeviceProperties in C, so the library's function of that name is a different one"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
-"""functions whose answers to PyTorch differ from those to all other callers"""
+"""functions that return something else to PyTorch than to all other callers"""
 _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 
 
 def answer_as_virtual(module: ModuleType) -> None:
-    """Put the virtual GPU's functions in the place of the copy's.
+    """Replace the copy's functions by the virtual GPU's.
 
-    Those that the virtual GPU does not have stay the copy's, which are refused by name. So do all
-    of them where torch or cuda.bindings is for an older CUDA.
+    Functions that the virtual GPU lacks stay the copy's, and calls of them are refused by name. All
+    functions stay if torch or cuda.bindings is for an older CUDA.
 
     Args:
-        module: the one with the copy.
+        module: the module with the copy.
     """
-    library = ctypes.CDLL(None)  # the virtual GPU's functions, which torch finds in the same way
+    library = ctypes.CDLL(None)  # the virtual GPU's functions, found as torch finds them
     cuda = ctypes.c_int()
     library.cudaRuntimeGetVersion(ctypes.byref(cuda))
     bindings = int(sys.modules["cuda.bindings"].__version__.split(".")[0])
     if min(cuda.value // 1000, bindings) < FIRST_CUDA:
         return
-    # Prototypes of our own: types that are set on ctypes.pythonapi's functions are everybody's.
+    # Own prototypes: argument types set on ctypes.pythonapi's functions would affect all code.
     name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
     new = _NEW(("PyCapsule_New", ctypes.pythonapi))
     capsules: dict[str, object] = getattr(module, "__pyx_capi__", {})
@@ -75,7 +75,7 @@ def answer_as_virtual(module: ModuleType) -> None:
         name = exported.removeprefix("_")
         function = getattr(library, OTHER_NAMES.get(name, name), None)
         if name.startswith("cuda") and function is not None:
-            # The name belongs to the module, which is never freed.
+            # The module owns the name and is never freed.
             pointer = ctypes.cast(function, ctypes.c_void_p)
             capsules[exported] = new(pointer, name_of(capsule), None)
 
@@ -94,9 +94,9 @@ JAX_REFUSAL: Final = (
 
 
 def refuse_devices(plugin: ModuleType) -> None:
-    """Have JAX log the refusal, and go on with its other devices, as where a plugin is broken.
+    """Make JAX log the refusal and use its other devices, as with a broken plugin.
 
-    ``plugin`` is a module whose ``initialize`` gives JAX its CUDA devices.
+    ``plugin`` is the module whose ``initialize`` registers CUDA devices with JAX.
     """
 
     def initialize() -> NoReturn:
@@ -105,7 +105,7 @@ def refuse_devices(plugin: ModuleType) -> None:
     DEVICES.on(plugin, "initialize", initialize)
 
 
-# -- numba.cuda loads and launches kernels by the driver's functions, and does not look for them --
+# -- numba.cuda loads and launches kernels with driver functions without checking for them --
 
 DRIVER: Final = Patch(
     "numba.cuda.cudadrv.driver",
@@ -120,9 +120,9 @@ NUMBA_REFUSAL: Final = (
 
 
 def refuse_driver(module: ModuleType) -> None:
-    """Have ``numba.cuda.is_available()`` return False, and each use raise CudaSupportError.
+    """Make ``numba.cuda.is_available()`` return False, and each use raise CudaSupportError.
 
-    ``module`` is the one whose object ``driver`` calls CUDA's driver.
+    ``module`` contains the object ``driver``, which calls CUDA's driver.
     """
     if hasattr(type(getattr(module, "driver", None)), "ensure_initialized"):
         DRIVER.put(module, dict(zip(DRIVER.names, (True, NUMBA_REFUSAL), strict=True)))
@@ -137,10 +137,10 @@ HOOKS: Final = {
     "jax_plugins.xla_cuda13": refuse_devices,
     DRIVER.module: refuse_driver,
 }
-"""functions that are called with a module of a library once that is imported"""
+"""functions to call with a library's module once it is imported, by the module's name"""
 
 
 def install_hooks() -> None:
-    """Wait for the imports of these libraries."""
+    """Register the hooks for the imports of these libraries."""
     for module, hook in HOOKS.items():
         IMPORTS.call_after(module, hook)

@@ -1,15 +1,15 @@
-"""Numbers that a program reads back from the virtual GPU and that no kernel computed.
+"""Numbers that a program reads back from the virtual GPU although no kernel computed them.
 
-They are like any other number, and tell when the program decides by them: when it compares or tests
-them, or makes a size of them. Sums and products of them are such numbers too. To add them up, to
-format and to log them tells nothing. What Python's code does not see of a whole number, as its use
-for a size, is seen by elimination: one that was never computed with, shown or compared may have
-been a size.
+They behave like any other number, but record when the program branches on them: when it compares or
+tests them, or uses them as a size. Sums and products of them are such numbers too. Adding,
+formatting and logging record nothing. Some uses of an integer are invisible to Python code, such as
+its use as a size. They are found by elimination: an integer that was never computed with, shown or
+compared may have been a size.
 
-Smaller rules were tried. Were floating-point numbers never to decide, a loop that waits for a loss
-would not end, and the step that keeps its best weights would have other figures without a note.
-Were a whole number to decide as it is read, each test that counts right answers, or prints a
-number, would have a note that its figures depend on values, and be run again for it.
+Smaller rules were tried. If floats never counted as branches, a loop that waits for a loss would
+not end, and a step that keeps its best weights would have other figures without a note. If an
+integer counted when it is read, each test that counts right answers, or prints a number, would get
+a note that its figures depend on values, and would be run again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAIRS: Final = Patch(
     reason="torch.testing asks for the exact class of a number",
 )
 DECIDING: Final = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "index")
-"""of an ``int()`` no use is seen: it may become a size"""
+"""the use of an ``int()``'s result is invisible: it may become a size"""
 COMPUTED: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
@@ -63,7 +63,7 @@ SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
 class NumberRead:
-    """The read of a number that was not computed, or of those that one was computed from."""
+    """The read of a number that was not computed, or of the numbers it was derived from."""
 
     __slots__ = ("_decisions", "_guesses")
 
@@ -73,17 +73,17 @@ class NumberRead:
             guesses.unseen[self] = site_of_read(sys._getframe(1))
 
     def tell(self) -> None:
-        """Note that the program decides by the number."""
+        """Record that the program branches on the number."""
         self.use()
         if self._decisions.holds(self._guesses):
             self._decisions.decide(self._guesses)
 
     def use(self) -> None:
-        """Note that the program computes with the number, or shows it."""
+        """Record that the program computes with the number, or shows it."""
         self._guesses.unseen.pop(self, None)
 
     def derive(self, *, whole: bool) -> NumberRead:
-        """Return the read of a number that was computed from this one."""
+        """Return the read of a number computed from this one."""
         return NumberRead(self._decisions, self._guesses, whole=whole)
 
 
@@ -92,7 +92,7 @@ def _as_plain(number: UncertainFloat | UncertainInt) -> float | int:
 
 
 def _reduce_ex(self: Any, _protocol: object) -> tuple[type, tuple[float | int]]:  # noqa: ANN401 - a number
-    """Be copied and pickled as a plain number."""
+    """Copy and pickle as a plain number."""
     plain = _as_plain(self)
     return type(plain), (plain,)
 
@@ -105,7 +105,7 @@ class UncertainFloat(float):
 
 
 class UncertainInt(int):
-    """A whole number that no kernel computed."""
+    """An integer that no kernel computed."""
 
     read: NumberRead
     __reduce_ex__ = _reduce_ex
@@ -115,8 +115,8 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
     """Wrap a number so that branching on it is recorded; return other objects unchanged.
 
     Args:
-        number: a plain one, or a nested list of them.
-        read: the read that it is of.
+        number: a plain number, or a nested list of numbers.
+        read: the read that returned it.
     """
     if isinstance(number, list):
         return [uncertain(each, read) for each in number]
@@ -131,9 +131,9 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 
 
 def plain_number(number: object) -> float | int | None:
-    """Return the plain number of one that no kernel computed, for code that is compiled with it.
+    """Unwrap a number that no kernel computed, for code that is compiled with its value.
 
-    A whole number tells: it may become a size there. Other objects: None.
+    An integer records a branch: it may become a size there. Returns None for other objects.
     """
     if isinstance(number, UncertainFloat):
         number.read.use()
@@ -145,9 +145,9 @@ def plain_number(number: object) -> float | int | None:
 
 
 def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
-    """Return the plain number of one that no kernel computed, for code that decides by it.
+    """Unwrap a number that no kernel computed, for code that branches on it.
 
-    The number tells. Other objects: as they are.
+    The branch is recorded. Other objects are returned unchanged.
     """
     if not isinstance(number, (UncertainFloat, UncertainInt)):
         return number
@@ -158,7 +158,7 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
 def _telling(
     method: Callable[..., Any], *, decides: bool = False, computes: bool = False
 ) -> Callable[..., Any]:
-    """Return a method of a number that tells its use; ``computes``: what it returns tells too."""
+    """Wrap a number's method to record its use; ``computes``: the result records its use too."""
 
     def call(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
         result, read = method(self, *operands), self.read
@@ -186,7 +186,7 @@ for _kind, _plain in ((UncertainFloat, float), (UncertainInt, int)):
 
 @contextmanager
 def watching(decisions: Decisions, library: NativeLibrary) -> Iterator[None]:
-    """See the program's reads, and have tensors' methods return numbers that tell."""
+    """Patch tensors' methods to return numbers that record their use, while the block runs."""
     import torch
 
     with ExitStack() as stack:
@@ -216,7 +216,7 @@ def _returning(decisions: Decisions, method: Callable[..., Any]) -> Callable[...
         first = number
         while isinstance(first, list) and first:
             first = first[0]
-        if isinstance(first, bool):  # a class of which there are no others
+        if isinstance(first, bool):  # bool cannot be subclassed
             decisions.decide(guesses)
             return number
         return uncertain(number, NumberRead(decisions, guesses, whole=type(first) is int))
@@ -233,9 +233,9 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 
 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a pair of numbers that ``torch.testing`` makes decide by plain ones.
+    """Unwrap the numbers that a pair of ``torch.testing`` compares.
 
-    PyTorch asks for the exact class of each, and its own tests read numbers within.
+    PyTorch checks the exact class of each, and its own tests read numbers inside.
     """
 
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's

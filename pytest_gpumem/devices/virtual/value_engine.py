@@ -1,4 +1,4 @@
-"""The values of a virtual GPU: which are computed, and how a program read those that are not."""
+"""Computes the values of a virtual GPU, and reports how a program read those not computed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class VirtualValues(ValueEngine):
-    """Computes values on the host, as a run asks for it."""
+    """Computes values on the host, as each run requests."""
 
     initial: Values = "off"
-    """the values that are computed from the start, where a run does not say"""
+    """which values are computed from the start, if a run does not say"""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._decisions = Decisions(library.set_endless)
         self._recompile_limits = RecompileLimits()
         self._mode: ValueMode | None = None
-        """while values are computed"""
+        """set while values are computed"""
         self._kept_mode: ValueMode | None = None
-        """the one for the whole process: it knows what fixtures of wider scope hold"""
+        """the mode for the whole process: it knows the values of fixtures of wider scope"""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch runs, of which ``restart`` begins each, while the block runs."""
+        """Watch runs in the block; ``restart`` begins each run."""
         with watching(self._decisions, self._library):
             try:
                 yield
@@ -51,12 +51,12 @@ class VirtualValues(ValueEngine):
         self.compute(self.initial)
 
     def guesses(self) -> tuple[GuessRows, Sequence[str]]:
-        """Return the unknown values that a program decided by, and on why they are unknown."""
+        """Return the unknown values that a program branched on, and why they are unknown."""
         return self._decisions.rows(), self._mode.notes() if self._mode else ()
 
     @staticmethod
     def guess_notes(processes: Iterable[GuessRows], root: Path) -> list[str]:
-        """Return sentences on the unknown and assumed values that child processes decided by."""
+        """Return sentences on the unknown and assumed values that child processes branched on."""
         decisions = Decisions()
         for rows in processes:
             decisions.add(rows)
@@ -88,9 +88,9 @@ class VirtualValues(ValueEngine):
 
     @contextmanager
     def computing_apart(self) -> Iterator[None]:
-        """Compute values within a block that is PyTorch's own, for no test's budget.
+        """Compute values in a block of PyTorch's own code, outside of any test's budget.
 
-        They are computed where a run asks for none, and where PyTorch traces.
+        They are computed even if a run requests none, and while PyTorch traces.
         """
         from pytest_gpumem.devices.virtual.values.interception import seen_while_tracing
 
@@ -124,7 +124,7 @@ class VirtualValues(ValueEngine):
     @contextmanager
     def least_sizes(self) -> Iterator[None]:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.least_sizes`."""
-        assert self._mode is not None  # noqa: S101 - there are such sizes
+        assert self._mode is not None  # noqa: S101 - called only with such sizes
         assumptions = self._mode.assumptions
         assumptions.least_sizes = True
         try:
@@ -141,7 +141,7 @@ class VirtualValues(ValueEngine):
     def notes(self, root: Path) -> list[str]:
         """Return sentences on unknown values that a program read, and on why they are unknown.
 
-        Files are named as seen from ``root``.
+        File names are relative to ``root``.
         """
         of_mode = self._mode.notes() if self._mode else ()
         return [*self._decisions.notes(root), *of_mode]

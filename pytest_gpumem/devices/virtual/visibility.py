@@ -1,10 +1,10 @@
-"""Hiding the virtual GPU outside of marked tests, from the import of torch on.
+"""Hides the virtual GPU outside of marked tests, from the import of torch on.
 
-PyTorch counts its devices once in a process and keeps the answer, so the native runtime always
-tells it the truth. Hiding happens above PyTorch: in the bindings behind ``torch.cuda.is_available``
-and ``torch.cuda.device_count``, so that even a name imported earlier (``from torch.cuda import
-is_available``) sees the machine as it is. (Below PyTorch, the native library hides it from code
-that asks the driver or NVML.)
+PyTorch counts its devices once per process and caches the number, so the native runtime always
+reports the real number. Hiding happens above PyTorch: in the bindings behind
+``torch.cuda.is_available`` and ``torch.cuda.device_count``, so that even a name imported earlier
+(``from torch.cuda import is_available``) shows the real machine. (Below PyTorch, the native library
+hides it from code that calls the driver or NVML.)
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ INITIALISATION: Final = Patch(
     reason="CUDA is not initialised while no GPU is shown: PyTorch keeps what its first try sees",
 )
 OTHERS_CODE: Final = ("site-packages", "dist-packages")
-"""folders of installed packages: a line in them is no line of the user's"""
+"""folders of installed packages: their lines are not the user's"""
 HIDDEN: Final = (
     "No CUDA GPUs are available: the virtual GPU is visible only inside tests marked "
     "gpu_memory. Move the call into a marked test or into one of its fixtures, or show the "
     "GPU to all code of the session: --gpumem-visible=session"
 )
-"""the error of code that initialises CUDA where no GPU is shown, in the words of PyTorch's own"""
+"""error for code that initialises CUDA while no GPU is shown; it begins like PyTorch's own"""
 COMPILERS_ANSWERS: Final = (
     *("torch.utils._triton", "torch._inductor.utils"),
     "torch._inductor.codegen.cuda.cuda_env",
 )
-"""modules of ``torch.compile`` with functions that keep answers about the device"""
+"""modules of ``torch.compile`` with functions that cache facts about the device"""
 _CACHED: Final = type(functools.cache(len))
 
 
 class Question(NamedTuple):
-    """A file that looked for GPUs during its import, and none was shown."""
+    """A file that looked for GPUs during its import while none was shown."""
 
     path: str
-    """as Python has it"""
+    """as in Python's frame"""
     line: int
-    """of the file: the line that asked, or that called or imported the code that did"""
+    """line of the file that called PyTorch, or that called or imported the code that did"""
     direct: bool
-    """whether the line itself asked PyTorch"""
+    """whether the line itself called PyTorch"""
 
     def place(self, root: Path) -> str:
-        """Return "tests/test_model.py:12", as seen from a folder."""
+        """Return "tests/test_model.py:12", relative to a folder."""
         return f"{os.path.relpath(self.path, root)}:{self.line}"
 
 
 class Curtain:
-    """Stands in for PyTorch's device counts: tells its users the number of visible devices."""
+    """Wraps PyTorch's device counts: its users see the number of visible devices."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._shown = 0
         self.unanswered: dict[str, Question] = {}
-        """the first one of each file; one that asked itself replaces one that did not"""
+        """the first question of each file; a direct one replaces an indirect one"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
-        # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
+        # of torch.cuda, and of torch.accelerator, which counts by itself before torch 2.8
         COUNTS.wrap(torch._C, self._counting)
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
         INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
@@ -90,7 +90,7 @@ class Curtain:
         while not self._shown and frame is not None:
             path = frame.f_code.co_filename
             if not path.startswith(self._own_code):
-                # The frames of an import; pytest's own script is the main program.
+                # Frames that run an import, except the main program, which is pytest's own script.
                 if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
                     earlier = self.unanswered.get(path)
                     if earlier is None or (direct and not earlier.direct):
@@ -100,9 +100,9 @@ class Curtain:
         return self._shown
 
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
-        """Return PyTorch's question of the driver, which lets no forked process use CUDA later."""
+        """Wrap PyTorch's device count, which calls the driver: no later fork can use CUDA."""
 
-        def count_shown() -> int:  # in this file, whose frames are no program's
+        def count_shown() -> int:  # in this file, whose frames do not count as the program's
             if self._shown:
                 count()
             return self._count()
@@ -110,17 +110,17 @@ class Curtain:
         return count_shown
 
     def _initialise(self, initialise: Callable[[], None]) -> None:
-        """Initialise CUDA, and refuse that while no GPU is shown.
+        """Initialise CUDA, or raise while no GPU is shown.
 
-        PyTorch keeps what its first try sees: after one without NVML, its allocator of expandable
-        segments ends the process with a segmentation fault.
+        PyTorch caches what its first attempt finds: after an attempt without NVML, its allocator of
+        expandable segments crashes with a segmentation fault.
         """
         if not self._shown:
             raise RuntimeError(HIDDEN)
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, else of another file of its project."""
+        """Return the question of a test's file, otherwise that of another file of its project."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():
@@ -130,11 +130,11 @@ class Curtain:
         return None
 
     def show(self, count: int) -> None:
-        """Let PyTorch's users see so many devices; 0 hides them."""
+        """Set how many devices PyTorch's users see; 0 hides them."""
         self._shown = count
         LAST_COUNT.put(self._torch.cuda, {"_cached_device_count": None})
-        # The compiler keeps its first answers for the whole process: those of a test without a GPU,
-        # or of the card of an earlier one.
+        # The compiler caches what it finds first for the whole process: of a test without a GPU, or
+        # of an earlier test's card.
         for name in COMPILERS_ANSWERS:
             module = sys.modules.get(name)
             for function in vars(module).values() if module else ():

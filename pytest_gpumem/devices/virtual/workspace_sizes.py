@@ -1,7 +1,7 @@
-"""All that a GPU may do otherwise than the virtual one: its alternatives, each with its reason.
+"""Collects the alternatives: what may differ on a GPU from the virtual one, with reasons.
 
-They are workspaces whose sizes no library tells, events that a GPU reaches later, and blocks that a
-GPU may take besides, where time decides: a run on the virtual GPU takes none of these.
+They are workspaces whose sizes no library reports, events that a GPU reaches later, and extra
+blocks that a GPU may allocate depending on timing. The virtual GPU allocates none of these blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import EstimatedLibrary, NativeLibrary
 
 MAX_POSSIBLE: Final = 100_000
-"""blocks besides that are kept of a run: more are not replayed"""
+"""maximum number of extra blocks stored per run: with more, nothing is replayed"""
 STREAMS: Final = (
     "other streams may use tensors longer (record_stream), at most until the program has waited "
     "for these streams"
@@ -26,7 +26,7 @@ STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
     "may keep them until the program has waited for these streams, so peaks may be higher"
 )
-"""where no range is told"""
+"""used when no range is reported"""
 
 
 class VirtualWorkspaces:
@@ -36,14 +36,14 @@ class VirtualWorkspaces:
         self._library = library
         self.convolutions = ConvolutionWatch(library)
         self._possible: list[Alternative] = []
-        """blocks that a GPU may take besides"""
+        """extra blocks that a GPU may allocate"""
         self._too_many = False
         self._reasons: dict[str, None] = {}
-        """the choices that they depend on"""
+        """the unknown choices that the extra blocks depend on"""
         self._questions_before: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Begin to watch a run."""
+        """Start recording a run."""
         self.convolutions.begin()
         self._possible.clear()
         self._too_many = False
@@ -52,16 +52,16 @@ class VirtualWorkspaces:
         self._library.forget_allocator_events()
 
     def take(self, end: RangeEnd) -> None:
-        """Take this end of the range of each workspace of unknown size, from now on.
+        """Use this end of the range for each workspace of unknown size from now on.
 
-        A test takes the usual sizes; benchmarks run a step at the ends of its range.
+        A test uses the usual sizes; benchmarks run a step at both ends of its range.
         """
         import torch
 
         self._library.take_sizes(get_args(RangeEnd).index(end))
         if torch.cuda.is_initialized():
-            # Plans keep their workspaces. (torch.backends.cuda.cufft_plan_cache keeps the number of
-            # devices of its first use.)
+            # Cached plans own their workspaces. (torch.backends.cuda.cufft_plan_cache caches the
+            # number of devices at its first use.)
             for index in range(torch.cuda.device_count()):
                 torch._cufft_clear_plan_cache(index)
 
@@ -74,17 +74,17 @@ class VirtualWorkspaces:
         kept_with: int = 0,
         counted: bool = True,
     ) -> range:
-        """Add blocks that a GPU may take besides, on the current device and stream.
+        """Add extra blocks that a GPU may allocate, on the current device and stream.
 
         Args:
-            reason: the choice that is not known.
+            reason: the unknown choice.
             sizes: bytes of each; 0: none.
-            span: microseconds since 1970: from when until when they are there.
-            kept_with: address of the block as long as which they are there after the span.
-            counted: whether they count for a peak (:class:`Alternative`).
+            span: their lifetime, from and until, in microseconds since 1970.
+            kept_with: address of a block; after the span they live as long as it does.
+            counted: whether they count towards a peak (:class:`Alternative`).
 
         Returns:
-            their numbers, for ``keep_until``.
+            their indices, for ``keep_until``.
         """
         import torch
 
@@ -107,7 +107,7 @@ class VirtualWorkspaces:
         return range(first, len(self._possible))
 
     def keep_until(self, numbers: range, time: float) -> None:
-        """Have blocks that were added end at a time, not before: microseconds since 1970."""
+        """Set the end of added blocks, in microseconds since 1970."""
         for number in numbers:
             self._possible[number] = self._possible[number]._replace(ended=time)
 
@@ -117,7 +117,7 @@ class VirtualWorkspaces:
         reasons = [estimate.range for estimate in self._estimates() if estimate.range]
         ranged = self.convolutions.counts().ranged
         early, pinned_early = self._library.early_answers()
-        # Limits are held to what a library or a GPU chooses, not to an estimate.
+        # Limits are checked against what a library or a GPU chooses, not against an estimate.
         chosen = ranged + counts.bounded
         possible = bool(self._reasons)
         judged = bool(counts.choices or chosen or early or possible) and counts.larger <= chosen
@@ -144,11 +144,11 @@ class VirtualWorkspaces:
         return [*self.convolutions.notes(), *(estimate.note for estimate in self._estimates())]
 
     def stream_notes(self) -> list[str]:
-        """Return a sentence on tensors that other streams use; none without such tensors."""
+        """Return a sentence on tensors that other streams use; empty without such tensors."""
         return [STREAMS_NOTE] if self._library.early_answers()[0] else []
 
     def _estimates(self) -> list[EstimatedLibrary]:
-        """Return the libraries that were asked for sizes which their makers do not document."""
+        """Return the libraries that were queried for sizes which their vendors do not document."""
         questions, old_questions = self._library.guesses(), self._questions_before
         return [
             library
@@ -157,11 +157,11 @@ class VirtualWorkspaces:
         ]
 
 
-# -- cuBLAS's workspace, which PyTorch takes for it --
+# -- cuBLAS's workspace, which PyTorch allocates --
 
 
 def cublas_workspace(capability: tuple[int, int]) -> int:
-    """Return the bytes that PyTorch takes for a card, without CUBLAS_WORKSPACE_CONFIG.
+    """Return the bytes that PyTorch allocates on a card, without CUBLAS_WORKSPACE_CONFIG.
 
     As getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 * 8 * 1024 and 4096 *
     1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one when this was written.
@@ -170,7 +170,7 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
 
 
 def chosen_workspace() -> int:
-    """Return the bytes that PyTorch takes on the current device."""
+    """Return the bytes that PyTorch allocates on the current device."""
     import torch
 
     ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
