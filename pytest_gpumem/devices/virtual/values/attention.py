@@ -1,8 +1,8 @@
-"""Equivalents of CUDA's attention: flash, memory-efficient and cuDNN's, forwards and backwards.
+"""CPU equivalents of CUDA's attention: flash, memory-efficient and cuDNN's, with gradients.
 
-All are softmax(q @ k.T * scale + bias) @ v, computed in single precision, with the logarithm of the
-sum of exponentials that the backward pass takes. Dropout's mask is drawn from the seed that the
-operator returns, so that the backward pass has the same one.
+All are softmax(q @ k.T * scale + bias) @ v, computed in single precision, with the logsumexp that
+the backward pass needs. Dropout's mask is drawn from the seed that the operator returns, so that
+the backward pass draws the same one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operator_table import Arguments
 
 FROM_TOP_LEFT, FROM_BOTTOM_RIGHT = 1, 2
-"""PyTorch's numbers of causal masks for memory-efficient attention: CustomMaskType"""
+"""PyTorch's enum CustomMaskType: causal masks of memory-efficient attention"""
 LOWER_RIGHT: Final = "lower right"
 UPPER_LEFT: Final = "upper left"
 ALIGNED: Final = {0: None, FROM_TOP_LEFT: UPPER_LEFT, FROM_BOTTOM_RIGHT: LOWER_RIGHT}
 EFFICIENT_ROWS: Final = 32
-"""rows to whose multiple memory-efficient attention pads the logarithms that it returns"""
+"""memory-efficient attention pads the logsumexp that it returns to a multiple of these rows"""
 
 
 class Options(NamedTuple):
-    """The arguments of attention beside its tensors."""
+    """The arguments of attention besides its tensors."""
 
     scale: float
     causal: str | None = None
-    """where the causal mask's diagonal ends, if any"""
+    """where the causal mask's diagonal ends; None: not causal"""
     dropout: float = 0.0
     seed: int = 0
     window: tuple[int, int] = (-1, -1)
-    """keys before and after a query that it sees; -1: all"""
+    """how many keys before and after a query it sees; -1: all"""
 
 
 def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -> Options:
@@ -48,8 +48,8 @@ def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -
 
     Args:
         args: the operator's arguments.
-        aligned: where the causal mask's diagonal ends, if any.
-        seed: of a backward pass, as the forward one returned it; else one is drawn.
+        aligned: where the causal mask's diagonal ends; None: not causal.
+        seed: in a backward pass, the seed that the forward pass returned; None: draw one.
     """
     number = 0
     if args.dropout_p and seed is None:
@@ -64,19 +64,19 @@ def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -
 
 
 def _refuse(args: Arguments, *names: str) -> None:
-    """Refuse arguments that have no equivalent."""
+    """Raise for arguments that the equivalent does not support."""
     if any(args.get(name) is not None for name in names):
         message = f"{', '.join(names)}: there is no equivalent"
         raise NotImplementedError(message)
 
 
 def _as_many_heads(keys: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values repeated for the groups of heads that share them."""
+    """Repeat keys or values for the groups of heads that share them."""
     return keys.repeat_interleave(query.shape[-3] // keys.shape[-3], -3).float()
 
 
 def _shared_heads(gradient: Tensor, keys: Tensor) -> Tensor:
-    """Return the gradient of keys or values, summed over the heads that share them."""
+    """Sum the gradient of keys or values over the heads that share them."""
     groups = gradient.shape[-3] // keys.shape[-3]
     if groups > 1:
         gradient = gradient.unflatten(-3, (keys.shape[-3], groups)).sum(-3)
@@ -106,7 +106,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -
 
 
 def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
-    """Return the mask's factors: 0, or the one that keeps the mean as it is."""
+    """Return the mask's factors: 0, or the factor that preserves the mean."""
     if not options.dropout:
         return None
     generator = torch.Generator().manual_seed(options.seed)
@@ -118,7 +118,7 @@ def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, and the logarithm of each row's sum, of heads before rows."""
+    """Return the output and each row's logsumexp, with heads before rows."""
     scores = _scores(query, key, bias, options)
     logarithm = scores.logsumexp(-1)
     weights = (scores - logarithm[..., None]).exp().nan_to_num(0.0)
@@ -136,7 +136,7 @@ def attention_backward(
     bias: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key, value, and of the bias as large as the scores."""
+    """Return the gradients of query, key and value, and the bias's at the scores' size."""
     scores = _scores(query, key, bias, options)
     plain = scores.softmax(-1).nan_to_num(0.0)
     mask = _dropout_mask(scores, options)
@@ -158,7 +158,7 @@ def attention_backward(
 
 
 def _reduced(gradient: Tensor, bias: Tensor) -> Tensor:
-    """Return the gradient of a bias that was expanded."""
+    """Sum the gradient of an expanded bias to the bias's shape."""
     return gradient.sum_to_size(bias.shape).to(bias.dtype)
 
 
@@ -178,7 +178,7 @@ def _seeds(options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
-    """Return the seed and its offset as flash attention returns them."""
+    """Return the seed and its offset in flash attention's form."""
     if TORCH < (2, 7):
         return _seeds(options)
     state = torch.tensor([options.seed, 0]).to(torch.uint64)
@@ -186,7 +186,7 @@ def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
-    """Return the logarithms as memory-efficient attention keeps them."""
+    """Pad the logsumexp as memory-efficient attention does."""
     if not args.compute_log_sumexp:
         return logarithm[..., :0]
     rows = -logarithm.shape[-1] % EFFICIENT_ROWS
@@ -195,7 +195,7 @@ def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
 
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention")
 def sdpa_flash(args: Arguments) -> tuple[object, ...]:
-    """Return the results but for debugging's mask."""
+    """Return the results except the debug mask."""
     options = _options(args, LOWER_RIGHT)
     output, logarithm = attention(*_heads(args), None, options)
     state = _flash_state(options)
@@ -211,7 +211,7 @@ equivalent_of_arguments("aten::_scaled_dot_product_flash_attention_backward")(
 
 @equivalent_of_arguments("aten::_scaled_dot_product_efficient_attention")
 def sdpa_efficient(args: Arguments) -> tuple[object, ...]:
-    """Return the output, the logarithms and the seed."""
+    """Return the output, the logsumexp and the seed."""
     options = _options(args, UPPER_LEFT)
     output, logarithm = attention(*_heads(args), args.attn_bias, options)
     return output, _kept(args, logarithm), *_seeds(options)
@@ -228,7 +228,7 @@ def sdpa_efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::_scaled_dot_product_cudnn_attention")
 def sdpa_cudnn(args: Arguments) -> tuple[object, ...]:
-    """Return the output, the logarithms, the rows and the seed."""
+    """Return the output, the logsumexp, the numbers of rows and the seed."""
     options = _options(args, UPPER_LEFT)
     output, logarithm = attention(*_heads(args), args.attn_bias, options)
     if TORCH >= (2, 9):
@@ -245,23 +245,23 @@ def sdpa_cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     return attention_backward(args.grad_out, *_heads(args), bias, options)[:3]
 
 
-# -- the operators below: rows before heads, and sequences of many lengths in a row --
+# -- the operators below: rows before heads, and packed sequences of different lengths --
 
 
 def _exchanged(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors with heads and rows exchanged, of a batch or without."""
+    """Swap heads and rows, with or without a batch dimension."""
     return query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
 
 
 class Piece(NamedTuple):
-    """The rows of one of several sequences that lie one after the other."""
+    """The rows of one of several packed sequences."""
 
     queries: slice
     keys: slice
 
 
 def _pieces(starts_q: Tensor | None, starts_k: Tensor | None) -> list[Piece]:
-    """Return the rows of each sequence; none where all tensors are batches."""
+    """Return the rows of each packed sequence; empty if all tensors are batches."""
     if starts_q is None or starts_k is None:
         return []
     pairs = zip(pairwise(starts_q.tolist()), pairwise(starts_k.tolist()), strict=True)
@@ -271,7 +271,7 @@ def _pieces(starts_q: Tensor | None, starts_k: Tensor | None) -> list[Piece]:
 def _piecewise(
     pieces: Sequence[Piece], query: Tensor, key: Tensor, value: Tensor, options: Options
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the output, and each sequence's logarithms, of rows before heads."""
+    """Return the output and each sequence's logsumexp; rows before heads."""
     output, logarithms = torch.empty_like(query), []
     for queries, keys in pieces:
         heads = _exchanged(query[queries], key[keys], value[keys])
@@ -282,7 +282,7 @@ def _piecewise(
 
 
 def _by_rows(pieces: Sequence[Piece], several: Sequence[Tensor], query: Tensor) -> Tensor:
-    """Return each sequence's logarithms in its rows, of heads before rows."""
+    """Place each sequence's logsumexp in its rows; heads before rows."""
     logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
     for piece, logarithm in zip(pieces, several, strict=True):
         logarithms[:, piece.queries] = logarithm
@@ -297,7 +297,7 @@ def _piecewise_backward(
     value: Tensor,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, of rows before heads."""
+    """Return the gradients of query, key and value; rows before heads."""
     by_query, by_key, by_value = map(torch.empty_like, (query, key, value))
     for queries, keys in pieces:
         incoming = gradient[queries].transpose(0, 1)
@@ -309,7 +309,7 @@ def _piecewise_backward(
 
 @equivalent_of_arguments("aten::_flash_attention_forward")
 def flash_forward(args: Arguments) -> tuple[object, ...]:
-    """Return the results but for ALiBi and paged keys."""
+    """Return the results; ALiBi and paged keys are not supported."""
     _refuse(args, "seqused_k", "alibi_slopes", "block_table")
     options = _options(args, LOWER_RIGHT)
     rest = (*_flash_state(options), args.query.new_empty(0))
@@ -336,9 +336,9 @@ def flash_backward(args: Arguments) -> tuple[Tensor, ...]:
 
 @equivalent_of_arguments("aten::_efficient_attention_forward")
 def efficient_forward(args: Arguments) -> tuple[object, ...]:
-    """Return the output, the logarithms, the seed and the rows.
+    """Return the output, the logsumexp, the seed and the numbers of rows.
 
-    Several sequences, which have no bias, are one batch: the first size is 1 then.
+    Packed sequences, which have no bias, are one batch: the first size is 1 then.
     """
     _refuse(args, "seqlen_k", "window_size")
     options = _options(args, ALIGNED[args.custom_mask_type])
@@ -376,7 +376,7 @@ def efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::_cudnn_attention_forward")
 def cudnn_forward(args: Arguments) -> tuple[object, ...]:
-    """Return the results but for paged keys."""
+    """Return the results; paged keys are not supported."""
     _refuse(args, "seqused_k", "block_table")
     starts = args.cum_seq_q, args.cum_seq_k
     pieces = _pieces(*starts)

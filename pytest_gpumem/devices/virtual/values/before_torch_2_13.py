@@ -1,8 +1,8 @@
-"""Operators under modes and of subclasses before torch 2.13, where our key is above that of Python.
+"""Handles modes and subclasses before torch 2.13, where our key is above the Python key.
 
-There our kernel comes first, and hands the operator to the mode or the subclass. Python's key
-leaves out all keys above it, so the operators inside are seen by another key, below Python's.
-Newer versions need nothing of this.
+There our kernel runs first, and passes the operator to the mode or the subclass. The Python key
+excludes all keys above it, so a second key below it sees the operators inside. Newer versions need
+none of this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LOWER: Final = INCLUDED[-1]
 
 
 def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Have a mode or a subclass handle an operator first."""
+    """Let a mode or a subclass handle an operator first."""
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
     is_pythons = torch._ops.key_extractor(tensors, _PYTHONS).has(PYTHON)
@@ -64,7 +64,7 @@ def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # 
 
 
 def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run an operator inside of a mode or of a subclass."""
+    """Run an operator inside a mode or a subclass."""
     __tracebackhide__ = True
     try:
         with Without(KEYS):
@@ -75,16 +75,16 @@ def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  #
 
 
 _AROUND: Final = {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTHON else {}
-"""what calls an operator's kernel, by the dispatch keys"""
+"""wrappers of an operator's kernel, by dispatch key"""
 
 
 def around(name: str, key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator's kernel for a dispatch key; with newer versions it is the given one."""
+    """Wrap an operator's kernel for a dispatch key; newer versions return it unchanged."""
     return functools.partial(_AROUND[key], name, kernel) if key in _AROUND else kernel
 
 
 def fallback(key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of operators that are registered later, which is given the operator."""
+    """Return the fallback kernel for operators registered later; it receives the operator."""
     if key not in _AROUND:
         return kernel
 
@@ -100,9 +100,9 @@ def fallback(key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def passed(name: str, key: str) -> Callable[..., Any]:
-    """Return the kernel of an operator that a key is passed by for."""
+    """Return the kernel by which an operator skips a dispatch key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if key != KEY and has_kernel(name, "BackendSelect"):  # whose kernel would not do so
+    if key != KEY and has_kernel(name, "BackendSelect"):  # its kernel would not skip the key
 
         def pass_lower_key(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
             __tracebackhide__ = True
@@ -116,10 +116,10 @@ def passed(name: str, key: str) -> Callable[..., Any]:
 
 
 class LateOperators:
-    """Operators that were registered after ours, and need kernels: no fallback is called for them.
+    """Registers our kernels for new operators, for which PyTorch calls no Python fallback.
 
-    PyTorch calls none of Python's while a mode is active, and fails ("func != nullptr"). So they
-    get kernels as a run begins, and as a mode is entered.
+    It calls none while a mode is active, and fails ("func != nullptr"). So these
+    operators get kernels when a run begins, and when a mode is entered.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class LateOperators:
         self._kernel_of: Callable[..., Callable[..., Any]]
 
     def begin(self, known: list[str], kernel_of: Callable[..., Callable[..., Any]]) -> None:
-        """Look for operators that are not among the known ones whenever a mode is entered."""
+        """Look for new operators whenever a mode is entered."""
         self._known.update(known)
         self._kernel_of = kernel_of
         if not IS_ABOVE_PYTHON:
@@ -144,8 +144,8 @@ class LateOperators:
         MODES.wrap(torch.utils._python_dispatch, register_and_enter)
 
     def register(self) -> None:
-        """Give all operators a kernel that have come since."""
-        # Python's definitions, libraries of C++ that it loaded, and modules that may be such.
+        """Register a kernel for each operator that is new since the last call."""
+        # New operators come from Python definitions, loaded C++ libraries, and extension modules.
         sources = torch.library._defs, torch.ops.loaded_libraries, sys.modules
         seen = tuple(map(len, sources))
         if not IS_ABOVE_PYTHON or seen == self._seen:

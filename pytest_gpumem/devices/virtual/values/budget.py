@@ -1,4 +1,4 @@
-"""A test's budget for values, counted in operations and bytes, and never in seconds."""
+"""A test's budget for values, counted in operations and bytes, never in seconds."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 MAX_FLOPS: Final = 1 << 30
-"""floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
+"""floating-point operations of the largest operator that is computed: 20 ms of one CPU thread"""
 ALL_FLOPS: Final = 20 * 10**9
-"""those of a test: half a second"""
+"""floating-point operations per test: half a second"""
 ASKED: Final = 256 << 20
-"""bytes that an operator with all values may take before the host is asked whether it has them"""
+"""bytes that an operator may need, when all values are computed, before free memory is checked"""
 TINY: Final = 4096
-"""bytes of all tensors of an operator that counts as nothing, whatever it does"""
+"""an operator whose tensors have no more bytes in total is free"""
 OF_ELEMENT: Final = 16
-"""operations that an element counts where PyTorch has no formula: it takes so much longer than one
-of a matrix product"""
+"""operations per element if PyTorch has no formula: an element takes that much longer than an
+operation of a matrix product"""
 OF_RANDOM: Final = 256
-"""those of an element of random numbers"""
+"""operations per random number"""
 OF_SORTED: Final = 1024
-"""those of an element that is sorted"""
+"""operations per sorted element"""
 
 
 class Budget:
     """A test's remaining budget for values that are not small."""
 
     def __init__(self, library: NativeLibrary, *, full: bool) -> None:
-        """Begin with all of it.
+        """Start with the full budget.
 
         Args:
-            library: the virtual GPU's, which counts the bytes.
-            full: without bounds.
+            library: the virtual GPU's library, which counts the bytes.
+            full: no limits.
         """
         self._library = library
         self._full = full
         self.flops = ALL_FLOPS
         self._taken = 0
-        """operations of the last operator that was afforded"""
+        """operations deducted for the last operator"""
         self.largest = LIMITS.largest
-        """bytes of the largest tensor that is computed; once all is spent, of a small one"""
+        """bytes of the largest tensor to compute; once the budget is spent, of a small one"""
         self.lost = 0
         """bytes of unknown results of compiled code"""
         self.ended = False
-        """whether all is spent"""
+        """whether the budget is spent"""
         self.refused = 0
-        """bytes of results that the host had no room to compute"""
+        """bytes of results for which the host had no memory"""
 
     def affords(
         self,
@@ -68,14 +68,14 @@ class Budget:
         result: Any,  # noqa: ANN401 - an operator's
         known_bytes: int | None = None,
     ) -> bool:
-        """Return whether an operator may be computed, and take its cost off.
+        """Return whether an operator may be computed, and deduct its cost.
 
         Args:
-            call: the operator's.
+            call: the operator's call.
             inputs: all tensors among its arguments.
-            outputs: the tensors that it writes.
-            result: of the CUDA operator, where it ran.
-            known_bytes: of its inputs, where all are known.
+            outputs: tensors that it writes.
+            result: the CUDA operator's result, if it has run.
+            known_bytes: bytes of its inputs, if all are known.
         """
         if self._full:
             return self.has_room(sum(tensor.nbytes for tensor in outputs), inputs)
@@ -88,7 +88,7 @@ class Budget:
         if total <= TINY:
             return True
         flops = flops_of(call, inputs, outputs, result)
-        if not nbytes and flops <= LIMITS.small * OF_ELEMENT:  # a small one
+        if not nbytes and flops <= LIMITS.small * OF_ELEMENT:  # a small operator
             return True
         if flops > MAX_FLOPS and call.traits.formula is not None:
             return False
@@ -100,7 +100,7 @@ class Budget:
         return True
 
     def affords_sorting(self, elements: int) -> bool:
-        """Return whether so many elements may be sorted, and take the cost off."""
+        """Return whether this many elements may be sorted, and deduct the cost."""
         flops = elements * OF_SORTED
         if self._full or flops <= LIMITS.small * OF_ELEMENT:
             return True
@@ -113,11 +113,11 @@ class Budget:
     def has_room(self, nbytes: int, inputs: Sequence[Tensor]) -> bool:
         """Return whether the host has memory for results, their copies and copies of the inputs.
 
-        Linux lets a process have more memory than there is, and kills it once it is written.
+        Linux overcommits memory, and kills the process once it writes to it.
 
         Args:
-            nbytes: of the results.
-            inputs: may be converted, those of half precision for example.
+            nbytes: bytes of the results.
+            inputs: tensors that may be converted, for example from half precision.
         """
         needed = 2 * nbytes
         for tensor in filter(is_plain, inputs):
@@ -128,27 +128,27 @@ class Budget:
         return False
 
     def refund(self) -> None:
-        """Give back the last operator's cost: it was not computed."""
+        """Return the last operator's cost to the budget: it was not computed."""
         self.flops += self._taken
         self._taken = 0
 
     def lose(self, nbytes: int) -> None:
-        """Note unknown results of compiled code; the native library counts those of operators."""
+        """Count unknown results of compiled code; the native library counts those of operators."""
         self.lost += nbytes
         if not self._full and not self.ended and self.lost > LIMITS.lost:
             self.end()
 
     def end(self) -> None:
-        """Compute small tensors alone from now on."""
+        """From now on compute only small tensors."""
         self.ended, self.flops, self.largest = True, 0, LIMITS.small
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed)
 
 
 def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) -> int:  # noqa: ANN401 - an operator's
-    """Return the operations that a formula of PyTorch's counts.
+    """Return the operations that PyTorch's formula counts.
 
-    Tuples are made of lists: ``tuple()`` of an iterator makes one of ten elements and shrinks it,
-    which Python's collector counts each time.
+    Build tuples from lists: ``tuple()`` of an iterator allocates ten elements and shrinks the
+    tuple, which Python's garbage collector counts each time.
     """
     of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
     if of_shapes is None:  # attention's would read the lengths of sequences back from the device
@@ -166,23 +166,23 @@ def _of_shapes(
     named: tuple[tuple[str, Any], ...],
     result: Any,  # noqa: ANN401 - an operator's
 ) -> int:
-    """Return the operations that a formula counts for arguments of these shapes.
+    """Return the operations that a formula counts for these shapes, cached.
 
-    Once for each: PyTorch's formulas find shapes by a function that leaves a reference cycle behind
-    at each call, and Python's collector would run by them.
+    PyTorch's formulas create a reference cycle at each call, which would make Python's garbage
+    collector run.
     """
     return formula(*shapes, out_shape=result, **dict(named))
 
 
 def _on_meta(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
-    """Return a tensor without memory for a tensor; anything else as it is."""
+    """Return a meta tensor for a tensor; return anything else unchanged."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
-    """Return a tensor's shape, or those in a list or tuple; anything else as it is."""
+    """Return a tensor's shape, or the shapes in a list or tuple; return anything else unchanged."""
     if isinstance(value, Tensor):
         return value.shape
     return (*map(_shape, value),) if type(value) in {tuple, list} else value
@@ -194,10 +194,10 @@ def flops_of(
     outputs: Sequence[Tensor],
     result: Any,  # noqa: ANN401 - an operator's
 ) -> int:
-    """Return the floating-point operations that an operator counts."""
+    """Return the number of floating-point operations of an operator."""
     formula = call.traits.formula
     if formula is not None:
-        with suppress(Exception):  # of arguments that it does not expect
+        with suppress(Exception):  # a formula may fail on unexpected arguments
             return _by_formula(formula, call, result)
     elements = sum(tensor.numel() for tensor in (*inputs, *outputs))
     if call.name in NETWORKS:

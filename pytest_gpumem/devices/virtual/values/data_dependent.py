@@ -1,15 +1,15 @@
-"""Operators whose CUDA code asks the device for figures: the bytes that its copies bring.
+"""Operators whose CUDA code reads numbers back from the device: the bytes of these copies.
 
-Most of these operators have outputs whose sizes depend on values. Their CUDA code learns a size by
+Most of these operators have outputs whose sizes depend on values. Their CUDA code reads a size with
 a small copy from memory that its kernels wrote. The mode computes the operator on the host first,
-and queues the bytes of these copies in their order; PyTorch's own code then takes its own temporary
+and queues the bytes of these copies in order; PyTorch's own code then allocates its own temporary
 memory, and outputs of the true size.
 
-Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and was seen at run time
-with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 make others. Where these ask
-for one answer in copies of several sizes, the answer is a tuple of its forms. Another version may
-make other copies: the native library takes no queued bytes for a copy of another size and reports
-it. tests/tables/operators-that-read-back.md lists all.
+Which copies an operator makes is in PyTorch's source (aten/src/ATen/native) and was observed at run
+time with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 make others. If versions
+copy the same number in different sizes, the entry is a tuple of its forms. Another version may make
+other copies: the native library uses no queued bytes for a copy of another size, and reports it.
+tests/tables/operators-that-read-back.md lists all.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
 
 MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
-"""elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
+"""above this many elements nonzero works in chunks (Nonzero.cu), and thrust's indices have 8
+bytes"""
 MAX_MODE_SORTED: Final = 2048
-"""elements of the largest slice of which one kernel finds the mode (TensorModeKernel.cu)"""
+"""elements of the largest slice whose mode a single kernel finds (TensorModeKernel.cu)"""
 CHUNK: Final = 1 << 30
-"""elements of such a chunk"""
+"""elements per chunk of nonzero"""
 BYTE_MASKS: Final = (torch.bool, torch.uint8)
-"""types of an index tensor that is a mask"""
+"""dtypes of an index tensor that is a mask"""
 
 
 def _int32(*numbers: int) -> bytes:
@@ -53,17 +54,17 @@ def _content(tensor: Tensor) -> bytes:
 
 
 def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
-    """Return the copy in which nonzero learns that ``mask`` has ``count`` true values."""
+    """Return the copies by which nonzero reads that ``mask`` has ``count`` true values."""
     if mask.numel() < MAX_CUB_ELEMENTS:
         return [_int32(count)]
-    chunks = -(-mask.numel() // CHUNK)  # a count for each; PyTorch takes their sum
+    chunks = -(-mask.numel() // CHUNK)  # one count per chunk; PyTorch adds them up
     counts = [min(CHUNK, max(count - at * CHUNK, 0)) for at in range(chunks)]
     return [_int32(*counts)]
 
 
-# Each function takes the host's result and the CUDA call's arguments by name. Where values are
-# unknown, there is no result, and ``share`` says how much of a mask is true: those with ``bounded``
-# return the copies for the most that the operator can take then.
+# Each function receives the host's result and the CUDA call's arguments by name. If values are
+# unknown, the result is None, and ``share`` is the part of a mask that is true: functions
+# registered with ``bounded`` then return the copies of the upper bound.
 
 
 # -- nonzero, and what contains it --
@@ -81,19 +82,19 @@ copies("aten::masked_scatter_backward")(lambda _, args: _selected(args.grad_outp
 
 
 def _selected(values: Tensor, args: Arguments) -> list[bytes]:
-    """Return the number of true values of the mask, as expanded."""
+    """Return the number of true values of the expanded mask."""
     expanded = torch.broadcast_tensors(values, args.mask)[1]
     repeated = expanded.numel() // args.mask.numel() if args.mask.numel() else 0
     return _count_of_true(expanded, _number_of_true(args.mask, args) * repeated)
 
 
 def _bound(count: int, args: Arguments) -> int:
-    """Return how many of so many elements are taken where they are unknown, at least one."""
+    """Return how many of ``count`` unknown elements are selected, at least one."""
     return count if args.share is None else max(1, int(count * args.share))
 
 
 def _number_of_true(mask: Tensor, args: Arguments) -> int:
-    """Return how many values of a mask are true."""
+    """Return the number of true values of a mask."""
     if args.share is None:
         return int(over_device_memory(mask).count_nonzero())
     return int(mask.numel() * args.share)
@@ -101,21 +102,21 @@ def _number_of_true(mask: Tensor, args: Arguments) -> int:
 
 @copies("torchvision::nms", bounded=True)
 def nms_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
-    """Return how many boxes stay: torchvision selects them by a mask of all.
+    """Return how many boxes remain: torchvision selects them with a mask over all boxes.
 
-    Before 0.22 it copies which boxes each one suppresses, by scores, and selects on the host; zeros
-    say that all stay.
+    Before 0.22 it copies which boxes each box suppresses, ordered by score, and selects on the
+    host; zeros mean that all remain.
     """
     boxes: Tensor = args.dets
     if not boxes.numel():
         return []
-    if TORCH >= (2, 7):  # and so torchvision 0.22
+    if TORCH >= (2, 7):  # which has torchvision 0.22
         count = _bound(boxes.shape[0], args) if result is None else result.shape[0]
         return _count_of_true(boxes[:, 0], count)
     if result is None:
         return []
     order = over_device_memory(args.scores).argsort(stable=True, descending=True)
-    bits = 0  # the first one stays: let it suppress all that do not
+    bits = 0  # the first box remains: let it suppress all boxes that do not
     for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
         bits |= 1 << place
     row = -(-len(order) // 64) * 8
@@ -135,7 +136,7 @@ def index_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def index_put_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return none where PyTorch fills by the mask instead: canDispatchToMaskedFill."""
+    """Return no copies if PyTorch fills by the mask instead: canDispatchToMaskedFill."""
     defined = [index for index in args.indices if index is not None]
     is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
     is_host_value = args.values.numel() == 1 and args.values.device.type == "cpu"
@@ -147,13 +148,13 @@ def index_put_copies(result: object, args: Arguments) -> list[bytes]:
 
 
 def _number_of_unique(unique: Tensor | None, values: Tensor, args: Arguments) -> list[bytes]:
-    """Return the number of unique values; of a mask, how many of its values are true."""
+    """Return the number of unique values; for a mask, the number of true values."""
     if not values.numel():
         return []
     if values.dtype != torch.bool:
         return [_int64(_bound(values.numel(), args) if unique is None else unique.shape[0])]
     if unique is None or unique.shape[0] == 2:  # noqa: PLR2004 - false and true
-        return [_int32(1)]  # some are true: the kernels count how many
+        return [_int32(1)]  # some values are true: the kernels count them
     return [_int32(values.numel() if bool(unique[0]) else 0)]
 
 
@@ -166,7 +167,7 @@ copies("aten::_unique", "aten::_unique2", bounded=True)(
 def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Sequence[Answer]:
     """Return the number of unique slices.
 
-    It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
+    It has 8 bytes since torch 2.15; 4 bytes for up to 2^31 slices if counts are requested.
     """
     count = result[0].shape[args.dim] if result else _bound(args.self.shape[args.dim], args)
     return [(_int32(count), _int64(count))] if args.self.numel() else []
@@ -184,7 +185,7 @@ def unique_consecutive_copies(result: Sequence[Tensor] | None, args: Arguments) 
 
 @copies("aten::isin", bounded=True)
 def isin_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return unique's counts of both tensors, where isin_Tensor_Tensor_out sorts."""
+    """Return unique's counts of both tensors if isin_Tensor_Tensor_out sorts."""
     both = args.get("elements"), args.get("test_elements")
     elements, tests = both
     if elements is None or tests is None or args.assume_unique or not elements.numel():
@@ -198,7 +199,7 @@ def isin_copies(result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::_coalesce", bounded=True)
 def coalesce_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the number of unique indices, which thrust's unique_by_key gives."""
+    """Return the number of unique indices, a result of thrust's unique_by_key."""
     sparse: Tensor = args.self
     if sparse._nnz() <= 1:
         return []
@@ -213,7 +214,7 @@ def coalesce_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::bincount")
 def bincount_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the least and the greatest value; bytes are not asked for the least."""
+    """Return the minimum and the maximum; the minimum of bytes is not read."""
     if not args.self.numel():
         return []
     host = over_device_memory(args.self)
@@ -223,7 +224,7 @@ def bincount_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::histc")
 def histc_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the least and the greatest value, which are asked for where no range is args."""
+    """Return the minimum and the maximum, which are read if no range is given."""
     if args.min != args.max or not args.self.numel():
         return []
     host = over_device_memory(args.self)
@@ -232,10 +233,10 @@ def histc_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::repeat_interleave", bounded=True)
 def repeat_interleave_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
-    """Return the sum of the repeats, and what shows that none is negative (Repeat.h).
+    """Return the sum of the repeats, and the check that none is negative (Repeat.h).
 
-    That is the least of them; before torch 2.15, whether they are: the host has raised no error.
-    Repeats have no bound: unknown ones are taken once each.
+    The check reads the minimum; before torch 2.15, a flag: the host has raised no error. Repeats
+    have no upper bound: unknown ones are assumed to be 1.
     """
     repeats: Tensor = args.repeats
     if args.output_size is not None or not repeats.shape[0]:
@@ -248,9 +249,9 @@ def repeat_interleave_copies(result: Tensor | None, args: Arguments) -> Sequence
 
 @copies("aten::mode", bounded=True)
 def mode_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return thrust's results for each slice that is too large for one kernel.
+    """Return thrust's results for each slice too large for a single kernel.
 
-    Unknown slices are of different values.
+    Unknown slices are assumed to have distinct values.
     """
     values, dim = args.self, args.dim
     if not values.dim() or values.shape[dim] <= MAX_MODE_SORTED:
@@ -275,10 +276,10 @@ def _mode_of(
 ) -> list[bytes]:
     """Return thrust's results for a slice.
 
-    Of a mask: how many are true, and where the more frequent truth value stands. Of numbers: how
-    often sorted neighbours differ, the number of values, and the mode's place among the different
-    values, with how frequent it is; then the mode, where it stands among all in order, and where in
-    the slice.
+    For a mask: the number of true values, and the index of the more frequent one. For numbers: how
+    often sorted neighbours differ, the number of values, and the mode's index among the distinct
+    values, with its frequency; then the mode, its index in sorted order, and its index in the
+    slice.
     """
     if kind == torch.bool:
         return [_int64(true), struct.pack("=?7xq", True, place)]
@@ -292,7 +293,7 @@ def _mode_of(
 
 @copies("aten::equal")
 def equal_copies(result: bool, args: Arguments) -> list[bytes]:
-    """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
+    """Return the result; no copy if PyTorch need not read it: other sizes, or the same memory."""
     left, right = args.self, args.other
     if left.shape != right.shape or not left.numel():
         return []
@@ -311,13 +312,13 @@ copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].num
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return that no status is an error: the host has computed the result, without one."""
+    """Return that no status is an error: the host has computed the result without one."""
     return [bytes([False])] if _matrices(args).numel() else []
 
 
 @copies("aten::_linalg_svd", "aten::linalg_polar")
 def svd_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
+    """Return each matrix's status, which ``gesvd`` alone does not read, and that of all."""
     matrices = _matrices(args)
     if not matrices.numel():
         return []
@@ -332,21 +333,21 @@ def _matrices(args: Arguments) -> Tensor:
     return args.self if matrices is None else matrices
 
 
-copies("aten::linalg_pinv")(  # of the decomposition that it takes: eigh or svd
+copies("aten::linalg_pinv")(  # copies of its decomposition: eigh or svd
     lambda result, args: (no_error_copies if args.hermitian else svd_copies)(result, args)
 )
 
 
-copies("aten::_linalg_check_errors")(  # whether any status is one
+copies("aten::_linalg_check_errors")(  # whether any status is an error
     lambda _, args: [bytes([bool(over_device_memory(args.info).any())])]
 )
 
 
 @copies("aten::linalg_eig")
 def eig_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return whether all elements are finite, and that there is no error, of real ones twice.
+    """Return whether all elements are finite, and that there is no error; for real ones, twice.
 
-    Before torch 2.10 the rest is MAGMA's, which takes the matrices from the host.
+    Before torch 2.10 MAGMA does the rest, on matrices in host memory.
     """
     host = over_device_memory(args.self)
     finite = bytes([bool(host.isfinite().all())])
@@ -356,20 +357,20 @@ def eig_copies(_result: object, args: Arguments) -> list[bytes]:
 
 
 MAX_SCALED_NORM: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
-"""the 1-norm up to which PyTorch's approximation of degree 18 takes a matrix: above, it halves the
-matrix and squares the result (Bader, Blanes and Casas 2019, "Computing the matrix exponential with
-an optimized Taylor polynomial approximation")"""
+"""largest 1-norm for PyTorch's approximation of degree 18: above it, PyTorch halves the matrix and
+squares the result (Bader, Blanes and Casas 2019, "Computing the matrix exponential with an
+optimized Taylor polynomial approximation")"""
 MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 0.299615891381135}
-"""the 1-norm from which it takes this degree for one matrix; for several it always does"""
+"""1-norm from which PyTorch uses this degree for one matrix; for several it always does"""
 
 
 @copies("aten::linalg_matrix_exp", bounded=True)
 def matrix_exp_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return the norm of one matrix, and how often which matrices of several are squared.
+    """Return the norm of one matrix, or how often each of several matrices is squared.
 
-    That is the number of different counts of squarings; how many matrices each has; and how many
-    squarings it has more than the one before it. Unknown matrices are all squared twice, which
-    takes the most memory.
+    For several: the number of distinct counts of squarings; how many matrices have each count; and
+    by how many squarings it exceeds the previous count. Unknown matrices are all squared twice,
+    which needs the most memory.
     """
     matrices: Tensor = args.self
     if not matrices.numel() or matrices.shape[-1] == 1:
@@ -388,27 +389,27 @@ def matrix_exp_copies(result: object, args: Arguments) -> list[bytes]:
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
 
 
-copies("aten::_ctc_loss")(lambda *_: [])  # PyTorch tags it, and it asks for nothing
+copies("aten::_ctc_loss")(lambda *_: [])  # tagged data-dependent, but it reads nothing back
 
 
 @copies("aten::segment_reduce")
 def segment_reduce_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the least length, and whether all add up: checks unless the call is unsafe."""
+    """Return the minimum length, and whether all add up: checks that an unsafe call skips."""
     if args.lengths is None or args.unsafe or not args.data.numel():
         return []
     return [_content(over_device_memory(args.lengths).min()), bytes([True])]
 
 
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-"""operators that take masks or whole numbers, and ask for the size of masks alone"""
+"""operators that take masks or integers, and read back only the size of masks"""
 
 
 def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
-    """Return the device's masks that alone tell an operator's sizes; None: other values do.
+    """Return the device masks that alone determine an operator's sizes; None: other values do.
 
     Args:
-        name: the operator's, with its namespace.
-        args: of its call.
+        name: the operator's name, with its namespace.
+        args: arguments of its call.
     """
     if name in {"aten::masked_select", "aten::masked_scatter_backward"}:
         return [args[1]]
@@ -423,12 +424,12 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
 
 
 def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
-    """Return how many of how many rows or elements an operator took by values; None: it takes none.
+    """Return how many rows or elements an operator selected by values, and of how many; or None.
 
     Args:
-        name: the operator's, with its namespace.
-        args: of its call.
-        result: of the CUDA operator.
+        name: the operator's name, with its namespace.
+        args: arguments of its call.
+        result: the CUDA operator's result.
     """
     if name == "aten::nonzero":
         return result.shape[0], args[0].numel()

@@ -1,7 +1,7 @@
-"""Large tensors that operators make of known values: they are computed once something reads them.
+"""Large tensors that operators create from known values, computed once something reads them.
 
-A mask of a thousand rows and columns costs no more than a note of its operator until then. The
-native library knows of each such range of addresses whether it has been written to since.
+Until then a mask of a thousand rows and columns costs only a record of its operator. The native
+library knows whether such a range of addresses has been written to since.
 """
 
 from __future__ import annotations
@@ -34,58 +34,58 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.sparse_operators import Compute
 
 MAX_WORK: Final = 1 << 29
-"""elements of all operators that lead to a tensor: two seconds of one thread of the host, and eight
+"""elements of all operators that lead to a tensor: two seconds of one CPU thread, and eight
 operators on masks of four texts with 4,096 tokens"""
 MAX_STEPS: Final = 32
-"""operators that lead to a tensor, one after the other: in a loop each would add one"""
+"""longest chain of operators that leads to a tensor: in a loop each iteration would add one"""
 MAX_KEPT: Final = 128 << 20
-"""bytes of the host's memory for the arguments of these operators"""
+"""bytes of host memory for the arguments of these operators"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
-"""types of masks, token ids, edges and labels; batches of images and weights are not of these"""
+"""dtypes of masks, token ids, edges and labels; batches of images and weights have others"""
 ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
 COPYING: Final = {"clone", "_to_copy"}
-"""operators that copy a tensor as pointwise ones do"""
+"""operators that copy a tensor and count as pointwise"""
 
 
 @dataclass(eq=False)
 class Recipe:
-    """An operator and its arguments, which give the values of a range of device memory."""
+    """An operator and its arguments, which produce the values of a range of device memory."""
 
     call: OperatorCall | None
     """without its arguments; None: ``few`` has the values"""
     args: Any
-    """the arguments on the host; a DeferredPart stands for each large tensor"""
+    """arguments on the host; a DeferredPart replaces each large tensor"""
     kwargs: Any
     layout: DeferredPart
-    """of the operator's result, or of the argument that it changes"""
+    """layout of the operator's result, or of the argument that it changes"""
     changed: Recipe | None
-    """the range's values before, where the operator changes a part of them"""
+    """the range's previous values, if the operator changes a part of them"""
     address: int
     nbytes: int
     work: int
     steps: int
     kept: int
-    """bytes of the host's memory that the arguments take"""
+    """bytes of host memory that the arguments use"""
     few: FewNonzeros | None = None
-    """all elements of the range that are not zero"""
+    """all nonzero elements of the range"""
     number: int = 0
-    """of the range; as long as the library knows it by that number, it was not written to"""
+    """the range's number in the native library, valid until the range is written to"""
 
 
 @dataclass(frozen=True)
 class DeferredPart:
-    """A tensor that lies in the values of a recipe."""
+    """A tensor within a recipe's values."""
 
     recipe: Recipe | None
     """None: its values do not matter"""
     offset: int
-    """bytes from the range's start"""
+    """bytes from the start of the range"""
     size: Sequence[int]
     stride: Sequence[int]
     dtype: torch.dtype
 
     def over(self, storage: Any) -> Tensor:  # noqa: ANN401 - of either of PyTorch's types
-        """Return the tensor over the range's values."""
+        """Return the tensor as a view of the range's values."""
         host = torch.empty(0, dtype=self.dtype)
         host.set_(storage, self.offset // self.dtype.itemsize, self.size, self.stride)
         return host
@@ -101,30 +101,31 @@ class DeferredValues:
         compute: Compute,
         affords_sorting: Callable[[int], bool],
     ) -> None:
-        """Begin with no tensor.
+        """Start empty.
 
         Args:
-            library: the virtual GPU's.
-            values: the known ones.
+            library: the virtual GPU's library.
+            values: the known values.
             compute: computes an operator on the host.
-            affords_sorting: takes the cost of sorting so many elements off the budget, if it can.
+            affords_sorting: deducts the cost of sorting this many elements from the budget; False:
+                too little is left.
         """
         self._library = library
         self._known = values
         self._compute = compute
         self._affords_sorting = affords_sorting
         self.recipes: dict[int, Recipe] = {}
-        """by their ranges' numbers"""
+        """by the number of their range"""
 
     def covers(self, tensor: Tensor, least: int = 0) -> bool:
-        """Return whether a tensor could be computed, in a range of more bytes than these."""
+        """Return whether a tensor can be computed, in a range larger than ``least`` bytes."""
         if not self.recipes or not tensor.is_cuda:
             return False
         recipe = self._recipe_at(tensor)
         return recipe is not None and recipe.nbytes > least
 
     def computed(self, tensor: Tensor) -> bool:
-        """Write the values of a tensor's range; False: it is in none, or the host has no room."""
+        """Write the values of a tensor's range; False: there is no range, or no host memory."""
         recipe = self._recipe_at(tensor)
         if recipe is None or recipe.nbytes > LIMITS.backed_small:
             return False
@@ -137,11 +138,11 @@ class DeferredValues:
         return True
 
     def add(self, call: OperatorCall, result: Tensor) -> bool:
-        """Note how a large result could be computed; False: it depends on unknown values.
+        """Record how to compute a large result; False: it depends on unknown values.
 
         Args:
-            call: an operator's that has run, and has returned one tensor.
-            result: the tensor, new or an argument that it has changed.
+            call: call of an operator that has run and returned one tensor.
+            result: that tensor, new or an argument that it has changed.
         """
         traits = call.traits
         if traits.random or traits.allocates or not is_plain(result) or not result.numel():
@@ -160,7 +161,7 @@ class DeferredValues:
         return recipe is not None and self._note(recipe)
 
     def note_few(self, tensor: Tensor, few: FewNonzeros) -> bool:
-        """Note the elements of a contiguous tensor that are not zero; False: there is no room."""
+        """Record the nonzero elements of a contiguous tensor; False: there is no room."""
         if not self._has_room(few.nbytes):
             return False
         layout = DeferredPart(None, 0, tensor.shape, tensor.stride(), tensor.dtype)
@@ -176,7 +177,7 @@ class DeferredValues:
         )
 
     def few_of(self, tensor: Tensor) -> FewNonzeros | None:
-        """Return the elements of a tensor that are not zero; None: that is not known of a few."""
+        """Return the nonzero elements of a tensor; None: unknown, or too many."""
         recipe = self._recipe_at(tensor, assumed=True)
         if recipe is None or recipe.few is None or not tensor.is_contiguous():
             return None
@@ -191,7 +192,7 @@ class DeferredValues:
         return True
 
     def _few_of(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
-        """Return the elements of an operator's result that are not zero, if a few are known."""
+        """Return the nonzero elements of an operator's result, if they are known and few."""
         if not result.is_cuda or not result.is_contiguous():
             return None
         name, inputs = call.name, call.inputs()
@@ -215,7 +216,7 @@ class DeferredValues:
         return few and few.mapped(computed)
 
     def _few_changed(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
-        """Return the elements that are not zero once an operator has changed a few."""
+        """Return the nonzero elements after an operator has changed a few."""
         target, *rest = call.in_order()
         few = self.few_of(target)
         if few is None:
@@ -249,12 +250,12 @@ class DeferredValues:
         if target is not None and changed is not None:
             layout, address, nbytes = target, changed.address, changed.nbytes
         elif span(result) != nbytes:
-            return None  # others' values lie between its own
+            return None  # values of other tensors lie between its own
         recipes = [source.recipe for source in sources.values() if source.recipe is not None]
         work = result.numel() + sum(recipe.work for recipe in recipes)
         steps = 1 + max((recipe.steps for recipe in recipes if recipe is not changed), default=0)
         if changed is not None:
-            steps = max(steps, changed.steps)  # changes of one range are made in a loop
+            steps = max(steps, changed.steps)  # a loop changes the same range
         kept = sum(tensor.nbytes for tensor in copied)
         largest = max((recipe.nbytes for recipe in recipes), default=nbytes)
         too_much = work > MAX_WORK or max(nbytes, largest) > LIMITS.backed_small
@@ -275,7 +276,7 @@ class DeferredValues:
         return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
 
     def _recipe_at(self, tensor: Tensor, *, assumed: bool = False) -> Recipe | None:
-        """Return the recipe of the range that a tensor lies in; ``assumed``: of assumed values."""
+        """Return the recipe of the range around a tensor; ``assumed``: also of assumed values."""
         nbytes = span(tensor)
         if not nbytes or not is_plain(tensor):
             return None
@@ -284,7 +285,7 @@ class DeferredValues:
         return None if is_assumed and not assumed else recipe
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
-        """Return where an argument lies in a deferred range; None: in none."""
+        """Return an argument's position in a deferred range; None: it is in none."""
         if not tensor.is_cuda or not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
         recipe = self._recipe_at(tensor)
@@ -303,7 +304,7 @@ class DeferredValues:
         )
 
     def _can_be_kept(self, tensor: Tensor) -> bool:
-        """Return whether a copy of an argument can be kept: small known values, the host's ids."""
+        """Return whether a copy of an argument can be stored: small known values, host ids."""
         if not is_plain(tensor):
             return False
         if tensor.is_cuda:
@@ -313,7 +314,7 @@ class DeferredValues:
         return tensor.nbytes <= (MAX_KEPT // 2 if tensor.dtype in DECIDING else LIMITS.small)
 
     def _has_room(self, kept: int) -> bool:
-        """Return whether so many bytes can be kept, once the recipes of no range are dropped."""
+        """Return whether this many bytes can be stored, after dropping recipes without a range."""
         total = sum(recipe.kept for recipe in self.recipes.values())
         if len(self.recipes) >= 2 * CAPACITIES.deferred or total + kept > MAX_KEPT:
             self.recipes = {

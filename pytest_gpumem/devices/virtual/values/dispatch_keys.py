@@ -1,4 +1,4 @@
-"""The dispatch key at which operators are seen: unused by PyTorch, and below autograd."""
+"""The dispatch key that sees operators: unused by PyTorch, and below autograd."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 KEY: Final = "Fake"
-"""its name"""
 NUMBER: Final = int(torch._C._dispatch_key_parse(KEY))  # type: ignore[call-overload] # an enum of C++'s
 PYTHON: Final = torch._C.DispatchKey.Python
-"""the key of modes and of subclasses: above ours, or below it with older versions of torch"""
+"""dispatch key of modes and subclasses: above ours, or below it in older versions of torch"""
 IS_ABOVE_PYTHON: Final = int(PYTHON) < NUMBER  # type: ignore[call-overload] # likewise
 LOWER_KEY: Final = "FPGA"
-"""another unused key, below that of Python: operators inside of a mode or of a subclass are seen by
-it where ours is above, as Python's key leaves out all keys above it"""
+"""a second unused key below the Python key, which excludes all keys above itself: it sees operators
+inside a mode or a subclass if our key is above"""
 NAMES: Final = (KEY, LOWER_KEY) if IS_ABOVE_PYTHON else (KEY,)
 INCLUDED: Final = (*map(torch._C._dispatch_key_parse, NAMES),)
 KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, INCLUDED))
@@ -30,7 +29,7 @@ Without: Final = torch._C._ExcludeDispatchKeyGuard
 
 
 def present_operator(name: str) -> OpOverload:
-    """Return the operator that has a full name now."""
+    """Look an operator up by its full name."""
     namespace, _, operator = name.partition("::")
     packet, _, overload = operator.partition(".")
     op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
@@ -38,18 +37,18 @@ def present_operator(name: str) -> OpOverload:
 
 
 operator_named: Final = functools.cache(present_operator)
-"""returns the operator of a full name: its object is made there, and most operators have none"""
+"""returns the operator of a full name, cached: torch creates the object on lookup"""
 
 
 def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
-    """Return the dispatch keys of all tensors."""
+    """Return the union of the tensors' dispatch keys."""
     return functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
 
 
 def numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
-    """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place.
+    """Convert numbers in tensors' places to tensors for a redispatch, as PyTorch's own call does.
 
-    None stays: it stands for a tensor that is not there, such as attention's seed before torch 2.7.
+    None stays: it means a missing tensor, such as attention's seed before torch 2.7.
     """
     with torch._C._DisableTorchDispatch(), Without(KEYS):
         return [

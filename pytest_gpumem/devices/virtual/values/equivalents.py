@@ -1,4 +1,4 @@
-"""Equivalents for the CPU of operators that are CUDA's alone, or that have other outputs there."""
+"""CPU equivalents of operators that only CUDA has, or whose outputs differ on CUDA."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 aten: Final = torch.ops.aten
 MAX: Final = 2
-"""embedding_bag's mode: the greatest of each bag"""
+"""embedding_bag's mode: the maximum of each bag"""
 
 
-# -- unique: CUDA sorts always, and its outputs that nobody asked for are empty --
+# -- unique: CUDA always sorts, and its outputs that were not requested are empty --
 
 
 @equivalent_of_arguments("aten::_unique2")
 def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the unique values, sorted; counts of a mask even where none are asked for."""
+    """Return the unique values, sorted; for a mask, with counts even if not requested."""
     inverse, is_mask = args.return_inverse, args.self.dtype == torch.bool and args.self.numel()
     counts = args.return_counts or bool(is_mask)
     unique, inverses, numbers = aten._unique2(args.self, True, inverse, counts)
-    # Of a mask, CUDA counts always, and returns no tensor for an inverse that nobody asked for.
+    # For a mask, CUDA always counts, and returns no tensor for an inverse that was not requested.
     return unique, None if is_mask and not inverse else inverses, numbers
 
 
@@ -40,7 +40,7 @@ def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::unique_consecutive"
 )
 def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the unique slices; of one without ``sorted`` and dimension, the unique values."""
+    """Return the unique slices; without ``sorted`` and dimension, the unique values."""
     if args.dim is None:
         result = aten.unique_consecutive(args.self, True, True)
     elif args.get("sorted") is None:
@@ -58,7 +58,7 @@ def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::histc")
 def histc(args: Arguments) -> Tensor:
-    """Count whole numbers too, which the CPU's operator does not take."""
+    """Compute a histogram, also of integers, which the CPU's operator does not accept."""
     values, bins = args.self, args.bins
     counts: Tensor
     if values.is_floating_point():
@@ -83,7 +83,7 @@ def histc(args: Arguments) -> Tensor:
 
 @equivalent_of_arguments("aten::_cudnn_ctc_loss", "aten::_cudnn_ctc_loss.Tensor")
 def cudnn_ctc_loss(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Return the loss, and its gradient by the probabilities, which cuDNN computes at once."""
+    """Return the loss, and its gradient by the probabilities, which cuDNN computes in one call."""
     arguments = args.log_probs, args.targets, args.input_lengths, args.target_lengths
     options = args.blank, args.zero_infinity
     loss, alpha = aten._ctc_loss(*arguments, *options)
@@ -95,14 +95,14 @@ def cudnn_ctc_loss(args: Arguments) -> tuple[Tensor, Tensor]:
 def fused_dropout(
     values: Tensor, keep: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the values that are kept, scaled, and their mask."""
+    """Return the values that dropout keeps, scaled, and their mask."""
     mask = torch.rand(values.shape, generator=generator) < keep
     return values * mask / keep, mask.to(torch.uint8)
 
 
 @equivalent_of_arguments("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output and each index's bag, which the CPU leaves out where it has a fast way."""
+    """Return the output and each index's bag, which the CPU's fast path leaves out."""
     weight, indices, offsets = args.weight, args.indices, args.offsets
     output, _, _, greatest = aten._embedding_bag(
         *(weight, indices, offsets, False, args.mode, False, args.per_sample_weights),
@@ -119,11 +119,12 @@ def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 ALIGNED: Final = True
-"""a grid's corners, of all that cuDNN does: it interpolates linearly, with zeros outside"""
+"""whether a grid's corners are aligned; cuDNN supports only linear interpolation, with zeros
+outside"""
 EQUIVALENTS.update(
     {
         "aten::_masked_scale": lambda values, mask, scale: values * mask * scale,
-        # CUDA's backward pass takes no buffer.
+        # CUDA's backward pass needs no buffer.
         "aten::log_sigmoid_forward": lambda values: (
             *(aten.log_sigmoid_forward(values)[0], values.new_empty(0)),
         ),
@@ -140,13 +141,13 @@ EQUIVALENTS.update(
         "aten::cudnn_affine_grid_generator_backward": lambda gradient, *size: (
             aten.affine_grid_generator_backward(gradient, list(size), ALIGNED)
         ),
-        # One driver is CUDA's; the CPU's own choice returns ranks as well.
+        # CUDA has one driver; the CPU's default driver returns ranks as well.
         "aten::linalg_lstsq": lambda values, b, rcond=None, **_: aten.linalg_lstsq(
             values, b, rcond, driver="gels"
         ),
         "aten::_linalg_svd": lambda values, full=False, compute_uv=True, **_: aten._linalg_svd(
             values, full, compute_uv
-        ),  # of cuSOLVER's drivers, any
+        ),  # any of cuSOLVER's drivers
         # No equivalent reads the state of dropout.
         "aten::_cudnn_init_dropout_state": lambda *_arguments, **_options: None,
     }
@@ -158,7 +159,7 @@ EQUIVALENTS.update(
     *("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
 )
 def convolution(args: Arguments) -> Tensor:
-    """Return the convolution; of each channel by itself without groups."""
+    """Return the convolution; depthwise if the operator has no argument ``groups``."""
     groups = args.get("groups") or args.self.shape[1]
     outputs = args.get("output_padding")
     transposed, outputs = outputs is not None, outputs or [0] * len(args.padding)
@@ -176,18 +177,18 @@ equivalent_of_arguments("aten::cudnn_convolution_add_relu")(
 )
 
 
-# -- matrix products: of other types, scaled, grouped, of four bits --
+# -- matrix products: with other dtypes, scaled, grouped, of int4 --
 
 
 ZERO_OF_INT4 = 8
-"""the number of four bits that stands for zero"""
+"""the int4 code of zero"""
 
 
 @equivalent("aten::mm.dtype", "aten::mm.dtype_out", "aten::bmm.dtype", "aten::bmm.dtype_out")
 def product(
     left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return mm or bmm, summed and stored in another type."""
+    """Return mm or bmm, accumulated and stored in another dtype."""
     result = left.to(dtype) @ right.to(dtype)
     return result if out is None else out.resize_(result.shape).copy_(result)
 
@@ -205,7 +206,7 @@ def added_product(
     alpha: float = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return addmm or baddbmm, summed and stored in another type."""
+    """Return addmm or baddbmm, accumulated and stored in another dtype."""
     result = alpha * (left.to(dtype) @ right.to(dtype))
     if beta:
         result = result + beta * added.to(dtype)
@@ -213,7 +214,7 @@ def added_product(
 
 
 def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
-    """Return scales of a tensor, of its rows or columns, or of blocks, so that they multiply it."""
+    """Expand scales of a tensor, of its rows or columns, or of blocks to its shape."""
     if scale.numel() == 1:
         return scale.float().reshape(())
     if scale.ndim == 1 and scale.numel() in matrix.shape:
@@ -234,7 +235,7 @@ def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
 
 @equivalent_of_arguments("aten::_scaled_mm", "aten::_scaled_mm.out")
 def scaled_mm(args: Arguments) -> Tensor:
-    """Return the product of two scaled matrices of 8 bits, with a bias."""
+    """Return the product of two scaled 8-bit matrices, with a bias."""
     left = args.self.float() * _factors(args.scale_a, args.self)
     right = args.mat2.float() * _factors(args.scale_b, args.mat2)
     result: Tensor = left @ right
@@ -253,7 +254,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the products of groups of rows, of columns or of the inner size; by their ends."""
+    """Return products grouped by rows, columns or the inner size; ``ends`` delimits groups."""
     dtype = out_dtype or left.dtype
     wide_left, wide_right = left.float(), right.float()
     if ends is None:
@@ -261,7 +262,7 @@ def grouped_mm(
         return (result if bias is None else result + bias.float()[:, None]).to(dtype)
     bounds = [0, *ends.tolist()]
     groups = [slice(start, end) for start, end in pairwise(bounds)]
-    if left.ndim == right.ndim:  # both of two dimensions: the inner one is grouped
+    if left.ndim == right.ndim:  # both have two dimensions: the inner one is grouped
         parts = [wide_left[:, group] @ wide_right[group] for group in groups]
         return torch.stack(parts).to(dtype)
     if right.ndim > left.ndim:
@@ -289,7 +290,7 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     _fast: bool = False,
 ) -> Tensor:
-    """Return grouped_mm of matrices whose rows and columns are scaled, and groups of rows."""
+    """Return grouped_mm of matrices with scaled rows and columns, grouped by rows."""
     if left.ndim != 2 or right.ndim != 3 or ends is None:  # noqa: PLR2004
         message = "only groups of rows are multiplied here"
         raise NotImplementedError(message)
@@ -304,9 +305,9 @@ def scaled_grouped_mm(
 
 @equivalent("aten::_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
-    """Return weights of four bits, eight a number, in the shape of CUDA's layout.
+    """Pack int4 weights, eight per integer, in the shape of CUDA's layout.
 
-    Their order in it is our own: ``_weight_int4pack_mm`` alone reads it.
+    Their order within is our own: only ``_weight_int4pack_mm`` reads it.
     """
     rows, half = weights.shape
     words = weights.contiguous().view(torch.int32)
@@ -315,7 +316,7 @@ def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
 
 @equivalent("aten::_weight_int4pack_mm")
 def weight_int4pack_mm(values: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
-    """Return the product of values and weights of four bits, scaled by groups of the inner size."""
+    """Return the product of values and int4 weights, scaled by groups of the inner size."""
     rows = packed.shape[0] * 8
     pairs = packed.contiguous().view(torch.uint8).reshape(rows, -1)
     numbers = torch.stack([pairs >> 4, pairs & 15], -1).reshape(rows, -1)

@@ -1,7 +1,7 @@
-"""Large tensors with few elements that are not zero, as ``to_dense()`` of a sparse tensor makes.
+"""Large tensors with few nonzero elements, such as ``to_dense()`` of a sparse tensor.
 
-Only these elements are kept, and so the size of ``to_sparse()`` or of ``nonzero()`` is known of a
-matrix that would take gigabytes of the host's memory.
+Only these elements are stored. So the size of ``to_sparse()`` or ``nonzero()`` is known for a
+matrix that would take gigabytes of host memory.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MAX_FEW: Final = 1 << 20
-"""elements that are kept of one tensor"""
+"""maximum number of elements stored per tensor"""
 MAX_SHARE: Final = 0.25
-"""of a tensor, that is few"""
+"""maximum share of a tensor's elements that counts as few"""
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class FewNonzeros:
     """The elements of a contiguous tensor that may differ from zero, on the host."""
 
     places: Tensor
-    """in the flattened tensor, ascending"""
+    """indices into the flattened tensor, ascending"""
     values: Tensor
     assumed: bool = False
-    """whether ones stand for values that are unknown"""
+    """whether ones replace unknown values"""
 
     @classmethod
     def none(cls, dtype: torch.dtype) -> FewNonzeros:
-        """Return those of a tensor of zeros."""
+        """Return the empty set of a tensor of zeros."""
         return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
 
     @classmethod
     def of_sparse(cls, sparse: Tensor, *, assumed: bool) -> FewNonzeros:
-        """Return those of a sparse tensor of the host."""
+        """Return the elements of a sparse host tensor."""
         coo = sparse.to_sparse_coo().coalesce()
         shape = torch.Size(coo.shape)
         places = [indices[:, None] for indices in coo.indices()]
@@ -49,32 +49,32 @@ class FewNonzeros:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the host's memory."""
+        """Bytes of host memory."""
         return self.places.nbytes + self.values.nbytes
 
     def nonzero(self, shape: Sequence[int]) -> Tensor:
-        """Return what ``nonzero()`` of the tensor with this shape returns."""
+        """Return the result of ``nonzero()`` of the tensor with this shape."""
         places = self.places[self.values != 0]
         return torch.stack(torch.unravel_index(places, tuple(shape)), 1)
 
     def write_to(self, host: Tensor) -> None:
-        """Write all elements to a contiguous tensor of the host."""
+        """Write all elements to a contiguous host tensor."""
         host.zero_()
         host.view(-1)[self.places] = self.values
 
     def mapped(self, function: Callable[[Tensor], Tensor | None]) -> FewNonzeros | None:
-        """Return those of a pointwise function's result; None where zero becomes something else."""
+        """Return a pointwise function's elements; None if it does not map zero to zero."""
         zero, values = function(self.values.new_zeros(1)), function(self.values)
         if zero is None or values is None or zero.any():
             return None
         return FewNonzeros(self.places, values, self.assumed)
 
     def changed(self, touched: Tensor, change: Callable[[Tensor, Tensor], object]) -> FewNonzeros:
-        """Return those after an operator in place.
+        """Return the elements after an in-place operator.
 
         Args:
-            touched: the places that it writes, in its order.
-            change: runs it on a tensor of one dimension, at the places there of ``touched``.
+            touched: the indices that it writes, in its order.
+            change: runs it on a one-dimensional tensor, at the positions of ``touched`` in it.
         """
         places, inverse = torch.cat([self.places, touched.flatten()]).unique(return_inverse=True)
         values = self.values.new_zeros(len(places))
@@ -84,12 +84,12 @@ class FewNonzeros:
 
 
 def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor | None:
-    """Return the places that an operator in place writes of a contiguous tensor; None: too many.
+    """Return the indices that an in-place operator writes in a contiguous tensor; None: too many.
 
     Args:
-        name: of an operator of CHANGES.
+        name: an operator's name in CHANGES.
         args: its arguments on the host, without the tensor that it writes.
-        shape: of that tensor.
+        shape: shape of that tensor.
     """
     if name == "index_put_":
         indices = [index for index in args[0] if index is not None and index.dtype == torch.int64]
@@ -115,7 +115,7 @@ def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor 
 
 
 def _flattened(indices: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    """Return the places in a flattened tensor of the places along each dimension."""
+    """Flatten the indices along each dimension to indices into a flattened tensor."""
     places = torch.zeros((), dtype=torch.int64)
     for index, size in zip(indices, shape, strict=True):
         places = places * size + index.remainder(size)
@@ -160,4 +160,5 @@ CHANGES: Final[dict[str, Callable[..., None]]] = {
     "scatter_": _scatter,
     "scatter_add_": _scatter_add,
 }
-"""operators in place that write few elements: each on a tensor of one dimension, at places there"""
+"""in-place operators that write few elements: each runs on a one-dimensional tensor, at indices
+into it"""

@@ -1,4 +1,4 @@
-"""CPU tensors over the bytes of device memory; operators' arguments as such, and their calls."""
+"""CPU tensors over the bytes of device memory, and operator calls with such arguments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""types of tensors whose data pointer is where their values lie; others are wrappers"""
+"""types of tensors whose data pointer is the address of their values; others are wrappers"""
 NUMBERS: Final = {bool, int, float, complex}
 
 
 def available_memory() -> int:
-    """Return the bytes that the host's memory has free, or could free."""
+    """Return the bytes of host memory that are free or can be freed."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
@@ -28,10 +28,10 @@ def available_memory() -> int:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is a strided one of PyTorch's own, on a device with memory.
+    """Return whether a tensor is a plain strided one, on a device with memory.
 
-    A wrapper subclass (DTensor, a fake tensor) has no values of its own: those of the tensors
-    that it wraps come through the dispatcher by themselves.
+    A wrapper subclass (DTensor, a fake tensor) has no values of its own: the tensors that it wraps
+    pass through the dispatcher themselves.
     """
     return (
         type(tensor) in PLAIN
@@ -49,23 +49,23 @@ COMPRESSED: Final = {
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
     torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices),
 }
-"""sparse layouts, and how a tensor's two tensors of indices are asked for"""
+"""sparse layouts, and the methods that return a tensor's two index tensors"""
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Return whether a tensor consists of tensors of indices and one of values."""
+    """Return whether a tensor consists of index tensors and a tensor of values."""
     return tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
 
 
 def indices_of(tensor: Tensor) -> Sequence[Tensor]:
-    """Return a sparse tensor's tensors of indices."""
+    """Return a sparse tensor's index tensors."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices()]
     return [get(tensor) for get in COMPRESSED[tensor.layout]]
 
 
 def parts_of(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors with memory that one consists of: a sparse or a nested one, or itself."""
+    """Return the tensors with memory in a sparse or nested tensor, or else the tensor itself."""
     if tensor.is_nested:
         return [tensor.values()]
     if is_sparse(tensor):
@@ -75,7 +75,7 @@ def parts_of(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield where the parts of tensors of a device lie: their first address, and the one behind."""
+    """Yield the start and end addresses of the parts of device tensors."""
     for tensor in tensors:
         for part in parts_of(tensor):
             if part.is_cuda:
@@ -83,7 +83,7 @@ def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Return a tensor like a sparse one, of other parts; of a plain one, the one part."""
+    """Rebuild a sparse tensor from other parts; for a plain one, return the one part."""
     if tensor.layout is torch.sparse_coo:
         result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(*parts, tensor.shape)
         result = result._coalesced_(tensor.is_coalesced())
@@ -96,19 +96,19 @@ def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 class _Native:
-    """What the native library does of this, once it is prepared."""
+    """The native library's functions for this, once it is prepared."""
 
     over: Callable[[Tensor], Tensor | None] | None = None
-    """see OperatorFunctions"""
 
 
 NATIVE: Final = _Native()
 
 
 def over_device_memory(tensor: Tensor) -> Tensor:
-    """Return the CPU tensor over the addresses of a CUDA tensor: of its type, sizes and strides.
+    """Return a CPU tensor over a CUDA tensor's addresses, with its dtype, sizes and strides.
 
-    It keeps nothing alive: it must not be used longer than the CUDA tensor. A CPU tensor is itself.
+    It does not keep the CUDA tensor alive, and must not outlive it. A CPU tensor is returned
+    unchanged.
     """
     if not tensor.is_cuda:
         return tensor
@@ -145,7 +145,7 @@ def span(tensor: Tensor) -> int:
 
 
 def describe(tensor: Tensor) -> tuple[int, ...]:
-    """Return of a tensor what the struct ``extent`` of native/base/operator_functions.c has."""
+    """Return the struct ``extent`` of native/base/operator_functions.c for a tensor."""
     if tensor.layout is not torch.strided or tensor.is_nested or not is_plain(tensor):
         return 3, 0, 0, 0, 0, 0
     is_real = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
@@ -154,13 +154,13 @@ def describe(tensor: Tensor) -> tuple[int, ...]:
 
 
 def tensors_in(arguments: object) -> list[Tensor]:
-    """Return the tensors among an operator's arguments or results, those in lists too."""
+    """Return the tensors among an operator's arguments or results, also those in lists."""
     if isinstance(arguments, Tensor):
         return [arguments]
     if not isinstance(arguments, (list, tuple)):
         return []
     tensors: list[Tensor] = []
-    for argument in arguments:  # hundreds, of an optimizer's operators
+    for argument in arguments:  # an optimizer's operators have hundreds
         if isinstance(argument, Tensor):
             tensors.append(argument)
         elif isinstance(argument, (list, tuple)):
@@ -169,7 +169,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
 
 
 def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
-    """Return a CUDA operator's tensors, each with the host's in its place, if there is one."""
+    """Pair a CUDA operator's tensors with the host's at the same place, None if there is none."""
     if isinstance(result, Tensor):
         return [(result, host if isinstance(host, Tensor) else None)]
     pairs: list[tuple[Tensor, Tensor | None]] = []
@@ -180,7 +180,7 @@ def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
 
 
 def mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
-    """Return arguments with a function's results in the place of all that is no list."""
+    """Apply a function to all arguments, also those in lists, tuples and dicts."""
     if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
         items = [mapped(argument, function) for argument in arguments]
         return items if isinstance(arguments, list) else tuple(items)
@@ -197,18 +197,18 @@ def map_arguments(
     on_host: Callable[[Tensor], object],
     generator: Callable[[torch.Generator], torch.Generator],
 ) -> Any:  # noqa: ANN401 - as the arguments
-    """Return an operator's arguments as the CPU takes them.
+    """Convert an operator's arguments for the CPU.
 
     Args:
-        arguments: positional or by name; lists of them too.
-        on_host: gives the CPU tensor for a tensor of the device or of the host.
-        generator: gives the CPU's generator for one of the GPU's.
+        arguments: positional or by name; also lists of them.
+        on_host: returns the CPU tensor for a device tensor or a host tensor.
+        generator: returns the CPU's generator for a GPU's.
     """
     if isinstance(arguments, dict):
         return {
             name: map_arguments([argument], on_host, generator)[0]
             for name, argument in arguments.items()
-            if name != "pin_memory"  # of a factory: there is no pinned memory on a GPU
+            if name != "pin_memory"  # a factory's argument: a GPU tensor cannot be pinned
         }
     items: list[Any] = []
     for argument in arguments:
@@ -227,7 +227,7 @@ def map_arguments(
     return items if isinstance(arguments, list) else tuple(items)
 
 
-# -- calls in types that the CPU has not --
+# -- calls in dtypes that the CPU does not support --
 
 
 WIDER: Final = {
@@ -239,23 +239,23 @@ WIDER: Final = {
     torch.uint16: torch.int64,
     torch.uint32: torch.int64,
 }
-"""the type in which an operator is computed that the CPU has not in the first"""
+"""wider dtype in which to compute an operator that the CPU does not support in the first one"""
 
 
 def in_types_of_the_host(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:  # noqa: ANN401 - as the arguments
-    """Call a function of host tensors; where the CPU has it not in their types, in wider ones.
+    """Call a function of host tensors; in wider dtypes if the CPU does not support theirs.
 
     A GPU, too, computes in single precision and stores in half. Arguments that the function writes
-    are written in their own types.
+    keep their own dtypes.
     """
     try:
         return function(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
         wide: dict[int, tuple[Tensor, Tensor]] = {}
 
-        def widened(argument: Any) -> Any:  # noqa: ANN401 - of any type
+        def widened(argument: Any) -> Any:  # noqa: ANN401 - any type
             if isinstance(argument, Tensor) and argument.dtype in WIDER:
                 copy = argument.to(WIDER[argument.dtype])
                 return wide.setdefault(id(argument), (argument, copy))[1]

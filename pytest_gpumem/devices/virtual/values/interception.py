@@ -1,11 +1,11 @@
-"""Every operator that PyTorch runs, handed to a ValueMode before and after its CUDA code.
+"""Passes every operator that PyTorch runs to a ValueMode, before and after its CUDA code.
 
-This is no TorchDispatchMode: while one is active PyTorch's own code takes other ways, with other
-memory (``at::isTensorSubclassLike`` is true of every tensor then: gradients are not added in
-place), and torch.compile skips frames. It is a kernel of each operator for a dispatch key that is
-unused and lies below autograd: threads of autograd inherit it, and no code of PyTorch's asks for
-it. A fallback, which operators that are registered later have, is not enough: PyTorch calls a
-fallback of Python's neither for tensors of subclasses, nor while a mode is active.
+This is not a TorchDispatchMode: while one is active PyTorch's own code takes other paths, with
+other memory (``at::isTensorSubclassLike`` is then true of every tensor: gradients are not added in
+place), and torch.compile skips frames. Instead each operator has a kernel for an unused dispatch
+key below autograd: autograd's threads inherit the key, and no PyTorch code checks for it. A
+fallback, as operators that are registered later have, is not enough: PyTorch calls a Python
+fallback neither for tensor subclasses, nor while a mode is active.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch._subclasses.functional_tensor
-import torch.fx.experimental.proxy_tensor  # with these two, the modes of TRACERS are imported
+import torch.fx.experimental.proxy_tensor  # these two import the modes of TRACERS
 
 from pytest_gpumem.devices.virtual.values.before_torch_2_13 import LATE, around, fallback, passed
 from pytest_gpumem.devices.virtual.values.dispatch_keys import (
@@ -53,14 +53,15 @@ TYPES_OF_NUMBERS: Final = {
     bool: torch.bool,
     complex: torch.complex128,
 }
-"""of Python, and the types of tensors that PyTorch's C++ makes of them (c10::scalar_to_tensor)"""
+"""Python's number types, and the dtypes of tensors that PyTorch's C++ creates from them
+(c10::scalar_to_tensor)"""
 
 
 class Interception:
-    """The one mode that sees operators, on the threads that inherit it."""
+    """Connects the one active mode to operators, on the threads that inherit it."""
 
     run: Callable[[OperatorCall], Any] | None = None
-    """the mode's; None: no values are computed"""
+    """the mode's method; None: no values are computed"""
     functions: OperatorFunctions
     _registered: Final[list[torch.library.Library]] = []
 
@@ -79,7 +80,7 @@ class Interception:
             LATE.register()
             return
         names = torch._C._dispatch_get_all_op_names()
-        with Uncounted():  # so many objects begin a pass over all that imports have made
+        with Uncounted():  # so many new objects trigger a garbage collection of everything imported
             later = torch.library.Library("_", "IMPL")
             for key in NAMES:
                 later.fallback(fallback(key, _intercept_later), key)
@@ -87,12 +88,12 @@ class Interception:
         LATE.begin(names, _kernel_of_late)
         keep_from_tracers()
         let_higher_order_operators_pass()
-        # torch.library takes the fallback back as Python ends, and no operator runs without it.
+        # torch.library removes the fallback at Python's exit, and no operator runs without it.
         atexit.register(cls.end)
 
     @classmethod
     def begin(cls, run: Callable[[OperatorCall], Any]) -> None:
-        """Hand operators to a mode from now on."""
+        """Start passing operators to a mode."""
         cls.register()
         cls.run = run
         _include()
@@ -100,7 +101,7 @@ class Interception:
 
     @classmethod
     def end(cls) -> None:
-        """Let operators run by themselves."""
+        """Stop passing operators to a mode."""
         SEEN_THREADS.end()
         for key in INCLUDED:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)  # noqa: FBT003
@@ -109,7 +110,7 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """Have operators on real tensors seen in a block, where tracers are entered but disabled."""
+    """See operators on real tensors in the block, even though disabled tracers are entered."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     excluded = [key for key in INCLUDED if is_excluded(key)]
     for key in excluded:
@@ -122,29 +123,29 @@ def seen_while_tracing() -> Iterator[None]:
 
 
 def _include() -> None:
-    """Have this thread's operators seen, and those of threads of autograd's that it begins."""
+    """See operators of this thread, and of autograd threads that it starts."""
     for key in INCLUDED:
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
 
 
 class _SeenThreads:
-    """Has the operators seen of threads that Python's code starts, as DataParallel's does.
+    """Sees the operators of threads that Python code starts, such as DataParallel's.
 
-    Python calls a function that is given to ``threading.setprofile`` as such a thread begins.
+    Python calls the function set by ``threading.setprofile`` when such a thread starts.
     """
 
     def __init__(self) -> None:
         self._others: Any = None
-        """the function that was given before"""
+        """the previously set function"""
 
     def begin(self) -> None:
-        """Begin with threads that are started from now on."""
+        """Start with threads that begin from now on."""
         if threading.getprofile() != self._begin_thread:
             self._others = threading.getprofile()
             threading.setprofile(self._begin_thread)
 
     def end(self) -> None:
-        """Leave new threads alone."""
+        """Stop seeing new threads."""
         if threading.getprofile() == self._begin_thread:
             threading.setprofile(self._others)
 
@@ -159,27 +160,27 @@ SEEN_THREADS: Final = _SeenThreads()
 
 
 def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run a CUDA operator, and have a mode compute its values."""
+    """Run a CUDA operator, and let a mode compute its values."""
     __tracebackhide__ = True
     run = Interception.run
     if run is None:
         with Without(KEYS):
             return traits.op._op(*args, **kwargs)
-    # What is made here would have Python's collector run earlier than on a GPU. An operator of
-    # another library may run Python's code of its own.
+    # Objects created here would make Python's garbage collector run earlier than on a GPU. Other
+    # libraries' operators may run Python code of their own.
     collects = isenabled() and traits.op.namespace == "aten"
     if collects:
         disable()
     try:
         for place in () if traits.takes_numbers else traits.tensors:
-            # A loop makes nothing: what is made here the collector counts.
+            # A plain loop, because it creates no objects that the garbage collector counts.
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
                 args = _tensors_of_numbers(traits.tensors, args)
                 break
         with Without(KEYS):
             return run(OperatorCall(traits, args, kwargs))
     except BaseException as error:
-        # This frame is in the error's traceback and must not keep tensors alive by it.
+        # This frame is in the error's traceback, which must not keep tensors alive.
         del args, kwargs
         raise_unwrapped(error)
         raise
@@ -189,7 +190,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
 
 
 def _intercept_later(op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run an operator that was registered after the kernels were; by its name: it may be again."""
+    """Run an operator registered after our kernels; look it up by name, as it may change."""
     __tracebackhide__ = True
     try:
         op = present_operator(op) if isinstance(op, str) else op
@@ -200,7 +201,7 @@ def _intercept_later(op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:  #
 
 
 def _kernel_of_late(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
-    """Return the kernel of an operator that may be registered again, with another schema."""
+    """Return the kernel of an operator that may be registered again with another schema."""
     kernel = functools.partial(_intercept_later, name)
     return passed(name, key) if passes else around(name, key, kernel)
 
@@ -210,20 +211,20 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
     Args:
         name: the operator's full name.
-        key: the dispatch key that the kernel is for.
-        passes: whether the dispatcher is to pass the key by.
+        key: dispatch key to register the kernel for.
+        passes: whether the dispatcher should skip the key.
     """
     if passes:
         return passed(name, key)
 
     def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-        """Run the operator, and have its next calls begin without this function."""
+        """Run the operator, and remove this function from its next calls."""
         __tracebackhide__ = True
         traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
         places.append(sum(1 << place for place in traits.tensors))
         slow = functools.partial(_intercept, traits)
-        # The operator's own function takes longer, above all with arguments by name (torch.empty).
+        # The operator's own function is slower, above all with keyword arguments (torch.empty).
         boxed = functools.partial(torch._C._dispatch_call_boxed, traits.op._handle)
         functions = boxed, traits.op._op if traits.takes_numbers else None
         Interception.functions.know(
@@ -240,10 +241,10 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
 
 def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return arguments with tensors in the place of numbers, for an operator that takes no number.
+    """Replace numbers by tensors in the arguments of an operator that does not accept numbers.
 
-    Where PyTorch's C++ gives an operator a tensor that it has made of a number, as the constants of
-    ``torch.jit.trace`` are, kernels in Python get the number (``is_wrapped_number``).
+    When PyTorch's C++ passes a tensor that it created from a number, such as a constant of
+    ``torch.jit.trace``, Python kernels receive the number (``is_wrapped_number``).
     """
     return tuple(
         torch.tensor(argument, dtype=TYPES_OF_NUMBERS[type(argument)], device="cpu")
@@ -254,14 +255,14 @@ def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any
 
 
 def raise_unwrapped(error: BaseException) -> None:
-    """Raise the error behind a ctypes.ArgumentError, which names it in a text alone."""
+    """Raise the error behind a ctypes.ArgumentError, which contains it only as text."""
     if type(error) is ctypes.ArgumentError:
         for kind in (RecursionError, MemoryError):
             if f": {kind.__name__}: " in str(error):
                 raise kind(str(error).partition(f"{kind.__name__}: ")[2]) from error
 
 
-# -- modes of PyTorch's that trace: their tensors have no values, and pass the values' key by --
+# -- PyTorch's tracing modes: their tensors have no values, and skip our key --
 
 TRACERS: Final = Patch(
     "torch",
@@ -284,12 +285,12 @@ HIGHER_ORDER: Final = Patch(
 
 
 def keep_from_tracers() -> None:
-    """Have the tracers pass our dispatch keys by, from now on.
+    """Make the tracers skip our dispatch keys from now on.
 
-    A Python fallback fails beside them (``func != nullptr``, torch/csrc/utils/python_dispatch.cpp,
-    as PyTorch looks for a function of the one operator). The keys are left out while a tracer is
-    entered, and only then: torch.compile's guards compare a thread's keys, which must be the same
-    when it makes them and when its code runs.
+    A Python fallback fails together with them (``func != nullptr``,
+    torch/csrc/utils/python_dispatch.cpp, because PyTorch looks up a function of the one operator).
+    The keys are excluded only while a tracer is entered: torch.compile's guards compare a thread's
+    keys, which must be the same when the guards are created and when the code runs.
     """
     wrappers = {"__enter__": _enter, "__exit__": _leave, "__torch_dispatch__": _dispatch}
     TRACERS.put(
@@ -302,19 +303,19 @@ def keep_from_tracers() -> None:
 
 
 def let_higher_order_operators_pass() -> None:
-    """Have higher-order operators pass keys by: they have no kernel for them, and no fallback.
+    """Make higher-order operators skip our keys: they have no kernel or fallback for them.
 
-    These are cond, flex_attention, DTensor's random operators. The operators inside of them are
-    seen by themselves.
+    Examples are cond, flex_attention and DTensor's random operators. The operators inside them are
+    seen one by one.
     """
-    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # of new ones
+    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # for new operators
     for higher_order in torch._ops._higher_order_ops.values():
         for key in INCLUDED:
             higher_order.fallthrough(key)
 
 
 _guards: Final[list[Any]] = []
-"""of the tracers that are entered, the innermost last"""
+"""guards of the tracers that are entered, the innermost last"""
 
 
 @wrapped_by

@@ -1,11 +1,11 @@
-"""Tensors with known and with assumed values, and writing them into device memory.
+"""Tracks known and assumed values, and writes them to device memory.
 
 A value is known, unknown, or assumed: plausible, and known to be a guess. Two states are not
-enough. Were values assumed only as they are read, by their type alone, then all tokens of a mixture
-of experts would go to expert 0, ``isfinite`` of a large tensor would be true or false by chance,
-and a mask and its opposite would have sizes that do not add up. So the results of some operators
-on unknown values are assumed at once, and what is computed of them is assumed too. Were these
-known, the note would be lost that a figure depends on them.
+enough. If values were assumed only when they are read, by their dtype alone, all tokens of a
+mixture of experts would go to expert 0, ``isfinite`` of a large tensor would be true or false by
+chance, and a mask and its opposite would have sizes that do not add up. So the results of some
+operators on unknown values are assumed at once, and values computed from them are assumed too. If
+these counted as known, there would be no note that a figure depends on them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 SEED: Final = 2_147_483_647
 MAX_CHOICES: Final = 256
-"""of so many, as of experts, distinct ones are chosen; of more, repetitions are rare"""
+"""up to this many choices, such as experts, are distinct; with more, repetitions are rare"""
 
 
 class KnownValues:
-    """The values that the native library holds, and which of them were assumed.
+    """The values stored by the native library, and which of them are assumed.
 
-    The library knows by address which bytes are known. Assumed bytes are known to it as well; the
-    storages that they lie in are noted here, by address and size.
+    The library knows by address which bytes are known. Assumed bytes are known to it as well; their
+    storages are recorded here, by address and size.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KnownValues:
         self._put = put
         self._assumed: dict[int, int] = {}
         self.refused = 0
-        """bytes that were not written: the host has no room for them"""
+        """bytes that were not written because the host has no memory for them"""
 
     def drop_stale(self) -> None:
         """Forget assumed ranges that have since been overwritten."""
@@ -55,7 +55,7 @@ class KnownValues:
         self._library.tell_assumed(bool(self._assumed))
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Return whether all of a tensor's values are known or assumed; the host's are."""
+        """Return whether all of a tensor's values are known or assumed; a host tensor's are."""
         if not tensor.is_cuda:
             return True
         nbytes = span(tensor)
@@ -64,13 +64,13 @@ class KnownValues:
     def write(
         self, tensor: Tensor, values: Tensor, *, assumed: bool = False, whole: bool = False
     ) -> bool:
-        """Put values where a tensor lies; False: the host has no room, they are unknown now.
+        """Write values to a tensor; False: the host has no memory, so they become unknown.
 
         Args:
-            tensor: of the device, or of the host.
-            values: of the host.
-            assumed: whether they are.
-            whole: whether nothing else of the tensor's storage is of use.
+            tensor: a device tensor or a host tensor.
+            values: a host tensor.
+            assumed: whether the values are assumed.
+            whole: whether nothing else in the tensor's storage matters.
         """
         if not tensor.is_cuda:
             tensor.copy_(values)
@@ -91,19 +91,19 @@ class KnownValues:
         host = over_device_memory(tensor)
         if values.data_ptr() != host.data_ptr():
             for dim, stride in enumerate(host.stride()):
-                if not stride and host.shape[dim] > 1:  # an expanded tensor: once is enough
+                if not stride and host.shape[dim] > 1:  # an expanded tensor: write one element
                     host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
-        # Between the elements of a tensor with gaps lie others', which were unknown.
+        # A tensor with gaps has other tensors' elements in between, which were unknown.
         assumed = assumed or (is_partial and not whole)
         if assumed or self._assumed:
             self._mark(tensor, assumed=assumed, whole=whole)
         return True
 
     def accept(self, tensor: Tensor) -> bool:
-        """Take the bytes that lie where a tensor was allocated for its values: any will do.
+        """Declare the bytes at an allocated tensor its values: any values will do.
 
-        What writes a part of it, and then the next one, has all of it known.
+        Code that writes it part by part then has all of it known.
         """
         nbytes = span(tensor)
         if nbytes and not self._library.open_for_writing(tensor.data_ptr(), nbytes):
@@ -117,7 +117,7 @@ class KnownValues:
         self._library.forget(tensor.data_ptr(), span(tensor))
 
     def forget_range(self, start: int, end: int) -> None:
-        """Make the values of some addresses unknown."""
+        """Make the values in a range of addresses unknown."""
         self._library.forget(start, end - start)
 
     def are_assumed(self, tensors: Iterable[Tensor]) -> bool:
@@ -146,20 +146,20 @@ class Assumptions:
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(SEED)
         self.masks = 0.5
-        """the share of a mask that is true"""
+        """share of a mask's elements that are true"""
         self.masks_declared = False
-        """whether the test says that share: it holds for masks of assumed numbers too"""
+        """whether the test sets that share: then it applies to masks of assumed numbers too"""
 
         self.least_sizes = False
-        """whether sizes that depend on unknown values are the least possible, and not the most"""
+        """whether sizes that depend on unknown values use the lower bound instead of the upper"""
 
     @property
     def bound(self) -> float:
-        """The share that is taken of unknown elements: all, or none."""
+        """The share of unknown elements to select: all, or none."""
         return 0.0 if self.least_sizes else 1.0
 
     def begin_again(self) -> None:
-        """Give the same values as at first."""
+        """Restart the sequence of values."""
         self._generator.manual_seed(SEED)
 
     def of_tensor(self, tensor: Tensor) -> Tensor:
@@ -168,17 +168,18 @@ class Assumptions:
             return torch.rand(tensor.shape, generator=self._generator) < self.masks
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        # Between 0 and 1: finite, a loss or a norm, a probability, a logit; never a divisor of 0.
+        # Between 0 and 1: finite, plausible as a loss, norm, probability or logit; never a zero
+        # divisor.
         values = torch.rand(tensor.shape, generator=self._generator)
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
     def are_of_mask(self, call: OperatorCall, result: Tensor) -> bool:
-        """Return whether the share of masks holds for a result of assumed tensors."""
+        """Return whether the share of masks applies to a result of assumed tensors."""
         is_mask = result.dtype == torch.bool and result.numel() > 1
         return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR
 
     def of_result(self, call: OperatorCall, result: Tensor) -> Tensor | None:
-        """Return values for a result of unknown tensors; None: it is unknown until it decides."""
+        """Return values for a result of unknown tensors; None: leave it unknown for now."""
         name = call.name
         source = call.args[0] if call.args else None
         if name in TRUE_FOR | FALSE_FOR and result.dtype == torch.bool:

@@ -1,6 +1,6 @@
-"""The mode in which operators' values are computed on the host, over the same addresses.
+"""The mode that computes operators' values on the host, at the same addresses.
 
-interception.py hands it each operator, and runs the CUDA operator in between.
+interception.py passes it each operator.
 """
 
 from __future__ import annotations
@@ -81,43 +81,43 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHARE_OF_HOST: Final = 0.5
-"""of the host's free memory, that values take at most where all are computed"""
+"""share of the host's free memory that values may use when all are computed"""
 MAX_NAMED: Final = 3
-"""operators that a note names"""
+"""maximum number of operators that a note names"""
 MAX_FLOATS: Final = 1 << 16
-"""elements of the largest tensor of floating-point numbers that is assumed: losses, norms, the
-router of a layer are no larger; weights and activations are"""
+"""elements of the largest floating-point tensor that is assumed: losses, norms and a layer's router
+are no larger; weights and activations are"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
-"""errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
+"""host errors that say nothing about an operator: too little memory, or too deep a stack"""
 
 
 class OneThread:
-    """Lets the host use one thread for small tensors.
+    """Limits the host to one thread, for small tensors.
 
-    A second one saves 50 us of a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
+    A second thread saves 50 us in a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
     """
 
     __slots__ = ("_threads",)
 
     def __init__(self, full: bool) -> None:  # noqa: FBT001 - for each operator: a name takes time
-        """Do so from ``with`` on, but where all values are computed."""
+        """Limit threads inside ``with``, unless all values are computed."""
         self._threads = 1 if full else torch.get_num_threads()
 
     def __enter__(self) -> None:
-        """Use one."""
+        """Set one thread."""
         if self._threads > 1:
             torch.set_num_threads(1)
 
     def __exit__(self, *_error: object) -> None:
-        """Use as many as before."""
+        """Restore the number of threads."""
         if self._threads > 1:
             torch.set_num_threads(self._threads)
 
 
 def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that the program's function modes do not see: a default device is one.
+    """Hide a function from the program's function modes, such as a default device.
 
-    They are active where no call of Python's led to the operator: in TorchScript, for example.
+    They are active if no Python call led to the operator: in TorchScript, for example.
     """
 
     @functools.wraps(function)
@@ -134,7 +134,7 @@ class ValueMode:
     """Computes operators' values while it is entered, on the threads that inherit it."""
 
     current: ClassVar[ValueMode | None] = None
-    """the one that is entered"""
+    """the entered mode; None: values are not computed"""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class ValueMode:
         scope: Literal["auto", "full"] = "auto",
         decisions: Decisions | None = None,
     ) -> None:
-        """Make a mode.
+        """Create a mode without entering it.
 
         Args:
-            library: the virtual GPU's.
+            library: the virtual GPU's library.
             scope: whether values are computed within a budget ("auto"), or all of them ("full").
-            decisions: notes assumed values that the step reads back.
+            decisions: records assumed values that the step reads back.
         """
         self._library = library
         self.full = scope == "full"
@@ -157,7 +157,7 @@ class ValueMode:
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
         self.sizes_told = False
-        """whether the operator that runs asks for no size but those of masks, which are queued"""
+        """whether the running operator reads back only the sizes of masks, which are queued"""
         self.running_here = RunningHere()
         self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._computed, self._affords_sorting)
@@ -168,17 +168,17 @@ class ValueMode:
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
         self.unknown_code: set[str] = set()
-        """what was not computed of code of torch.compile's"""
+        """parts of torch.compile's code that were not computed"""
         self.unknown_kernels: set[str] = set()
-        """Triton kernels that the program launched, by their names"""
+        """names of Triton kernels that the program launched"""
         self.captured = False
         """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
         self._impossible: set[str] = set()
-        """full names of operators that the CPU has not"""
+        """full names of operators that the CPU does not support"""
         self.decisions = decisions or Decisions()
 
     def __enter__(self) -> Self:
-        """Begin to compute values."""
+        """Start computing values."""
         self.failures.clear()
         self.unknown_code.clear()
         self.unknown_kernels.clear()
@@ -205,7 +205,7 @@ class ValueMode:
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
     def renew(self) -> None:
-        """Begin anew with the budget: a test runs, or runs again."""
+        """Reset the budget: a test runs, or runs again."""
         self.budget = Budget(self._library, full=self.full)
         self.assumptions.begin_again()
         if self.full:
@@ -216,7 +216,7 @@ class ValueMode:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Let the values of a block count for no test's budget."""
+        """Exclude the values of a block from any test's budget."""
         budget, rest = self.budget, self._library.value_budget()
         self.renew()
         try:
@@ -227,7 +227,7 @@ class ValueMode:
                 self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def notes(self) -> list[str]:
-        """Return sentences on what was not computed, where it should have been or decided."""
+        """Return sentences on values that should have been computed, or that decided."""
         sentences = []
         if self.full and self.failures:
             reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
@@ -263,7 +263,7 @@ class ValueMode:
         return sentences
 
     def is_small(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is so small that its values are assumed if unknown."""
+        """Return whether a tensor is small enough for unknown values to be assumed."""
         if self.full:
             return True
         if tensor.nbytes > LIMITS.small:
@@ -272,7 +272,7 @@ class ValueMode:
         return not is_float or tensor.numel() <= MAX_FLOATS
 
     def fits(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is computed where all that leads to it is known."""
+        """Return whether a tensor is small enough to compute if all its inputs are known."""
         return self.full or tensor.nbytes <= self.budget.largest
 
     def could_be_known(self, tensor: Tensor) -> bool:
@@ -280,7 +280,7 @@ class ValueMode:
         return self.values.is_known(tensor) or self.deferred.covers(tensor)
 
     def are_readable(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these tensors are small, or known and not too large to be looked at."""
+        """Return whether these tensors are small, or known and not too large to read."""
         large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
         if not all(map(is_plain, large)):
             return False
@@ -289,15 +289,15 @@ class ValueMode:
 
     @without_function_modes
     def make_known(self, tensor: Tensor) -> bool:
-        """Compute a tensor that could be known; False: it could not, or the host has no room."""
+        """Compute a tensor unless it is known; False: it cannot be, or the host has no memory."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def reads(self, tensor: Tensor) -> bool:
-        """Compute a tensor that may be looked at; False: it may not, or it is unknown."""
+        """Compute a tensor that may be read; False: it may not, or it is unknown."""
         return self.are_readable([tensor]) and self.make_known(tensor)
 
     def _affords_sorting(self, elements: int) -> bool:
-        return self.budget.affords_sorting(elements)  # of the test that runs
+        return self.budget.affords_sorting(elements)  # the running test's budget
 
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         affords, inputs = self.budget.affords, call.inputs()
@@ -309,11 +309,11 @@ class ValueMode:
     # -- running a CUDA operator --
 
     def run(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator that may read values, or write some that are computed."""
+        """Run an operator that may read values, or write values that are computed."""
         __tracebackhide__ = True
         traits, wants = call.traits, self.running_here.compiled
         try:
-            if wants is not None and not wants(call):  # nobody looks at its values
+            if wants is not None and not wants(call):  # nothing reads its values
                 return call.op._op(*call.args, **call.kwargs)
             is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
             is_opened = is_opened and traits.op._schema.name not in COPIES
@@ -323,11 +323,11 @@ class ValueMode:
                     return run(call)
             return run(call)
         except BaseException:
-            del call  # this frame is in the error's traceback
+            del call  # the error's traceback has this frame, and would keep the call
             raise
 
     def _run_closed(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator of which nothing inside is seen."""
+        """Run an operator without seeing the operators inside."""
         __tracebackhide__ = True
         traits, here, plan = call.traits, self.running_here, None
         if here.opened is not None:
@@ -336,7 +336,7 @@ class ValueMode:
         if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
             plan = (self._before_read if traits.reads_back else self._before_other)(call)
         is_told = self.sizes_told or (plan is not None and plan.result is not None)
-        # It reads memory of its own back, which may lie where something else was known.
+        # It reads back memory of its own, at an address where another tensor may have been known.
         reads_unknown = traits.data_dependent and not is_told
         if reads_unknown:
             self._library.compute_values(0)
@@ -363,7 +363,7 @@ class ValueMode:
         return result
 
     def _run_opened(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator of which those inside are handed to this mode as well."""
+        """Run an operator and pass the operators inside to this mode as well."""
         __tracebackhide__ = True
         here = self.running_here
         outer = here.opened
@@ -396,7 +396,7 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Prepare for an operator that is run with the operators inside of it seen."""
+        """Prepare an operator that runs with the operators inside seen."""
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -411,7 +411,7 @@ class ValueMode:
         plan: HostCall | None,
         told: Sequence[tuple[int, int]],
     ) -> None:
-        """Write such an operator's values, but for addresses that are told."""
+        """Write such an operator's values, except at the addresses in ``told``."""
         with OneThread(self.full):
             self.sparse.finish(call, result, plan, told)
 
@@ -419,14 +419,14 @@ class ValueMode:
 
     @without_function_modes
     def _before_other(self, call: OperatorCall) -> HostCall | None:
-        """Prepare for an operator that writes its arguments, or reads values in their place.
+        """Prepare an operator that writes its arguments, or reads values in place.
 
         Returns:
-            how it is computed on the host; None where it is not, or where that is seen afterwards.
+            how to compute it on the host; None if it is not, or if that is decided afterwards.
         """
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
-        self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
+        self.sizes_told = masks == []  # it selects by integers, which it does not read back
         copies = None if self.sizes_told else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self._writes_computed(call.written()):
@@ -445,7 +445,7 @@ class ValueMode:
         if plan is None and copies is not None and call.name in COMPARING:
             self.decisions.seen_assumed()
             plan = HostCall(call.args, call.kwargs, assumed=True, result=(True,))
-            self._queue(copies(True, call.by_name()))  # noqa: FBT003 - its result
+            self._queue(copies(True, call.by_name()))  # noqa: FBT003 - True is its result
         self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and plan.result is None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
@@ -460,16 +460,16 @@ class ValueMode:
 
     @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
-        """Prepare for an operator that returns a tensor's number; None: it is unknown."""
+        """Prepare an operator that returns a tensor's number; None: it is unknown."""
         tensor, self.sizes_told = call.args[0], False
         if not tensor.is_cuda:
             return None
-        if self.running_here.count >= 0:  # that an operator of SELECTS reads, if it is known
+        if self.running_here.count >= 0:  # read by an operator of SELECTS, if known
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
         is_answered = self.are_readable([tensor])
         if is_answered and torch.cuda.is_current_stream_capturing():
-            self.captured, is_answered = True, False  # what is captured does not happen yet
+            self.captured, is_answered = True, False  # captured operators do not run yet
         is_answered = is_answered and (self.make_known(tensor) or self.assume(tensor))
         if is_plain(tensor) and self.values.are_assumed([tensor]):
             self.decisions.seen_assumed()
@@ -477,7 +477,7 @@ class ValueMode:
         return HostCall(call.args, call.kwargs) if is_answered else None
 
     def _nonzero_of_few(self, call: OperatorCall) -> HostCall | None:
-        """Return the call of ``nonzero`` with its result, of a large tensor with few nonzeros."""
+        """Return the call of ``nonzero`` with its result, for a large tensor with few nonzeros."""
         tensor: Tensor = call.args[0]
         few = self.deferred.few_of(tensor)
         if few is None or torch.cuda.is_current_stream_capturing():
@@ -489,7 +489,7 @@ class ValueMode:
         return HostCall(call.args, call.kwargs, assumed=few.assumed, result=(result,))
 
     def _note_few(self, tensor: Tensor, few_of: Callable[[], FewNonzeros]) -> bool:
-        """Note the elements of a large result that are not zero; False: it is not large."""
+        """Record the nonzero elements of a large result; False: it is not large."""
         if self.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
             return False
         if torch.cuda.is_current_stream_capturing():
@@ -497,9 +497,9 @@ class ValueMode:
         return self.deferred.note_few(tensor, few_of())
 
     def _writes_computed(self, written: Sequence[Tensor]) -> bool:
-        """Return whether tensors are written that are computed: parts of a deferred one are not.
+        """Return whether all written tensors are computed, rather than parts of a deferred one.
 
-        One that is not larger than what is computed is computed then.
+        Computes a deferred one that is small enough to compute.
         """
         for tensor in written:
             if not (is_plain(tensor) and self.fits(tensor)):
@@ -518,7 +518,7 @@ class ValueMode:
         copies: Callable[[Any, Arguments], Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue the answers for an operator on unknown values, by its masks or as a bound."""
+        """Queue the copies of an operator on unknown values, by its masks or as a bound."""
         if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
         if masks and self.are_readable(masks):
@@ -550,7 +550,7 @@ class ValueMode:
             self._library.queue_copy(*(forms if isinstance(forms, tuple) else (forms,)))
 
     def after(self, call: OperatorCall) -> None:
-        """Note where a CUDA operator did not copy the queued bytes to the host."""
+        """Record where a CUDA operator did not copy the queued bytes to the host."""
         faults = self._library.drop_queued_copies()
         if faults:
             self.failures.setdefault(
@@ -567,13 +567,13 @@ class ValueMode:
         fresh: Sequence[Tensor] = (),
         result: object = None,
     ) -> HostCall | None:
-        """Return how an operator is computed on the host; None: it is not.
+        """Return how to compute an operator on the host; None: it is not computed.
 
         Args:
-            call: the operator's.
+            call: the operator's call.
             inputs: all tensors among its arguments.
-            decides: whether its results are wanted even of unknown values, which are assumed then.
-            fresh: the new tensors among its results, where it ran.
+            decides: whether its results are needed even for unknown values, which are then assumed.
+            fresh: the new tensors among its results, if it has run.
             result: its result.
         """
         known_bytes = self._known_bytes(call.args, call.kwargs)
@@ -592,7 +592,7 @@ class ValueMode:
                 return None
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
-            return None  # what is captured does not happen yet
+            return None  # captured operators do not run yet
         if not self.budget.affords(call, inputs, [*fresh, *written], result, known_bytes):
             return None
         if not all(self.make_known(tensor) or self.assume(tensor) for tensor in read):
@@ -605,12 +605,12 @@ class ValueMode:
         return on_host(call, over_device_memory, generator, assumed=assumed)
 
     def assume(self, tensor: Tensor) -> bool:
-        """Give a small tensor, of which nothing is known, plausible values; False: no room."""
+        """Assume plausible values for a small unknown tensor; False: no room."""
         return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
     @without_function_modes
     def compute(self, call: OperatorCall, plan: HostCall, device: int) -> tuple[Any] | None:
-        """Return an operator's result, computed on the host; None where the host cannot."""
+        """Compute an operator's result on the host; None if the host cannot."""
         function, full_name = call.traits.host, call.op._name
         if full_name in self._impossible:
             return None
@@ -649,7 +649,7 @@ class ValueMode:
         if traits.allocates:
             plan = None
         elif plan is None and not written and all(map(self.fits, fresh)):
-            # Masks and whole numbers are wanted even of unknown values.
+            # Masks and integers are needed even for unknown values.
             are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
             decides = not are_real and all(map(self.is_small, fresh))
             plan = self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
@@ -669,12 +669,12 @@ class ValueMode:
                 self.forget(tensor.data_ptr(), span(tensor))
 
     def affords_native(self, call: OperatorCall, result: object, known_bytes: int) -> bool:
-        """Return whether the native library may compute an operator, and take its cost off.
+        """Return whether the native library may compute an operator, and deduct its cost.
 
         Args:
-            call: the operator's, all of whose arguments are known.
-            result: its new tensors; None before it runs, where it writes its arguments.
-            known_bytes: of its arguments.
+            call: the operator's call, with known arguments only.
+            result: its new tensors; None before it runs, if it writes its arguments.
+            known_bytes: bytes of its arguments.
         """
         written = call.written()
         if written and not self._writes_computed(written):
@@ -683,7 +683,7 @@ class ValueMode:
         return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
-        """Make the one large tensor unknown that most operators return; False: it returns more."""
+        """Make an operator's one large result unknown; False: it returns something else."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
         written = call.written() if call.traits.written else ()
@@ -703,15 +703,15 @@ class ValueMode:
         return True
 
     def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
-        """Return whether a plain copy has filled a tensor, which the library did, or zeros have.
+        """Return whether the library has filled a tensor by a plain copy or with zeros.
 
-        ``zero_`` is a memset since torch 2.15, and a kernel before and of a tensor with gaps.
+        ``zero_`` is a memset since torch 2.15; earlier, and for a tensor with gaps, a kernel.
         """
         if call.name != "zero_":
             return call.traits.copies and call.copies_bytes_to(tensor)
         if span(tensor) != tensor.nbytes:
             return False
-        if not torch.cuda.is_current_stream_capturing():  # what is captured does not happen yet
+        if not torch.cuda.is_current_stream_capturing():  # captured operators do not run yet
             self._library.fill_zeros(tensor.data_ptr(), tensor.nbytes)
         return True
 
@@ -723,15 +723,15 @@ class ValueMode:
         host: object,
         plan: HostCall,
     ) -> bool:
-        """Write the host's results; False: they are not of the CUDA operator's form.
+        """Write the host's results; False: their form differs from the CUDA operator's.
 
-        A single one that the host has not, or of another size, is unknown.
+        A single result that the host lacks, or has in another size, becomes unknown.
         """
         pairs = paired(result, host)
         if not isinstance(result, Tensor) and len(pairs) != len(tensors_in(result)):
             return False
         for tensor, copy in plan.copies:
-            is_same = tensor.shape == copy.shape  # not of out= where CUDA's operator resized it
+            is_same = tensor.shape == copy.shape  # out= may differ if CUDA's operator resized it
             if not is_same or not self.values.write(tensor, copy, assumed=plan.assumed):
                 self.values.forget(tensor)
         are_fresh = set(map(id, fresh))
@@ -750,7 +750,7 @@ class ValueMode:
 
     def _leave_unknown(self, call: OperatorCall, tensor: Tensor) -> None:
         if call.name == UNSCALES and tensor is call.args[1]:
-            return  # no infinity is assumed: the zero of before stays
+            return  # no infinity is assumed: the previous zero stays
         values, allocates = None, call.traits.allocates
         if torch.cuda.is_current_stream_capturing():
             pass
@@ -759,7 +759,7 @@ class ValueMode:
         elif (
             allocates
             and self.fits(tensor)
-            and self.running_here.opened is None  # whose own kernels may write a part of it
+            and self.running_here.opened is None  # an outer one may write a part of it
             and self.values.accept(tensor)
         ):
             return
@@ -772,7 +772,7 @@ class ValueMode:
 
     @contextmanager
     def _seeded(self, call: OperatorCall, device: int) -> Iterator[None]:
-        """Let the host's own generator give what depends on the GPU's, and go on as before."""
+        """Seed the host's own generator from the GPU's, and restore it afterwards."""
         state = torch.default_generator.get_state()
         seed = _seed(torch.cuda.default_generators[device])
         torch.default_generator.manual_seed(seed ^ zlib.crc32(call.name.encode()))
@@ -783,14 +783,14 @@ class ValueMode:
 
 
 def _names(all_names: set[str]) -> str:
-    """Return the first of some names, and how many there are more."""
+    """Join the first few names, and say how many more there are."""
     names = sorted(all_names)
     also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{', '.join(names[:MAX_NAMED])}{also}"
 
 
 def _seed(generator: torch.Generator) -> int:
-    """Return a seed that depends on a generator's seed and on how many numbers it has given."""
+    """Return a seed that depends on a generator's seed and on how many numbers it has drawn."""
     mixed = generator.initial_seed() * 0x9E3779B97F4A7C15
     return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
 
@@ -799,15 +799,15 @@ def _seed(generator: torch.Generator) -> int:
 
 
 def prepared_functions(library: NativeLibrary) -> OperatorFunctions:
-    """Return the native library's functions of operators, which are the same for all modes."""
+    """Return the native library's operator functions, which are the same for all modes."""
     called = CalledFunctions(describe, _finish, _end_budget, _affords, _refund)
     return Interception.prepared(library, called)
 
 
 def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: object) -> None:  # noqa: ANN401 - as the operator
-    """Write the values of an operator that has run.
+    """Write an operator's values after it has run.
 
-    Where the library has computed them, ``host`` is the host's result.
+    If the library has computed them, ``host`` is the host's result.
     """
     __tracebackhide__ = True
     mode = ValueMode.current
@@ -824,39 +824,39 @@ def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: objec
 
 
 def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes: int) -> bool:  # noqa: ANN401 - as the operator
-    """Take an operator's cost off a test's budget: the library would compute it."""
+    """Deduct an operator's cost from a test's budget before the library computes it."""
     mode = ValueMode.current
     call = OperatorCall(traits, args, kwargs or {})
     return mode is not None and mode.affords_native(call, result, known_bytes)
 
 
 def _refund() -> None:
-    """Give the cost back that was taken last."""
+    """Return the last deducted cost to the budget."""
     if ValueMode.current is not None:
         ValueMode.current.budget.refund()
 
 
 def _end_budget() -> None:
-    """End a test's budget: so much is unknown."""
+    """End a test's budget: too much is unknown."""
     if ValueMode.current is not None:
         ValueMode.current.budget.end()
 
 
 def is_of_an_operators_own(address: int) -> bool:
-    """Return whether the operator that runs reads memory of its own, and none of its arguments.
+    """Return whether the running operator reads memory of its own, not of its arguments.
 
-    Its kernels would have written that: values known at that address are of an earlier tensor, of
-    which PyTorch uses the block again. The native library asks, on any thread.
+    Its kernels would have written that memory: values known at the address belong to an earlier
+    tensor whose block PyTorch reuses. The native library calls this on any thread.
     """
     running = Interception.functions.running()
     if running is None:
-        frame = sys._getframe().f_back  # None in a thread of PyTorch's own
+        frame = sys._getframe().f_back  # None in one of PyTorch's own threads
         runners = {ValueMode._run_closed.__code__, ValueMode._run_opened.__code__}
         if frame is None or frame.f_code not in runners:
             return False
         variables = frame.f_locals
         running = variables["call"].args, variables["call"].kwargs
-        if type(variables) is dict:  # before Python 3.13 a copy, which would keep the call alive
+        if type(variables) is dict:  # a copy before Python 3.13: it would keep the call alive
             variables.clear()
     args, kwargs = running
     return not any(

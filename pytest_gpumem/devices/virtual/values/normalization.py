@@ -1,4 +1,4 @@
-"""Equivalents of normalisations: cuDNN's, and those with results of another form or type."""
+"""CPU equivalents of normalisations: cuDNN's, and those whose results differ in form or dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOW: Final = (torch.float16, torch.bfloat16)
 
 
 def _wide(tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor of at least single precision, in which a GPU computes."""
+    """Convert a tensor to at least single precision, in which a GPU computes."""
     return tensor.float() if tensor is not None and tensor.dtype in LOW else tensor
 
 
@@ -36,7 +36,7 @@ def _stored(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
 def _batch_norm(
     args: Arguments, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, and the mean and inverse deviation that CUDA keeps, of evaluation too."""
+    """Return the output, and the mean and inverse deviation that CUDA saves, also in evaluation."""
     values, running = args.input, (args.get("running_mean"), args.get("running_var"))
     mean, var = map(_wide, running)
     parts = (_wide(values), _wide(args.weight), _wide(args.bias), mean, var)
@@ -58,7 +58,7 @@ def _batch_norm(
     ),
 )
 def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
-    """Return the results; with ``out=``, in these tensors."""
+    """Return the results; ``out=`` stores them in these tensors."""
     results = _batch_norm(args, args.training, args.momentum, args.eps)
     if args.get("out") is None:
         return results
@@ -68,7 +68,7 @@ def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
     return targets
 
 
-# Of these three's reserve space nothing is needed.
+# These three do not need their reserve space.
 equivalent_of_arguments("aten::cudnn_batch_norm")(
     lambda args: (
         *_batch_norm(args, args.training, args.exponential_average_factor, args.epsilon),
@@ -106,7 +106,7 @@ equivalent_of_arguments("aten::cudnn_batch_norm_backward")(
 )
 
 
-# -- synchronised batch normalisation: statistics, their union, the element-wise parts --
+# -- synchronised batch normalisation: statistics, their combination, the element-wise parts --
 
 
 def _over_channels(values: Tensor) -> tuple[int, ...]:
@@ -140,10 +140,10 @@ def batch_norm_elemt(args: Arguments) -> Tensor:
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"
 )
 def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Return the mean and inverse deviation of all ranks; update the running ones."""
+    """Combine the mean and inverse deviation of all ranks; update the running ones."""
     means: Tensor = args.mean
     counts = args.get("counts")
-    if counts is None:  # each rank has as many values
+    if counts is None:  # all ranks have the same number of values
         counts = torch.full((means.shape[0],), float(args.count))
     total = counts.sum()
     share = counts.float().reshape(-1, 1) / total
@@ -161,7 +161,7 @@ def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::batch_norm_backward_reduce")
 def batch_norm_backward_reduce(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the sums that each rank gives to all: of gradients, and with the values."""
+    """Return the sums that ranks exchange: of the gradients, and of gradients times values."""
     gradient, values, weight = args.grad_out.float(), args.input, args.weight
     dims = _over_channels(values)
     sums = gradient.sum(dims)
@@ -176,7 +176,7 @@ def batch_norm_backward_reduce(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::batch_norm_backward_elemt")
 def batch_norm_backward_elemt(args: Arguments) -> Tensor:
-    """Return the gradient of the values, from the sums of all ranks."""
+    """Return the gradient of the values from the sums over all ranks."""
     values, scale, total = args.input, args.invstd, args.count.sum()
     factor = scale if args.weight is None else scale * args.weight.float()
     slope = args.sum_dy_xmu * scale.square() / total
@@ -193,7 +193,7 @@ def batch_norm_backward_elemt(args: Arguments) -> Tensor:
 def layer_norm(
     values: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, and mean and inverse deviation in single precision, as CUDA keeps them."""
+    """Return the output, and CUDA's mean and inverse deviation in single precision."""
     output, mean, scale = aten.native_layer_norm(
         _wide(values), shape, _wide(weight), _wide(bias), eps
     )
@@ -242,7 +242,7 @@ def rms_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 
 def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``_softmax`` or ``_log_softmax`` with half made single in it: the CPU's does not."""
+    """Return ``_softmax`` or ``_log_softmax`` that converts half to float: the CPU's cannot."""
 
     def forward(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return operator(values.float() if half_to_float else values, dim, False)
@@ -251,7 +251,7 @@ def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax_backward(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the operator's backward with its gradient in the type of the forward's input."""
+    """Return the operator's backward with its gradient in the dtype of the forward's input."""
 
     def backward(gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
         return operator(gradient, output, dim, gradient.dtype).to(input_dtype)

@@ -1,4 +1,4 @@
-"""What the operators' own functions say of them: each is registered at its definition."""
+"""Tables of functions for single operators; each function is registered where it is defined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     Answer = bytes | tuple[bytes, ...]
-    """what a copy brings; a tuple: its forms, of which the copy takes the one of its size"""
+    """the bytes of a copy to the host; a tuple: its forms, of which the copy uses the one of its
+    size"""
 
 TORCH: Final = tuple(map(int, torch.__version__.split(".")[:2]))
 """PyTorch's version: (2, 15)"""
@@ -21,23 +22,23 @@ TORCH: Final = tuple(map(int, torch.__version__.split(".")[:2]))
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 EQUIVALENTS: Final[dict[str, Callable[..., Any]]] = {}
-"""by the operator's name with its overload ("aten::mm.dtype"): a function of the operator's
-arguments as CPU tensors, which returns the CUDA operator's results"""
+"""by the operator's name with its overload ("aten::mm.dtype"): takes the operator's arguments as
+CPU tensors, and returns the CUDA operator's results"""
 COPIES: Final[dict[str, Callable[[Any, Arguments], Sequence[Answer]]]] = {}
 """by the operator's name, if it reads back from the device: see data_dependent.py"""
 BOUNDED: Final[set[str]] = set()
-"""those of them that give the copies for unknown values too. A size of zero would hold every limit.
-Operators with masks need not: they take the share of a mask that is true"""
+"""those of COPIES that return copies for unknown values too. With a size of zero every limit would
+hold. Operators with masks need no entry: they select the share of a mask that is true"""
 
 
 class Arguments:
-    """An operator's arguments, and their defaults, by the names that its schema gives them."""
+    """An operator's arguments and defaults as attributes, by their names in the schema."""
 
     share: float | Fraction | None = None
-    """of the elements of unknown masks, that is true; None: their values tell"""
+    """share of unknown masks' elements that are true; None: the values are known"""
 
     def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Name them; ``operator`` is the name of one, with its overload."""
+        """Bind the arguments; ``operator`` is its name with its overload."""
         names, defaults = _names_and_defaults(operator)
         self.__dict__.update(defaults, **dict(zip(names, args, strict=False)), **kwargs)
 
@@ -46,13 +47,13 @@ class Arguments:
         def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - of any type
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - of any type
-        """Return an argument that some versions of PyTorch, or some overloads, do not have."""
+        """Return an argument that some versions of PyTorch, or some overloads, lack."""
         return self.__dict__.get(name)
 
 
 @functools.cache
 def _names_and_defaults(operator: str) -> tuple[Sequence[str], Mapping[str, Any]]:
-    """Return the names of an operator's arguments, and the defaults."""
+    """Return the names of an operator's arguments, and their defaults."""
     name, _, overload = operator.partition(".")
     arguments = torch._C._get_schema(name, overload).arguments
     optional = [argument for argument in arguments if argument.has_default_value()]
@@ -61,7 +62,7 @@ def _names_and_defaults(operator: str) -> tuple[Sequence[str], Mapping[str, Any]
 
 
 def equivalent(*operators: str) -> Callable[[Function], Function]:
-    """Register a function as the equivalent of operators, whose arguments it takes."""
+    """Register a function as the equivalent of operators; it takes their arguments."""
 
     def register(function: Function) -> Function:
         EQUIVALENTS.update(dict.fromkeys(operators, function))
@@ -71,7 +72,7 @@ def equivalent(*operators: str) -> Callable[[Function], Function]:
 
 
 def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
-    """Register a function as the equivalent of operators, which takes :class:`Arguments`."""
+    """Register a function as the equivalent of operators; it takes :class:`Arguments`."""
 
     def register(function: Function) -> Function:
         def host_of(operator: str) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
 
 
 def copies(*operators: str, bounded: bool = False) -> Callable[[Function], Function]:
-    """Register a function of COPIES."""
+    """Register a function in COPIES."""
 
     def register(function: Function) -> Function:
         COPIES.update(dict.fromkeys(operators, function))

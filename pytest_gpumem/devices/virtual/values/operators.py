@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 COUNTER: Final = "torch.utils.flop_counter"
 TRITON: Final = "triton.runtime.jit"
-"""of which that module imports a name, with all of Triton: a quarter of a second, for no formula"""
+"""a module that imports Triton, from which the formulas' module imports a name: a quarter of a
+second, for no formula"""
 
 
 def _formulas() -> Mapping[Any, Callable[..., int]]:
-    """Return PyTorch's formulas, from a copy of their module where that would import Triton."""
-    log = logging.getLogger(COUNTER)  # it warns that there is no Triton, and not users
+    """Load PyTorch's formulas, from a copy of their module if that would import Triton."""
+    log = logging.getLogger(COUNTER)  # hide its warning about missing Triton from users
     before, log.disabled = log.disabled, True
     try:
         has_triton = importlib.util.find_spec("triton") is not None
@@ -46,9 +47,9 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
             module = importlib.import_module(COUNTER)
         else:
             spec = importlib.util.find_spec(COUNTER)
-            assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - PyTorch's own
+            assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - in PyTorch
             module = importlib.util.module_from_spec(spec)
-            sys.modules[TRITON] = None  # type: ignore[assignment] # as of what cannot be imported
+            sys.modules[TRITON] = None  # type: ignore[assignment] # makes its import fail
             try:
                 spec.loader.exec_module(module)
             finally:
@@ -60,9 +61,9 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
 
 
 FORMULAS: Final = _formulas()
-"""how many operations an operator is, by PyTorch's own formulas"""
+"""PyTorch's own formulas for the floating-point operations of an operator"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
-"""namespaces of operators that the native library carries out, where anything is known"""
+"""namespaces of operators that the native library carries out, if any of their values are known"""
 UNDECLARED: Final = dict.fromkeys(
     (
         *("native_batch_norm", "cudnn_batch_norm", "batch_norm_update_stats"),
@@ -70,27 +71,27 @@ UNDECLARED: Final = dict.fromkeys(
     ),
     ("running_mean", "running_var"),
 )
-"""arguments that an operator writes though its schema does not say so"""
+"""arguments that an operator writes although its schema does not declare it"""
 DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
 UNWRITTEN: Final = {"record_stream"}
-"""operators that write nothing though their schema says so"""
+"""operators that write nothing although their schema declares it"""
 RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
-"""operators that return arguments as they are, which their schema does not say"""
+"""operators that return arguments unchanged, which their schema does not declare"""
 OF_CONSTANTS: Final = {
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like"),
     *("new_zeros", "new_ones", "new_full", "arange", "linspace", "eye"),
     *("where", "masked_fill", "triu", "tril"),
 }
-"""operators whose large results are noted though they are floating-point numbers: constants, and
-masks that are added to scores. Other operators' depend on weights or on activations."""
+"""operators whose large floating-point results are deferred: constants, and masks that are added to
+scores. Other operators' results depend on weights or activations."""
 OVERWRITES: Final = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_"),
     "log_normal_",
 }
-"""operators in place whose first argument's values do not matter"""
+"""in-place operators whose first argument's values do not matter"""
 UNREAD: Final = {
     "_cudnn_rnn": ("weight_buf", "dropout_state"),
     "_cudnn_rnn_backward": ("weight_buf", "output", "dropout_state", "reserve"),
@@ -99,52 +100,52 @@ UNREAD: Final = {
     "_flash_attention_backward": ("unused",),
     "_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
 }
-"""arguments of CUDA's operators that their equivalents do not read"""
+"""arguments of CUDA operators that their equivalents do not read"""
 TRUE_FOR: Final = {"all", "isclose", "isfinite"}
 FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
 INDICES: Final = {
     *("argmax", "argmin", "argsort", "kthvalue", "max", "median", "min", "mode", "multinomial"),
     *("nanmedian", "sort", "topk"),
 }
-"""operators with indices into their first argument among their results"""
+"""operators whose results include indices into their first argument"""
 UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 """GradScaler's operator, which sets its second argument where a gradient is not finite"""
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
-"""operators with results that are assumed at once, where nothing is known; all other results
-are unknown until they decide"""
+"""operators with results that are assumed at once if nothing is known; all other results stay
+unknown until they decide"""
 RAISES: Final = {"_linalg_check_errors"}
-"""operators that raise the host's error, and need no result for that"""
+"""operators that only raise the host's error, and need no result"""
 COMPARING: Final = {"equal", "allclose"}
-"""operators that take large tensors to be equal: that they are is what a test asks, mostly"""
+"""operators that assume large tensors to be equal, as most tests that compare expect"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
-"""operators with a CUDA kernel that consists of other operators, and decides by their values"""
+"""operators whose CUDA kernel consists of other operators, and branches on their values"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
-"""operators that return no tensor, but values; others are in COPIES"""
+"""operators that return values instead of tensors; others are in COPIES"""
 SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
 """operators that sort their first argument"""
 NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
-"""recurrent ones, whose weights are multiplied with each element of the sequence"""
+"""recurrent operators, whose weights are multiplied with each element of the sequence"""
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm"}
-"""operators that take 2 * (n / 3) ** 1.5 operations at most for n elements of matrices"""
+"""operators with at most 2 * (n / 3) ** 1.5 operations for n matrix elements"""
 SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
-"""how operators begin that factorise matrices"""
+"""prefixes of operators that factorise matrices"""
 OPENED: Final = {
     *("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
     "_nested_from_padded",
 }
-"""operators that make sparse and nested tensors of plain ones, by operators inside of them"""
+"""operators that create sparse and nested tensors from plain ones with operators inside"""
 COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
-"""operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
+"""operators that query cuSPARSE for the number of nonzeros in a result of two sparse tensors"""
 SELECTS: Final = {"index_select"}
-"""operators that count their selection by kernels of their own, and read the count"""
+"""operators that count their selection with kernels of their own, and read the count back"""
 UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
-"""how operators begin that take many tensors, and no sparse ones"""
+"""prefixes of operators that take many tensors, none of them sparse"""
 
 
 class Traits(NamedTuple):
-    """An operator's traits: above all the memory that it writes."""
+    """An operator's traits, above all which memory it writes."""
 
     op: OpOverload
     name: str
@@ -152,38 +153,38 @@ class Traits(NamedTuple):
     copies: bool
     """it copies bytes from one tensor to another, of the host or of the device"""
     allocates: bool
-    """it returns memory with no values in it"""
+    """it returns memory without values"""
     random: bool
     reads_back: bool
     """it returns a tensor's bytes to the host"""
     data_dependent: bool
-    """it reads memory of its own back, mostly for the size of its results"""
+    """it reads back memory of its own, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
-    """place and name of the arguments that it writes"""
+    """index and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
-    """of the arguments with values that do not matter"""
+    """index and name of the arguments whose values do not matter"""
     tensors: tuple[int, ...]
-    """places of the tensors among its arguments"""
+    """indices of its tensor arguments"""
     takes_numbers: bool
-    """PyTorch takes numbers in their place"""
+    """PyTorch accepts numbers in place of tensors"""
     opened: bool
-    """the operators inside of it are seen, whatever its arguments are"""
+    """the operators inside are always seen"""
     in_python: bool
-    """it is opened as a function of Python's: what operators inside read is no memory of its own"""
+    """opened as a Python function: memory that operators inside read is not its own"""
     may_open: bool
-    """they are where an argument is sparse or nested"""
+    """the operators inside are seen if an argument is sparse or nested"""
     carried: bool
     """it moves values by plain copies, which the native library carries out"""
     host: Callable[..., Any]
-    """computes it on the CPU: its equivalent, or itself"""
+    """computes it on the CPU: its equivalent, or the operator itself"""
     formula: Callable[..., Any] | None
-    """PyTorch's, for its floating-point operations"""
+    """PyTorch's formula for its floating-point operations"""
     ways: Ways
-    """for the native library, which hands most calls to no code of Python's"""
+    """flags for the native library, which handles most calls without Python"""
 
 
 class OperatorCall:
-    """One call of an operator, with all that is asked of it more than once."""
+    """One call of an operator, with cached lists of its tensors."""
 
     __slots__ = ("_inputs", "_unread", "_written", "args", "kwargs", "name", "op", "traits")
 
@@ -195,7 +196,7 @@ class OperatorCall:
         self._unread: list[Tensor] | None = None
 
     def without_arguments(self) -> OperatorCall:
-        """Return a call of the same operator that keeps no tensor alive."""
+        """Return a call of the same operator without arguments, which keeps no tensor alive."""
         return OperatorCall(self.traits, (), {})
 
     def inputs(self) -> list[Tensor]:
@@ -207,7 +208,7 @@ class OperatorCall:
         return self._inputs
 
     def parts(self) -> list[Tensor]:
-        """Return the tensors with memory that these consist of."""
+        """Return the tensors with memory that the inputs consist of."""
         return [part for tensor in self.inputs() for part in parts_of(tensor)]
 
     def written(self) -> list[Tensor]:
@@ -217,10 +218,10 @@ class OperatorCall:
         return self._written
 
     def unread(self) -> list[Tensor]:
-        """Return the tensors among the arguments with values that do not matter."""
+        """Return the tensors among the arguments whose values do not matter."""
         if self._unread is None:
             tensors = self._tensors_at(self.traits.unread)
-            if tensors:  # one that is copied to itself, or is ``out`` as well, is read
+            if tensors:  # a tensor that is copied to itself, or is also ``out``, is read
                 count = Counter(map(id, self.inputs()))
                 tensors = [tensor for tensor in tensors if count[id(tensor)] == 1]
             self._unread = tensors
@@ -235,18 +236,18 @@ class OperatorCall:
         )
 
     def by_name(self, share: float | Fraction | None = None) -> Arguments:
-        """Return the arguments by their names; with them the share of a mask that is true."""
+        """Return the arguments by name; ``share``: the part of unknown masks that is true."""
         arguments = Arguments(self.op._name, self.args, self.kwargs)
         arguments.share = share
         return arguments
 
     def in_order(self) -> list[Any]:
-        """Return all arguments in the order of the schema, defaults too."""
+        """Return all arguments in the order of the schema, including defaults."""
         named = self.by_name()
         return [getattr(named, argument.name) for argument in self.op._schema.arguments]
 
     def copies_to_host(self) -> bool:
-        """Return whether it copies a CUDA tensor into a tensor of the host."""
+        """Return whether it copies a CUDA tensor to a host tensor."""
         if self.op is torch.ops.aten.copy_.default:
             return bool(self.args[1].is_cuda and not self.args[0].is_cuda)
         if self.op is torch.ops.aten._to_copy.default:
@@ -255,37 +256,37 @@ class OperatorCall:
         return False
 
     def copies_floats_to_host(self) -> bool:
-        """Return whether it copies real or complex numbers to the host: no sizes, nor masks."""
+        """Return whether it copies real or complex numbers to the host, not sizes or masks."""
         source = self.args[1 if self.name == "copy_" else 0]
         is_number = source.is_floating_point() or source.is_complex()
         return is_number and self.copies_to_host()
 
     def copies_bytes_to(self, tensor: Tensor) -> bool:
-        """Return whether it fills a tensor by a plain copy, which the library did."""
+        """Return whether it fills a tensor by a plain copy, which the library has made."""
         if self.name not in {"copy_", "_to_copy", "clone"}:
             return False
         source = self.args[1 if self.name == "copy_" else 0]
         return bool(
             source.dtype == tensor.dtype
-            and source.size() == tensor.size()  # a lazy module's parameter has no shape
+            and source.size() == tensor.size()  # size(), as a lazy module's parameter has no shape
             and source.stride() == tensor.stride()
             and torch.ops.aten.is_non_overlapping_and_dense.default(source)
         )
 
 
 class HostCall(NamedTuple):
-    """A call of an operator that is computed on the host."""
+    """An operator's call to compute on the host."""
 
     args: Any
     """the operator's arguments as CPU tensors"""
     kwargs: Any
     copies: Sequence[tuple[Tensor, Tensor]] = ()
-    """arguments that the operator writes, and the CPU tensors that are written in their place: the
-    CUDA operator may yet copy unknown bytes there"""
+    """arguments that the operator writes, and the CPU tensors written in their place: the CUDA
+    operator may still copy unknown bytes to the arguments"""
     assumed: bool = False
-    """whether any of its inputs was assumed"""
+    """whether any input is assumed"""
     result: tuple[Any] | None = None
-    """where it had to be computed before the CUDA operator ran"""
+    """the result, if it had to be computed before the CUDA operator ran"""
 
 
 def on_host(
@@ -295,7 +296,7 @@ def on_host(
     *,
     assumed: bool,
 ) -> HostCall:
-    """Return a call with the CPU's tensors that a function gives, and generators of another."""
+    """Convert a call's tensors and generators to the CPU's with the given functions."""
     written = set(map(id, call.written()))
     copies: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -312,8 +313,8 @@ def on_host(
 def is_in_python(op: OpOverload) -> bool:
     """Return whether the operator's CUDA kernel is a Python function.
 
-    Such are those of ``torch.library.custom_op`` and ``torch.library.Library.impl``, but for
-    operators with another kernel for the CPU, which computes their values.
+    These are ``torch.library.custom_op`` and ``torch.library.Library.impl``, except operators with
+    a separate CPU kernel, which computes their values.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if op.namespace in {"aten", "prims", *COLLECTIVES} or has_kernel(op.name(), "CPU"):
@@ -337,7 +338,7 @@ def traits_of(op: OpOverload) -> Traits:
     )
     overwrites, in_python = name in OVERWRITES, is_in_python(op)
     data_dependent = (bool(DATA_DEPENDENT & tags) or schema.name in COPIES) and name != READS
-    of_shape = name.endswith("_like") or name.startswith("new_")  # of the first argument's
+    of_shape = name.endswith("_like") or name.startswith("new_")  # shaped like the first argument
     unread = tuple(
         (place, argument.name)
         for place, argument in enumerate(schema.arguments)
@@ -373,13 +374,13 @@ def traits_of(op: OpOverload) -> Traits:
 
 
 def _ways_of(traits: Traits) -> Ways:
-    """Return the native library's note on an operator."""
+    """Return the native library's flags for an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
     indexes = traits.op._schema.name in INDEXING
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
-        return Ways(0)  # an operator of another library may run Python's code of its own
-    if name in RETURNS_ARGUMENTS:  # the library would make them unknown
+        return Ways(0)  # another library's operator may run Python code of its own
+    if name in RETURNS_ARGUMENTS:  # the library would mark them as unknown
         return Ways(0)
     if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
         return Ways.SHORT | Ways.COMPUTES | Ways.CHEAP | Ways.CHANGES
@@ -410,17 +411,17 @@ def _ways_of(traits: Traits) -> Ways:
 
 
 def counts_elements(traits: Traits) -> bool:
-    """Return whether an operator's cost grows with its elements alone (OF_ELEMENT of budget.py)."""
+    """Return whether an operator's cost is OF_ELEMENT (budget.py) per element."""
     if traits.formula is not None or traits.random:
         return False
     return traits.name not in SORTING | NETWORKS and not traits.name.startswith(SOLVING)
 
 
 def _is_of_arguments_alone(traits: Traits) -> bool:
-    """Return whether what an operator returns, or writes, depends on its arguments alone.
+    """Return whether an operator's results depend on its arguments alone.
 
-    It returns new tensors, or it writes tensors, and returns these or nothing. Those of UNDECLARED
-    do both.
+    It returns new tensors, or it writes tensors and returns these or nothing. Operators of
+    UNDECLARED do both.
     """
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
@@ -433,12 +434,12 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
             return False
     elif {str(returned.type) for returned in schema.returns} != {"Tensor"}:
         return False
-    # With such a kernel it takes tensors whose bytes have other signs, as imaginary parts may be.
+    # With such a kernel it accepts lazily negated tensors, such as imaginary parts.
     return not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Negative")
 
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:
-    """Return whether an operator's results are views of its arguments, or no tensors."""
+    """Return whether an operator's results are views of its arguments, or not tensors."""
     if schema.name.partition("::")[2] in UNWRITTEN:
         return True
     tensors = [result for result in schema.returns if "Tensor" in str(result.type)]
@@ -450,17 +451,17 @@ def writes_nothing(schema: torch.FunctionSchema) -> bool:
 def register(
     names: Iterable[str], keys: Sequence[str], kernel_of: Callable[..., Callable[..., Any]]
 ) -> list[torch.library.Library]:
-    """Give operators a kernel for each of some dispatch keys.
+    """Register a kernel for each operator and dispatch key.
 
     Args:
         names: the operators' full names.
         keys: the dispatch keys.
         kernel_of: takes an operator's full name, a key and ``passes=``, and returns the kernel.
-            ``passes`` says that there is nothing to compute: of views, of operators that consist of
-            others (which are seen by themselves), of collectives.
+            ``passes`` means that there is nothing to compute: for views, for operators that consist
+            of others (which are seen one by one), for collectives.
 
     Returns:
-        the registrations: they hold as long as they are kept.
+        the registrations, which last as long as these objects.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     libraries: dict[str, torch.library.Library] = {}
@@ -483,9 +484,9 @@ def register(
 
 
 def _moves_views(full_name: str, schema: torch.FunctionSchema) -> bool:
-    """Return whether an operator in place changes no values, but which of them a tensor shows."""
+    """Return whether an in-place operator changes only which values a tensor views."""
     name, _, overload = full_name.partition(".")
     if not name.endswith("_") and not schema.name.startswith("aten::set_"):
-        return False  # to ask for tags takes as long as all the rest
+        return False  # reading the tags takes as long as everything else
     tags = torch._C._get_operation_overload(name, overload)[2]
     return torch.Tag.inplace_view in tags and "::resize_" not in name

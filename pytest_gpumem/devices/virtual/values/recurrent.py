@@ -1,4 +1,4 @@
-"""Equivalents of cuDNN's recurrent networks, and of CUDA's fused cells."""
+"""CPU equivalents of cuDNN's recurrent networks, and of CUDA's fused cells."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ RUN: Final[dict[int, Callable[..., Any]]] = {
     LSTM: torch.ops.aten.lstm,
     GRU: torch.ops.aten.gru,
 }
-"""PyTorch's networks of the CPU"""
+"""PyTorch's CPU networks by mode"""
 GATES: Final = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-"""the gates of a cell"""
+"""number of gates of a cell, by mode"""
 
 
 def _has_biases(args: Arguments) -> bool:
-    """Return whether a layer and direction has two biases beside its two weights."""
-    return bool(args.weight_stride0 >= 4)  # noqa: PLR2004 - a fifth weight projects
+    """Return whether each layer and direction has two biases besides its two weights."""
+    return bool(args.weight_stride0 >= 4)  # noqa: PLR2004 - a fifth weight is the projection
 
 
 def _weights_in_shape(args: Arguments) -> list[Tensor]:
-    """Return weights as the CPU's network takes them: autocast passes flat ones."""
+    """Shape the weights for the CPU's network: autocast passes them flattened."""
     hidden, inputs = args.hidden_size, args.input.shape[-1]
     rows, outputs = GATES[args.mode] * hidden, args.proj_size or hidden
     directions = 2 if args.bidirectional else 1
@@ -54,7 +54,7 @@ def _weights_in_shape(args: Arguments) -> list[Tensor]:
 def _forward(
     args: Arguments, values: Tensor, weights: Sequence[Tensor], hidden: Tensor, cell: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the output and the last states, by PyTorch's own network of the CPU."""
+    """Return the output and the last states, computed by PyTorch's CPU network."""
     state = [hidden, cell] if args.mode == LSTM else hidden
     options = (
         *(list(weights), _has_biases(args), args.num_layers, args.dropout),
@@ -62,7 +62,7 @@ def _forward(
     )
     generator_state = None
     if args.dropout and args.train:
-        # The backward pass draws the same mask: it has the same values.
+        # Seed from the values: the backward pass has the same ones, and draws the same mask.
         first = values.detach().float().contiguous().flatten()[:64]
         generator_state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(zlib.crc32(bytes(first.numpy().tobytes())))
@@ -80,16 +80,16 @@ def _forward(
 
 @equivalent_of_arguments("aten::_cudnn_rnn")
 def cudnn_rnn(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the output and the last states; of the reserve space nothing is needed."""
+    """Return the output and the last states; the reserve space is not needed."""
     weights = _weights_in_shape(args)
     result = _forward(args, args.input, weights, args.hx, args.cx)
     last_cell = result[2] if args.mode == LSTM else args.input.new_empty(0)
-    return result[0], result[1], last_cell, None, args.weight_buf  # in which the weights lie
+    return result[0], result[1], last_cell, None, args.weight_buf  # it contains the weights
 
 
 @equivalent_of_arguments("aten::_cudnn_rnn_backward")
 def cudnn_rnn_backward(args: Arguments) -> tuple[Any, ...]:
-    """Return the gradients of values, states and weights, by autograd over the CPU's network."""
+    """Return the gradients of values, states and weights, with autograd on the CPU's network."""
     weights = _weights_in_shape(args)
     states = [args.hx] if args.cx is None else [args.hx, args.cx]
 
@@ -117,10 +117,10 @@ def differentiated(
     inputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """Return the gradients of a function's inputs, by autograd of the host.
+    """Return the gradients of a function's inputs, with autograd on the host.
 
-    It runs in a thread of its own: this one may be autograd's, inside an operator, where nothing is
-    recorded.
+    It runs in a new thread: this one may be autograd's, inside an operator, where autograd records
+    nothing.
     """
 
     def run() -> list[Tensor]:
@@ -143,7 +143,7 @@ def differentiated(
         return pool.submit(run).result()
 
 
-# -- the cells of networks that are not cuDNN's --
+# -- cells of networks that do not use cuDNN --
 
 
 def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
@@ -152,7 +152,7 @@ def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell")
 def lstm_cell(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new states, and the gates as the backward pass takes them."""
+    """Return the new states, and the gates for the backward pass."""
     gates = _added(args.input_gates, args.input_bias)
     gates = gates + _added(args.hidden_gates, args.hidden_bias)
     enter, forget, new, leave = gates.chunk(4, -1)
@@ -188,7 +188,7 @@ def lstm_cell_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::_thnn_fused_gru_cell")
 def gru_cell(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Return the new state, and the backward pass's tensor: gates, the state, a gate's part."""
+    """Return the new state, and the backward pass's workspace: gates, state, part of a gate."""
     reset_i, enter_i, new_i = _added(args.input_gates, args.input_bias).chunk(3, -1)
     reset_h, enter_h, new_h = _added(args.hidden_gates, args.hidden_bias).chunk(3, -1)
     reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()

@@ -1,8 +1,8 @@
-"""Operators on sparse and nested tensors: PyTorch's code for them is made of other operators.
+"""Operators on sparse and nested tensors: PyTorch implements them with other operators.
 
-These are seen as well, one by one, and so the sizes that they read are true. Kernels of such an
-operator's own may write any part of its result, which is then computed by the CPU's operator,
-where that returns a tensor of the same form, and is unknown otherwise.
+The inner operators are seen one by one, so the sizes that they read back are true. Such an
+operator's own kernels may write any part of its result. That part is then computed by the CPU's
+operator if this returns a tensor of the same form, and is unknown otherwise.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
 
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
-    """takes a call and its arguments on the host; returns the result in a tuple, or None"""
+    """takes a call and its arguments on the host; returns the result in a tuple, or None if not
+    computed"""
 
 MAX_STOOD_FOR: Final = 1 << 22
-"""elements of the largest tensor that ones stand for, where indices alone matter"""
+"""elements of the largest tensor whose values are replaced by ones, when only indices matter"""
 
 
 def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
-    """Return whether the operators inside of one are seen: of the device's sparse tensors."""
-    has_layout, on_device = traits.opened, traits.copies  # a copy may be to the device
+    """Return whether inner operators are seen: if an input is a sparse or nested device tensor."""
+    has_layout, on_device = traits.opened, traits.copies  # copies may go to the device
     for tensor in inputs:
         on_device = on_device or tensor.is_cuda
         if (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN:
-            has_layout = True  # operators inside of a wrapper, as of a jagged one, are seen anyway
+            has_layout = True  # operators inside a wrapper (a jagged tensor) are seen anyway
     return has_layout and on_device
 
 
 class SparseOperators:
-    """Computes the parts of sparse tensors."""
+    """Computes the parts of sparse tensors on the host."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class SparseOperators:
         self._note_few = note_few
 
     def prepared(self, call: OperatorCall) -> HostCall | None:
-        """Return the call for the host, where all is known; else None."""
+        """Return the call for the host if everything is known; otherwise None."""
         are_seen = all(is_sparse(tensor) or is_plain(tensor) for tensor in call.inputs())
         if not (are_seen and self._are_known(call.parts())):
             return None
@@ -77,13 +78,13 @@ class SparseOperators:
         )
 
     def _are_known(self, parts: Sequence[Tensor]) -> bool:
-        """Return whether parts may be read, and are known now: what is captured happens later."""
+        """Return whether parts may be read and are known now; captured operators run later."""
         is_captured = torch.cuda.is_current_stream_capturing()
         are_readable = not is_captured and self._are_readable(parts)
         return are_readable and all(map(self._values.is_known, parts))
 
     def nonzeros(self, call: OperatorCall) -> int:
-        """Return how many nonzeros the result of such an operator has; -1: it is unknown."""
+        """Return the number of nonzeros in such an operator's result; -1: unknown."""
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         if len(sparse) > 1 or call.name in SELECTS:
             result = self._of_indices(call)
@@ -98,13 +99,13 @@ class SparseOperators:
         host_call: HostCall | None,
         told: Sequence[tuple[int, int]],
     ) -> None:
-        """Write the parts that an operator's own kernels wrote, or make them unknown.
+        """Write the parts that an operator's own kernels wrote, or mark them as unknown.
 
         Args:
-            call: the operator's, which has run.
+            call: the operator's call, which has run.
             result: its result.
-            host_call: of ``prepared``.
-            told: addresses of sure values, from and to.
+            host_call: returned by ``prepared``.
+            told: start and end addresses of values whose state is certain.
         """
         written, outputs = call.written(), tensors_in(result)
         read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]
@@ -129,7 +130,7 @@ class SparseOperators:
                 self._fill(result, host, only_indices=True, assumed=assumed)
 
     def _is_few(self, call: OperatorCall, result: object) -> bool:
-        """Note the elements of a large tensor that a sparse one became; False: none are known."""
+        """Record the elements of a large tensor converted from a sparse one, if they are known."""
         sparse = call.args[0]
         if not isinstance(result, Tensor) or not is_sparse(sparse):
             return False
@@ -154,7 +155,7 @@ class SparseOperators:
         return self._note_few(result, few)
 
     def spread(self, sparse: Tensor) -> None:
-        """Assume that the indices of a sparse tensor are distinct ones, evenly spread."""
+        """Assume that a sparse tensor's indices are distinct and evenly spread."""
         indices = sparse._indices()
         shape = sparse.shape[: sparse.sparse_dim()]
         count, places = indices.shape[1], shape.numel()
@@ -167,7 +168,7 @@ class SparseOperators:
         return self._values.is_known(part) and not self._values.are_assumed([part])
 
     def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
-        """Return the host's result where ones stand for all but indices; None: they are unknown."""
+        """Return the host's result with ones in place of values; None: the indices are unknown."""
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         indices = [part for tensor in sparse for part in indices_of(tensor)]
         indices += [
@@ -177,7 +178,7 @@ class SparseOperators:
         ]
         if not sparse or not self._are_known(indices):
             return None
-        if call.name == "_coalesce":  # of no use: what values are there, and how large they are
+        if call.name == "_coalesce":  # the values and their size do not matter
             slim = torch.ones(sparse[0]._nnz())
             shape = sparse[0].shape[: sparse[0].sparse_dim()]
             host = over_device_memory(indices[0])
@@ -196,7 +197,7 @@ class SparseOperators:
     def _fill(
         self, tensor: Tensor, host: Tensor | None, *, assumed: bool, only_indices: bool = False
     ) -> None:
-        """Write the parts of a result that are unknown, if the host's has the same form."""
+        """Write a result's unknown parts if the host's result has the same form."""
         if host is None or host.layout is not tensor.layout:
             return
         parts = [*zip(parts_of(tensor), parts_of(host), strict=False)]
@@ -209,12 +210,12 @@ class SparseOperators:
             torch.equal(over_device_memory(part), values) for part, values in known
         ):
             for part, values in unknown:
-                if 0 not in part.stride():  # of an expanded tensor, which repeats one number
+                if 0 not in part.stride():  # skip expanded tensors, which repeat one number
                     self._values.write(part, values, assumed=assumed, whole=True)
 
 
 def _of_ones(tensor: Tensor) -> Tensor:
-    """Return a tensor of the host with the same indices, and ones for values."""
+    """Return a host tensor with the same indices, and ones for values."""
     parts = parts_of(tensor)
     if not is_sparse(tensor) and not tensor.is_floating_point():
         return over_device_memory(tensor)
@@ -222,11 +223,11 @@ def _of_ones(tensor: Tensor) -> Tensor:
     return of_parts(tensor, [*map(over_device_memory, parts[:-1]), ones])
 
 
-# -- the operators that run --
+# -- running operators --
 
 
 class OpenOperator:
-    """An operator that runs, of which the operators inside are seen."""
+    """A running operator whose inner operators are seen."""
 
     def __init__(
         self, library: NativeLibrary, call: OperatorCall, outer: OpenOperator | None
@@ -238,20 +239,20 @@ class OpenOperator:
         self._arguments = [*extents_of(call.inputs())]
         self._targets = [*extents_of(call.written())]
         self._written: list[tuple[int, int]] = []
-        """addresses that operators inside wrote, from and to, since it ran a kernel of its own"""
+        """start and end addresses that inner operators have written since its last own kernel"""
 
     def told(self) -> list[tuple[int, int]]:
-        """Return the addresses of sure values, from and to."""
+        """Return the start and end addresses of values whose state, known or not, is certain."""
         return self._arguments + self._written
 
     def begin_inner(self, inputs: Sequence[Tensor] = ()) -> None:
-        """Make the values unknown that kernels of its own may have written.
+        """Mark values as unknown that its own kernels may have written.
 
-        These are all that were written before, arguments that it changes, and memory that it took
-        by itself, where an earlier tensor's values may lie.
+        These are all values written so far, arguments that it changes, and memory that it allocated
+        itself, where an earlier tensor's values may be.
 
         Args:
-            inputs: of an operator inside that begins.
+            inputs: inputs of an inner operator that begins.
         """
         forget = self._library.forget
         if self._library.thread_writes() != self._writes:
@@ -264,25 +265,25 @@ class OpenOperator:
                 forget(start, end - start)
 
     def end_inner(self, call: OperatorCall, result: object) -> None:
-        """Note the memory that an operator inside has written."""
+        """Record the memory that an inner operator has written."""
         self._writes = self._library.thread_writes()
         self._written += extents_of([*tensors_in(result), *call.written()])
 
     def _tells(self, start: int, end: int) -> bool:
-        """Return whether the values of some addresses are sure."""
+        """Return whether the state of the values at some addresses is certain."""
         if any(first <= start and end <= last for first, last in self.told()):
             return True
         return self._outer is not None and self._outer._tells(start, end)
 
 
 class RunningHere(threading.local):
-    """The operators that run on this thread."""
+    """The operators running on this thread."""
 
     def __init__(self) -> None:
         self.compiled: Callable[[OperatorCall], bool] | None = None
-        """prepares compiled code that runs for an operator inside (compilation/graph_values.py has
-        its values); False: nothing that the operator reads decides"""
+        """prepares running compiled code for an inner operator (compilation/graph_values.py has its
+        values); False: nothing that the operator reads decides"""
         self.opened: OpenOperator | None = None
-        """the innermost one that runs of which the operators inside are seen"""
+        """the innermost running operator whose inner operators are seen"""
         self.count = -1
-        """that such a one will read, where it is known"""
+        """the count that the opened operator will read back; -1: unknown"""
