@@ -1,4 +1,4 @@
-"""``torch.compile`` on the virtual GPU: as on a GPU, but for kernels that are picked by time."""
+"""``torch.compile`` on the virtual GPU: as on a GPU, but no kernel is selected by timing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Compilation:
-    """The code that is compiled, and the compiled code that runs."""
+    """Watches compilation and the compiled code that runs."""
 
     def __init__(
         self, computing: Callable[[], AbstractContextManager[None]], workspaces: VirtualWorkspaces
     ) -> None:
-        """Make all that watches the compiler.
+        """Create everything that watches the compiler.
 
         Args:
-            computing: makes a context manager in which values are computed.
-            workspaces: takes the blocks that a GPU may take besides.
+            computing: returns a context manager in which values are computed.
+            workspaces: collects the extra blocks that a GPU may allocate.
         """
         self._computing = computing
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
@@ -43,7 +43,7 @@ class Compilation:
         self._compiled_code = compiled_code.CompiledCode()
 
     def install(self) -> None:
-        """Wait for the imports of PyTorch's compiler."""
+        """Register hooks for the imports of PyTorch's compiler."""
         IMPORTS.call_after(max_autotune.COMPILATION.module, self._max_autotune.install)
         IMPORTS.call_after(
             numbers_before_torch_2_13.TRACED.module, numbers_before_torch_2_13.trace_numbers
@@ -60,12 +60,12 @@ class Compilation:
             IMPORTS.call_after(patch.module, partial(patch.wrap, make=make))
 
     def begin(self) -> None:
-        """Begin to watch a run."""
+        """Start recording a run."""
         for part in (self._max_autotune, self._kernel_timing, self._products, self._compiled_code):
             part.begin()
 
     def notes(self) -> list[str]:
-        """Return sentences on the run: what was left out, and that its figures are less sure."""
+        """Return sentences on the run: what was skipped, and that its figures are less certain."""
         return [*self._max_autotune.notes(), *self._compiled_code.notes()]
 
     def timing_notes(self) -> list[str]:

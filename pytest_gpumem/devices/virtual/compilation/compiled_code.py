@@ -1,8 +1,8 @@
-"""Notes on runs of code that Inductor compiled for a GPU: their figures are less sure.
+"""Notes on runs of code that Inductor compiled for a GPU: their figures are less certain.
 
 CUDA graphs of ``torch.compile(mode="reduce-overhead")`` outlive a test, with their memory, until
-``torch.compiler.reset()``. A later test that runs the same compiled code records graphs of its own
-beside them, at once and without a run before, and has another peak than alone.
+``torch.compiler.reset()``. A later test that runs the same compiled code records its own graphs in
+addition, immediately and without a warm-up run, and has another peak than when it runs alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BESIDE_OTHERS: Final = (
 
 
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Return a wrapper for a function of PyTorch's: ``tell`` gets its arguments first."""
+    """Wrap a function of PyTorch: ``tell`` is called first, with its arguments."""
 
     def told(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
@@ -48,23 +48,23 @@ def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
 
 
 class CompiledCode:
-    """Notes the calls of compiled graphs, and CUDA graphs that run beside those of earlier runs."""
+    """Records calls of compiled graphs, and CUDA graphs that coexist with those of earlier runs."""
 
     def __init__(self) -> None:
         self._ran = self._replayed = self._had_graphs = False
 
     def begin(self) -> None:
-        """Forget the calls of the last run, and look for graphs that earlier runs have left."""
+        """Reset the calls, and look for graphs that earlier runs have left."""
         self._ran = self._replayed = False
         self._had_graphs = any_graphs()
 
     def notes(self) -> list[str]:
-        """Return sentences that a reader of the figures has to know about compiled code."""
+        """Return sentences on compiled code that a reader of the figures needs."""
         beside_others = self._had_graphs and self._replayed
         return [BESIDE_OTHERS] * beside_others + [LESS_SURE] * self._ran
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield the functions that are wrapped, with their wrappers."""
+        """Yield the functions to wrap, with their wrappers."""
         yield CALLS, preceded_by(self._note_call)
         yield REPLAYS, preceded_by(self._note_replay)
 
@@ -76,7 +76,7 @@ class CompiledCode:
 
 
 def any_graphs() -> bool:
-    """Return whether this thread has managers of such graphs, one a device."""
+    """Return whether this thread has managers of such graphs, one per device."""
     thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
     containers = getattr(thread, "tree_manager_containers", {})
     return any(getattr(each, "tree_manager", None) is not None for each in containers.values())

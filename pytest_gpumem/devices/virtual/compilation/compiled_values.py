@@ -1,8 +1,8 @@
-"""Values of code that ``torch.compile`` makes: the graphs are kept, and computed on the host.
+"""Values of ``torch.compile``'s code: its graphs are stored, and computed on the host.
 
-Inductor's kernels do not run. What they compute is in the graph that Inductor was given, which is
-kept with the compiled code, in Inductor's caches as well. As the code is called, graph_values.py
-computes the graph.
+Inductor's kernels do not run. What they compute is in Inductor's input graph, which is stored with
+the compiled code, also in Inductor's caches. When the code is called, graph_values.py computes the
+graph.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ COMPILER: Final = "torch._inductor.compile_fx"
 """PyTorch's module with the functions through which Inductor compiles each graph"""
 COMPILES: Final = Patch(
     COMPILER,
-    "fx_codegen_and_compile",  # its result is what Inductor's caches keep
+    "fx_codegen_and_compile",  # its result is what Inductor's caches store
     reason="a graph is kept with its code, to be computed on the host",
 )
 LOADS: Final = Patch(
     COMPILER,
-    "_compile_fx_inner",  # takes from a cache what it can, and has the rest compiled
+    "_compile_fx_inner",  # loads from a cache, or compiles
     reason="code from a cache gets its graph, if a process without this package has cached it",
 )
 CALLS: Final = Patch(
@@ -40,25 +40,25 @@ CALLS: Final = Patch(
     reason="the values of compiled code are computed as it is called",
 )
 MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
-"""our module that knows whether values are computed; imported once any are"""
+"""the module that knows whether values are computed; imported once any are"""
 
 
 def current_mode() -> Any:
-    """Return the mode that computes values, if any."""
+    """Return the mode that computes values, or None."""
     module = sys.modules.get(MODE)
     return module.ValueMode.current if module is not None else None
 
 
 def _compile(compiles: Any, graph: Any, *args: Any, **options: Any) -> Any:
     __tracebackhide__ = True
-    kept = _recorded(graph)  # before: it is changed
+    kept = _recorded(graph)  # before compiling, which changes the graph
     compiled = compiles(graph, *args, **options)
     _keep(compiled, *kept)
     return compiled
 
 
 def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
-    """Keep the graph of code that a process without this package, or values, has cached."""
+    """Store the graph of code that was cached without this package, or without values."""
     __tracebackhide__ = True
     compiled = loads(graph, *args, **options)
     if not hasattr(compiled, GRAPH):
@@ -67,11 +67,11 @@ def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
 
 
 def _recorded(graph: Any) -> tuple[str, bytes]:
-    """Return the attribute that a graph is kept by, and the graph."""
+    """Return the attribute that stores a graph, and the graph."""
     attribute = GRAPH
 
     def values_of(tensor: Any) -> Any:
-        """Return the values of a graph's own tensor, which are those of its code; None: unknown."""
+        """Return the host values of a graph's constant tensor; None: unknown."""
         nonlocal attribute
         mode = current_mode()
         if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):
@@ -82,7 +82,7 @@ def _recorded(graph: Any) -> tuple[str, bytes]:
         return over_device_memory(tensor.detach())
 
     nodes = b""
-    with suppress(Exception):  # a graph like none before: its values are unknown then
+    with suppress(Exception):  # an unexpected graph: its values stay unknown
         nodes = recorded(graph, values_of)
     return attribute, nodes
 
@@ -108,10 +108,10 @@ WRAPPERS: Final = (
     (LOADS, wrapped_by(_load)),
     (CALLS, wrapped_by(_call)),
 )
-"""what is wrapped in what"""
+"""the functions to wrap, with their wrappers"""
 
 
-# -- constants that Inductor folds while it compiles, which it reads from the device --
+# -- constants that Inductor folds while compiling, and reads back from the device --
 
 
 FOLDING: Final = Patch(
@@ -122,11 +122,11 @@ FOLDING: Final = Patch(
 
 
 def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:
-    """Return the folding of constants, which are computed whatever values a run asks for.
+    """Fold constants with values computed, whichever values the run requests.
 
     Args:
-        computing: makes a context manager in which values are computed.
-        run: folds.
+        computing: returns a context manager in which values are computed.
+        run: folds the constants.
     """
 
     def computed(self: Any, *args: Any, **kwargs: Any) -> Any:

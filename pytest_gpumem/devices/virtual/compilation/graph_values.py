@@ -1,8 +1,8 @@
-"""The values that compiled code computes: its graph, run on the host over the same addresses.
+"""Computes the values of compiled code by running its graph on the host.
 
 The graph is computed before the code runs, which may free what it reads, and its results are
-written where the code has put them. Each operator is computed where all that it reads is known, and
-within the budget, as operators outside of compiled code are.
+written to the addresses of the code's results. An operator is computed if all its inputs are known,
+and within the budget, like operators outside of compiled code.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
 PROGRAM: Final = "_gpumem_program"
-"""the attribute of compiled code with its Program"""
+"""attribute of compiled code with its GraphProgram"""
 NOT_KEPT: Final = "code from a cache that was written without its graph"
 COPY: Final = "aten::copy_"
 CHECKS: Final = ("_assert", "sym_constrain_range", "_check")
-"""how operators begin that check values, and return nothing"""
+"""prefixes of operators that check values and return nothing"""
 TO_HOST: Final = {"_to_copy", "device_put"}
-"""operators by which the compiled code may copy to the host"""
+"""operators with which the compiled code may copy to the host"""
 BRANCHES: Final = {"cond", "while_loop"}
-"""higher-order operators that read a number back, by which the compiled code goes on"""
+"""higher-order operators that read back a number and branch on it"""
 AS_STRIDED: Final = "aten::as_strided"
 VIEWS: Final = {"aten::view", "aten::_unsafe_view"}
-"""operators that give a tensor another shape, by their names with the overload"""
+"""operators that reshape a tensor, by name with overload"""
 MAX_FORMS: Final = 64
-"""shapes of its arguments for which the results' shapes of an operator are kept"""
+"""maximum number of argument shapes for which an operator's result shapes are cached"""
 
 
 class _Unknown:
-    """Stands for a value that is not computed."""
+    """Replaces a value that is not computed."""
 
 
 UNKNOWN: Final = _Unknown()
 
 
 class Node:
-    """A node of a graph, with all that can be said of it before it is computed."""
+    """A node of a graph, with everything about it that is known before it is computed."""
 
     __slots__ = (
         *("forms", "function", "is_view", "known_forms", "large", "node", "traits"),
@@ -96,7 +96,7 @@ class Node:
         self.large = sum(map(_large, node.forms if isinstance(node.forms, list) else [node.forms]))
         """bytes of results that are not small"""
         self.unused_after: list[int] = []
-        """places of nodes that no later one reads"""
+        """indices of nodes that no later node reads"""
         if node.kind == "function":
             module, name = node.target
             self.function = getattr(importlib.import_module(module), name)
@@ -105,21 +105,21 @@ class Node:
             host = RANDOM.get(traits.op._schema.name)
             if host is not None:
                 traits = traits._replace(host=host, random=True)
-            elif traits.op._name in VIEWS:  # of a tensor whose strides may not be known
+            elif traits.op._name in VIEWS:  # the strides of its tensor may be unknown
                 traits = traits._replace(host=torch.reshape)
             self.traits = traits
             self.is_view = writes_nothing(traits.op._schema)
 
 
 class GraphProgram:
-    """The graph of some compiled code."""
+    """The graph of a piece of compiled code."""
 
     def __init__(self, nodes: Sequence[RecordedNode], source: str) -> None:
-        """Read a graph.
+        """Analyse a graph.
 
         Args:
-            nodes: the graph's.
-            source: Inductor's code, which reads numbers back in an order of its own.
+            nodes: the graph's nodes.
+            source: Inductor's code, which reads numbers back in its own order.
         """
         self.nodes = [*map(Node, nodes)]
         self.inputs = [place for place, node in enumerate(nodes) if node.kind == "input"]
@@ -129,11 +129,11 @@ class GraphProgram:
             for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])
         ]
         self.changed: dict[int, int] = {}
-        """places of inputs that the code writes, and of the nodes with their last values"""
+        """indices of inputs that the code writes, and of the nodes with their final values"""
         self.roots: dict[int, int] = {place: place for place in self.inputs}
-        """places of views of inputs, and of these inputs"""
+        """indices of views of inputs, and of these inputs"""
         self.is_told = True
-        """whether the graph says all that the code writes"""
+        """whether the graph contains everything that the code writes"""
         self._read()
         last: dict[int, int] = {}
         for place, each in enumerate(self.nodes):
@@ -142,14 +142,14 @@ class GraphProgram:
             self.nodes[last[used]].unused_after.append(used)
         names = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
         self.order = {symbol: place for place, symbol in reversed([*enumerate(names)])}
-        """the sizes and numbers that the code reads back, by their names in it"""
+        """order of the sizes and numbers that the code reads back, by their names in it"""
         self.fruitless: set[tuple[object, ...]] = set()
-        """which inputs were known, and sizes, where no value came of them"""
+        """combinations of known inputs and sizes for which no value could be computed"""
         self.unknown: set[str] = set()
-        """operators that cannot be computed"""
+        """names of operators that cannot be computed"""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Be None in a copy that Inductor's caches keep."""
+        """Become None in a copy that Inductor's caches store."""
         return type(None), ()
 
     def _read(self) -> None:
@@ -169,29 +169,29 @@ class GraphProgram:
 
 
 class Read(NamedTuple):
-    """Values that the compiled code will read back, with the operator that does so."""
+    """Values that the compiled code will read back, with the operator that reads them."""
 
     operator: str
     arguments: list[Tensor]
     order: int
-    """of the code's reads; -1: unknown"""
+    """index among the code's reads; -1: unknown"""
 
     @property
     def forms(self) -> list[tuple[torch.dtype, int]]:
-        """The types and numbers of elements of the arguments."""
+        """The dtypes and element counts of the arguments."""
         return [(value.dtype, value.numel()) for value in self.arguments]
 
 
 def call_with_values(
     mode: ValueMode, compiled: Any, call: Callable[[Any, Any], Any], inputs: Any
 ) -> Any:
-    """Call compiled code, and write the values that its graph has.
+    """Call compiled code, and write the values computed from its graph.
 
     Args:
-        mode: computes.
-        compiled: the code.
-        call: calls it with the inputs.
-        inputs: its inputs.
+        mode: computes the values.
+        compiled: the compiled code.
+        call: calls the code with the inputs.
+        inputs: the code's inputs.
     """
     __tracebackhide__ = True
     if mode.running_here.compiled is not None or "cuda" not in compiled.device_types:
@@ -216,7 +216,7 @@ def call_with_values(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keep Python's collector off: objects of the block would have it run earlier than on a GPU."""
+    """Disable Python's garbage collector, which the block's objects would start too early."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -233,7 +233,7 @@ def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
         if not graph:
             mode.unknown_code.add(NOT_KEPT)
             return None
-        with suppress(Exception):  # of another version of torch, or of this package
+        with suppress(Exception):  # cached by another version of torch, or of this package
             program = GraphProgram(restored(graph), getattr(compiled, "source_code", ""))
             setattr(compiled, PROGRAM, program)
     return program
@@ -245,13 +245,13 @@ class CodeThatRuns:
     def __init__(
         self, mode: ValueMode, program: GraphProgram, inputs: Sequence[Any], compiled: Any
     ) -> None:
-        """Compute the graph; the inputs are kept alive no longer than this takes."""
+        """Compute the graph; keeps the inputs alive only during that."""
         self._mode, self._program = mode, program
         self._reads: list[Read] = []
         self._results: dict[int, Any] = {}
-        """the values that the code returns or writes into inputs, by the places of the nodes"""
+        """values that the code returns or writes to inputs, by node index"""
         self._assumed = False
-        """whether any input was assumed"""
+        """whether any input is assumed"""
         self._extents = [
             (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
             for tensor in inputs
@@ -271,7 +271,7 @@ class CodeThatRuns:
             for place in program.outputs
             if place not in written and isinstance(places.get(place), Tensor)
         }
-        """inputs that the code returns, or copies of them in another layout"""
+        """inputs that the code returns, as they are or as copies in another layout"""
         self._addresses = {
             place: tensor.untyped_storage().data_ptr()
             for place, tensor in places.items()
@@ -307,13 +307,13 @@ class CodeThatRuns:
     # -- while the code runs --
 
     def __enter__(self) -> None:
-        """Let kernels write; their results are told afterwards."""
+        """Let kernels write without tracking; ``write`` sets their results afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
         self._mode.running_here.compiled = self._wants
 
     def __exit__(self, *error: object) -> None:
-        """End this; after an error what the code may have written is unknown."""
+        """Stop this; after an error mark what the code may have written as unknown."""
         self._mode.running_here.compiled = None
         Interception.functions.count_opened(-1)
         self._mode.count(-1)
@@ -321,7 +321,7 @@ class CodeThatRuns:
             self._forget_written()
 
     def _wants(self, call: OperatorCall) -> bool:
-        """Write what an operator inside of the code reads, if that decides; False: it does not."""
+        """Write what an inner operator reads, if that decides; False: it does not."""
         traits = call.traits
         if not (
             traits.reads_back or traits.data_dependent or (traits.copies and call.copies_to_host())
@@ -332,7 +332,7 @@ class CodeThatRuns:
             return False
         forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
         reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
-        values = None  # where it cannot be told which of them it is
+        values = None  # None: no read matches for certain
         if len(reads) == 1 or (reads and all(read.order >= 0 for read in reads)):
             read = min(reads, key=lambda read: read.order)
             self._reads.remove(read)
@@ -349,7 +349,7 @@ class CodeThatRuns:
     # -- once the code has run --
 
     def write(self, result: Any) -> None:
-        """Write the values of returned and changed tensors; all other values are unknown."""
+        """Write the values of returned and changed tensors; all others become unknown."""
         with (
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableTorchDispatch(),
@@ -373,7 +373,7 @@ class CodeThatRuns:
             value = self._copied_input(place)
         is_device = tensor.is_cuda
         if not is_device and (place < 0 or not self._program.nodes[place].node.on_device):
-            return  # the host's own code has computed it
+            return  # CPU code has computed it
         if (
             isinstance(value, Tensor)
             and is_plain(tensor)
@@ -384,7 +384,7 @@ class CodeThatRuns:
             values.forget(tensor)
 
     def _copied_input(self, place: int) -> Tensor | None:
-        """Return the value of an input, of which the code has returned a copy."""
+        """Return the value of an input of which the code has returned a copy."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
@@ -410,7 +410,7 @@ class CodeThatRuns:
 
 
 class _Computation:
-    """The graph, computed on the host."""
+    """One computation of the graph on the host."""
 
     def __init__(
         self,
@@ -424,7 +424,7 @@ class _Computation:
         self._known = dict(zip(program.inputs, known_inputs, strict=True))
         self._values: dict[int, Any] = {}
         self.assumed = False
-        """whether any input is"""
+        """whether any input is assumed"""
         self.lost = 0
         """bytes of results that are unknown"""
         self._borrowed: set[int] = set()
@@ -434,8 +434,8 @@ class _Computation:
         """Compute all nodes.
 
         Args:
-            results: is given those that the code returns or writes.
-            reads: is given the values that the code reads back.
+            results: receives the values that the code returns or writes.
+            reads: receives the values that the code reads back.
         """
         program, values = self._program, self._values
         for place, node in enumerate(program.nodes):
@@ -458,13 +458,13 @@ class _Computation:
                     results[place] = self._lasting(value)
 
     def _lasting(self, value: Any) -> Any:
-        """Return a value that does not lie in an input, which the code may free."""
+        """Copy a value if it shares memory with an input, which the code may free."""
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._borrowed:
             return value.clone()
         return value
 
     def _note_read(self, node: Node, reads: list[Read]) -> None:
-        """Note the values that the code will read back from the device for a node."""
+        """Record the values that the code will read back from the device for a node."""
         recorded = node.node
         if node.traits is not None:
             tensors = (recorded.args, recorded.kwargs)
@@ -505,12 +505,12 @@ class _Computation:
         elif traits is not None:
             result = self._computed(node, traits, args, kwargs)
         elif node.function is not None:
-            with suppress(Exception):  # of a size that is not known
+            with suppress(Exception):  # the size may be unknown
                 result = node.function(*args, **kwargs)
         return result
 
     def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:
-        """Return an operator's result, if it is within the budget."""
+        """Compute an operator's result if it is within the budget."""
         mode = self._mode
         if traits.op.namespace in COLLECTIVES:
             self._program.unknown.add(traits.name)
@@ -529,7 +529,7 @@ class _Computation:
         return result[0] if node.is_view else _laid_out(result[0], node.forms)
 
     def _affords(self, node: Node, call: OperatorCall) -> bool:
-        """Return whether an operator's cost is within the budget, and its results have room."""
+        """Return whether an operator's cost is within the budget, and the host has memory."""
         mode, inputs = self._mode, call.inputs()
         like = self._like_results(node, call)
         outputs = tensors_in(like)
@@ -539,7 +539,7 @@ class _Computation:
         return mode.budget.affords(call, inputs, outputs, like, nbytes)
 
     def _lies_as_on_a_gpu(self, node: Node) -> bool:
-        """Return whether the strides of the tensor under a view by strides are known."""
+        """Return whether the strides of the tensor below an as_strided view are known."""
         (source, *_) = _refs_in(node.node.args)
         while self._program.nodes[source].is_view:
             (source, *_) = _refs_in(self._program.nodes[source].node.args)
@@ -547,7 +547,7 @@ class _Computation:
         return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
     def _like_results(self, node: Node, call: OperatorCall) -> Any:
-        """Return tensors without values, of the shapes of an operator's results."""
+        """Return tensors without values, with the shapes of an operator's results."""
         if node.forms is not None:
             return mapped(
                 node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")
@@ -562,13 +562,13 @@ class _Computation:
             if len(node.known_forms) >= MAX_FORMS:
                 node.known_forms.clear()
             like = None
-            with suppress(Exception):  # its size depends on values
+            with suppress(Exception):  # the size may depend on values
                 like = call.op._op(*mapped(call.args, _on_meta), **mapped(call.kwargs, _on_meta))
             node.known_forms[key] = like
         return node.known_forms[key]
 
     def _resolved(self, argument: Any) -> Any:
-        """Return the value of an argument; UNKNOWN is one."""
+        """Return the value of an argument; it may be UNKNOWN."""
         if isinstance(argument, Ref):
             if argument.place in self._known:
                 return self._input_value(argument.place)
@@ -600,7 +600,7 @@ class _Computation:
 
 
 def _large(form: Any) -> int:
-    """Return the bytes of a tensor of floating-point numbers that is not small."""
+    """Return the bytes of a floating-point tensor that is not small."""
     if not isinstance(form, Form) or not form.dtype.is_floating_point:
         return 0
     nbytes: int = math.prod(form.shape) * form.dtype.itemsize
@@ -608,7 +608,7 @@ def _large(form: Any) -> int:
 
 
 def _laid_out(value: Any, form: Any) -> Any:
-    """Return results with the strides that the GPU's have: views of them depend on these."""
+    """Give results the strides that they have on the GPU: views of them depend on these."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
             return value
@@ -619,7 +619,7 @@ def _laid_out(value: Any, form: Any) -> Any:
         or form.strides is None
         or value.shape != form.shape
         or all(
-            size < 2 or there == here  # noqa: PLR2004 - a stride that nothing depends on
+            size < 2 or there == here  # noqa: PLR2004 - the stride does not matter
             for size, there, here in zip(form.shape, form.strides, value.stride(), strict=True)
         )
     ):
@@ -629,7 +629,7 @@ def _laid_out(value: Any, form: Any) -> Any:
 
 
 def _refs_in(arguments: object) -> list[int]:
-    """Return the places of the nodes among arguments."""
+    """Return the indices of the nodes among arguments."""
     if isinstance(arguments, Ref):
         return [arguments.place]
     if isinstance(arguments, dict):
@@ -648,7 +648,7 @@ def _on_meta(argument: Any) -> Any:
     return torch.device("meta") if isinstance(argument, torch.device) else argument
 
 
-# -- random numbers: not a GPU's own, but the same again for the same seed --
+# -- random numbers: not the GPU's, but repeatable for the same seed --
 
 
 RANDOM: Final[dict[str, Callable[..., Any]]] = {
@@ -658,6 +658,6 @@ RANDOM: Final[dict[str, Callable[..., Any]]] = {
     "prims::inductor_randint": lambda low, high, size, seed: torch.randint(
         low, high, size, generator=torch.Generator().manual_seed(int(seed))
     ),
-    "prims::inductor_lookup_seed": lambda seeds, index: seeds[index].clone(),  # 2.6's is a view
+    "prims::inductor_lookup_seed": lambda seeds, index: seeds[index].clone(),  # 2.6 has a view
 }
-"""Inductor's own operators with random numbers, as the host computes them"""
+"""Inductor's own random operators, as computed on the host"""

@@ -1,14 +1,15 @@
-"""Inductor's and Triton's choices by time: kernels that compute nothing are not timed.
+"""Replaces the timing of kernels in Inductor and Triton: here they compute nothing.
 
 A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
-that flushes the GPU's cache, and with copies of what the kernel writes. A later run has the choice
-from a cache and allocates none of it. Here all times are equal, so the first configuration is taken
-and nothing is allocated: a step has the peak of a run with warm caches. What a GPU would allocate
-is at the upper end of the step's range, in each test that runs such a kernel: in the first one of a
-process and in a later one, with cold caches and with warm ones.
+that flushes the GPU's cache, and with copies of what the kernel writes. A later run loads the
+choice from a cache and allocates none of it. Here all times are equal, so the first configuration
+is selected and nothing is allocated: a step has the peak of a run with warm caches. The upper bound
+of the step's range includes what a GPU would allocate, in each test that runs such a kernel:
+whether it is the first one in its process or not, with cold and with warm caches.
 
-Each kernel's blocks are told with their moment, because the allocator's cache serves one kernel's
-after another's: a sum of all of them is hundreds of times what a GPU reserves besides.
+Each kernel's blocks are reported with their times, because the allocator's cache reuses one
+kernel's memory for the next: the sum of all blocks is hundreds of times what a GPU reserves in
+addition.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ TUNED_CALLS: Final = Patch(
     reason="a run that calls a kernel which Triton times has a range of peaks",
 )
 TIME: Final = 1.0
-"""milliseconds that each kernel takes"""
+"""milliseconds reported for each kernel"""
 FLUSHED: Final = 256 << 20
-"""bytes of the buffer in triton.testing.do_bench"""
+"""bytes of the cache-flushing buffer in triton.testing.do_bench"""
 L2_SIZE: Final = "L2_cache_size"
-"""what newer versions of PyTorch take for it: a property of a GPU, and of the class that times"""
+"""what newer versions of PyTorch use instead: a property of a GPU, and of the benchmarking class"""
 TIMED: Final = "kernels that torch.compile or Triton times in a first run"
 NOT_TIMED: Final = (
     "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
@@ -76,27 +77,27 @@ NOT_TIMED: Final = (
 
 
 class KernelTiming:
-    """Answers questions about times, and tells the memory that a GPU allocates for them."""
+    """Returns equal times for all kernels, and reports what a GPU allocates to measure them."""
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
         self._asked = False
         self._timed: WeakSet[Any] = WeakSet()
-        """kernels of Inductor's that were to be timed in this process"""
+        """Inductor kernels for which this process requested times"""
         self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """kernels to time that this run has called, with the bytes of the largest copies of each"""
 
     def begin(self) -> None:
-        """Forget the questions of the last run."""
+        """Reset what the last run recorded."""
         self._asked = False
         self._told.clear()
 
     def notes(self) -> list[str]:
-        """Return sentences that a reader of the figures has to know about times."""
+        """Return sentences on timing that a reader of the figures needs."""
         return [NOT_TIMED] * self._asked
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield the functions that are wrapped, with their wrappers."""
+        """Yield the functions to wrap, with their wrappers."""
         yield BENCHMARKS, wrapped_by(self._benchmark)
         yield CHOICES, preceded_by(self._see_choice)
         yield LAUNCHES, preceded_by(self._see_launch)
@@ -121,7 +122,7 @@ class KernelTiming:
             self._see_launch(tuner, *args, **kwargs)
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell a kernel's memory by its first call in a run, whose configuration is kept."""
+        """Report a kernel's memory at its first call in a run, if its configuration is cached."""
         if tuner in self._timed and tuner not in self._told and is_shown():
             self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
@@ -129,7 +130,7 @@ class KernelTiming:
 
     @staticmethod
     def _bench_once(bench: Any, tuner: Any, *arguments: Any, **options: Any) -> Any:
-        """Call each configuration once: one with too much shared memory is never picked."""
+        """Call each configuration once: one with too much shared memory is never selected."""
 
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
@@ -138,19 +139,21 @@ class KernelTiming:
         with ExitStack() as stack:
             if is_shown():
                 BENCH.on(tuner, "do_bench", call_once, stack)
-                # Nothing is written, so nothing is restored: the copies would stay in the cache.
+                # Nothing is written, so there is nothing to restore, and the copies would stay in
+                # the cache.
                 BENCH.on(tuner, "restore_value", [], stack)
             return bench(tuner, *arguments, **options)
 
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown():
-            # Triton keeps a choice by arguments of the call: each call may be a first one.
+            # Triton caches a choice by the call's arguments: each call may be the first with its
+            # own.
             self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 
     def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:
-        """Tell the memory that timing a kernel takes, if a run has told no more of this kernel."""
+        """Report the memory for timing a kernel, unless this run has reported as much for it."""
         if sum(copies) > self._told.get(tuner, -1):
             self._told[tuner] = sum(copies)
             self._asked = True
@@ -160,15 +163,15 @@ class KernelTiming:
 def add_timed(
     workspaces: VirtualWorkspaces, called: Sequence[int], buffer: int, held: Sequence[int] = ()
 ) -> None:
-    """Add the blocks that a GPU takes to time a call.
+    """Add the blocks that a GPU allocates to time a call.
 
     Args:
-        workspaces: takes them.
-        called: bytes of each block that the call takes.
-        buffer: bytes of the one that flushes the GPU's cache.
-        held: bytes of blocks that exist meanwhile.
+        workspaces: collects the blocks.
+        called: bytes of each block that the call allocates.
+        buffer: bytes of the buffer that flushes the GPU's cache.
+        held: bytes of blocks that exist during the whole timing.
     """
-    # The call is made before there is a buffer: to find out whether it can be.
+    # The first call, a trial, comes before the buffer is allocated.
     time = time_ns() / 1000
     workspaces.add(TIMED, [*held, *called], (time, time), counted=False)
     workspaces.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
@@ -177,8 +180,8 @@ def add_timed(
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
     """Return the bytes of each copy that Inductor may make of a kernel's outputs.
 
-    Where memory matters (in inference and in a backward pass), it copies to the host what would
-    raise the peak of the process: that peak has the buffers of kernels that were timed before.
+    To save memory in inference and in backward passes, it copies outputs to the host if they would
+    raise the process's peak, which includes the buffers of kernels timed earlier.
     """
     import torch
 
@@ -191,7 +194,7 @@ def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
 
 
 def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return the bytes of each tensor that is to be restored after each time."""
+    """Return the bytes of each tensor to restore after each timed call."""
     import torch
 
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
@@ -204,14 +207,14 @@ def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from a tensor's first to its last."""
+    """Return the number of elements that a strided tensor spans."""
     if not all(shape):
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def flushed() -> int:
-    """Return the bytes of the buffer by which Inductor flushes a GPU's cache."""
+    """Return the bytes of the buffer with which Inductor flushes a GPU's cache."""
     import torch
 
     benchmarker = getattr(sys.modules.get(BENCHMARKS.module), "benchmarker", None)
@@ -221,7 +224,7 @@ def flushed() -> int:
 
 
 def is_shown() -> bool:
-    """Return whether the virtual GPU is shown: a process that has it times no other."""
+    """Return whether the virtual GPU is visible: a process that has it times no other GPU."""
     import torch
 
     return torch.cuda.is_available()

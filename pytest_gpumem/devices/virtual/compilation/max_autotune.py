@@ -1,7 +1,7 @@
-"""``torch.compile(mode="max-autotune")``, which picks kernels by their time: here it picks none.
+"""``torch.compile(mode="max-autotune")``, which selects kernels by timing: here it is off.
 
-Nor is a choice by time kept on the disk: there is none to keep. So a later process, too, is asked
-for the times of each kernel that a GPU would time (kernel_timing.py).
+Choices by timing are not cached on disk either, as there are none. So a later process too requests
+the time of each kernel that a GPU would time (kernel_timing.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 COMPILATION: Final = Patch(
     "torch._inductor.compile_fx",
-    "compile_fx",  # through which Inductor compiles each graph
+    "compile_fx",  # Inductor compiles each graph with it
     reason="max-autotune, which picks kernels by their time, is switched off",
 )
 SETTINGS: Final = "config_patches"
-"""its argument with the settings of the mode"""
+"""its argument with the mode's settings"""
 TUNING: Final = (
     *("max_autotune", "max_autotune_gemm"),
     *("max_autotune_pointwise", "coordinate_descent_tuning"),
 )
-"""settings of Inductor's by which it compiles many kernels for an operator and keeps the fastest"""
+"""Inductor's settings with which it compiles many kernels for an operator and selects the
+fastest"""
 CHOICES_KEPT: Final = "autotune_local_cache"
-"""the setting by which it keeps the fastest configuration of each kernel on the disk"""
+"""setting that caches the fastest configuration of each kernel on disk"""
 LESSER: Final = ("triton.autotune_pointwise", "dynamic_scale_rblock")
-"""settings by which a kernel may have a second configuration, whatever the mode"""
+"""settings that may give a kernel a second configuration in any mode"""
 LEFT_OUT: Final = (
     "torch.compile's max-autotune chooses kernels by their time on a GPU: the virtual GPU switches "
     "it off, so memory that only the faster kernels need is not predicted"
@@ -45,22 +46,22 @@ MISSING: Final = (
 
 
 class MaxAutotuneSwitch:
-    """Turns max-autotune off wherever the virtual GPU is shown; a process with it has no other."""
+    """Turns max-autotune off while the virtual GPU is visible; its process has no other GPU."""
 
     def __init__(self) -> None:
         self._turned_off = False
         self._is_missing = False
 
     def begin(self) -> None:
-        """Forget the compilations of the last run."""
+        """Reset the compilations of the last run."""
         self._turned_off = False
 
     def notes(self) -> list[str]:
-        """Return sentences that a reader of the figures has to know about compilations."""
+        """Return sentences on compilations that a reader of the figures needs."""
         return [LEFT_OUT] * self._turned_off + [MISSING] * self._is_missing
 
     def install(self, module: ModuleType) -> None:
-        """Wrap the function that compiles; ``module`` is that of COMPILATION."""
+        """Wrap the compiling function; ``module`` is the module of COMPILATION."""
         config = getattr(module, "config", None)
         self._is_missing = not hasattr(config, TUNING[0]) or not COMPILATION.wrap(
             module, wrapped_by(functools.partial(self._compile, config))
@@ -79,26 +80,26 @@ class MaxAutotuneSwitch:
         def is_on(name: str) -> bool:
             return bool(patches.get(name, getattr(config, name, False)))
 
-        # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
+        # A hidden virtual GPU is not available: code compiled then is for the CPU.
         if torch.cuda.is_available():
             off = [CHOICES_KEPT] * is_on(CHOICES_KEPT)
             if any(map(is_on, TUNING)):
                 self._turned_off = True
                 off += [name for name in TUNING + LESSER if has(config, name)]
-            # Inductor has these in the key of its caches, and compiles the backward with them.
-            if off:  # it calls itself once more with them
+            # Inductor's cache keys include these settings, and the backward is compiled with them.
+            if off:  # the function calls itself again with them
                 call.arguments[SETTINGS] = {**patches, **dict.fromkeys(off, False)}
         return compile_graph(*call.args, **call.kwargs)
 
 
 def compiles_for_gpu(example_inputs: object) -> bool:
-    """Return whether Inductor compiles a graph for a GPU, by the tensors it is given to compile."""
+    """Return whether Inductor compiles a graph for a GPU, judging by its example inputs."""
     inputs = example_inputs if isinstance(example_inputs, list | tuple) else ()
     return any(getattr(getattr(tensor, "device", None), "type", "") == "cuda" for tensor in inputs)
 
 
 def refuse_without_triton() -> None:
-    """Refuse to compile for a GPU where Triton is not installed: Inductor's workers would end."""
+    """Raise when compiling for a GPU without Triton, which would crash Inductor's workers."""
     if importlib.util.find_spec("triton") is None:
         raise DeviceError(
             "torch.compile",
@@ -109,6 +110,6 @@ def refuse_without_triton() -> None:
 
 
 def has(config: object, name: str) -> bool:
-    """Return whether this torch has a setting; "triton.autotune_pointwise" is one in a group."""
+    """Return whether this torch has a setting, also a nested one ("triton.autotune_pointwise")."""
     group, _, setting = name.rpartition(".")
     return hasattr(getattr(config, group, None) if group else config, setting)

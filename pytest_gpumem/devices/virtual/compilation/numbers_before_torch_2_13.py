@@ -1,7 +1,7 @@
-"""``torch.compile`` of functions that take numbers which no kernel computed.
+"""Makes ``torch.compile`` accept numbers that no kernel computed.
 
-On a GPU such a number is a plain one, which Dynamo traces. Before torch 2.13 Dynamo traces no
-number of a class of its own (uncertain_numbers.py): the graph breaks there, with other memory, or
+On a GPU such a number is a plain number, which Dynamo traces. Before torch 2.13 Dynamo does not
+trace subclasses of numbers (uncertain_numbers.py): there is a graph break, with other memory, or
 with ``fullgraph=True`` the compilation fails.
 """
 
@@ -23,14 +23,13 @@ TRACED: Final = Patch(
     versions="before torch 2.13",
 )
 TRACED_SINCE: Final = "UserDefinedConstantVariable"
-"""the class in that module by which newer versions of PyTorch trace such numbers"""
+"""class in that module with which newer versions of PyTorch trace such numbers"""
 
 
 def trace_numbers(module: ModuleType) -> None:
-    """Have Dynamo trace such a number as a constant; ``module`` is that of TRACED.
+    """Make Dynamo trace such a number as a constant; ``module`` is the module of TRACED.
 
-    The code that it compiles is guarded by the number's class, and not by its value, which is a
-    guess.
+    The compiled code's guard checks the number's class, not its value, which is a guess.
     """
     if hasattr(module, TRACED_SINCE):
         return

@@ -1,15 +1,15 @@
-"""Matrix products that ``torch.compile`` pads where a GPU is faster so: here none is padded.
+"""Turns off ``torch.compile``'s padding of matrix products, and reports its memory.
 
-PyTorch times a product of odd sizes as it is, and with operands that are padded to whole vectors.
-A GPU's answer is not known here. What padding takes is at the upper end of a step's range: what
-PyTorch takes to time both, and padded copies beside the operands and the result. A copy of the
-result is there as long as the product runs. Copies of a forward pass's operands may be saved for
-the backward pass: until compiled code has run it, and as long as the result stays. In a backward
-pass one kernel may copy for two products: copies are there from the product before. The kernels
-that copy are timed as well.
+PyTorch times a product of odd sizes unpadded, and with operands padded to whole vectors. Which one
+is faster on a GPU is not known here. The upper bound of a step's range includes the memory for
+padding: what PyTorch allocates to time both, and padded copies besides the operands and the result.
+A copy of the result lives as long as the product runs. Copies of a forward pass's operands may be
+saved for the backward pass: they live until compiled code has run it, and as long as the result. In
+a backward pass one kernel may copy for two products: copies live from the previous product on. The
+copying kernels are timed as well.
 
-PyTorch asks while it compiles, and compiled code comes from a cache in a later run. So the products
-that it asked of are kept with the code of the forward pass, which is compiled next.
+PyTorch makes the choice while it compiles, and a later run loads compiled code from a cache. So
+these products are stored with the code of the forward pass, which is compiled next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MULTIPLICATIONS: Final = Patch(
     reason="copies that a GPU may pad are there while the product runs",
 )
 PRODUCTS: Final = "_gpumem_products"
-"""the attribute of compiled code with the products that were asked of, as plain data"""
+"""attribute of compiled code with the products considered for padding, as plain data"""
 PADDED: Final = "matrix products that torch.compile pads where a GPU is faster so"
 NOT_PADDED: Final = (
     "torch.compile pads the operands of a matrix product if a GPU is faster with padding: the "
@@ -71,20 +71,20 @@ NOT_PADDED: Final = (
 
 
 class Product(NamedTuple):
-    """A product that a GPU may pad: of matrices, or of batches of them."""
+    """A matrix product, or a batch of them, that a GPU may pad."""
 
     sizes: tuple[int | None, ...]
-    """rows, inner size and columns, after that of the batch if there is one; None: it varies"""
+    """rows, inner size and columns, preceded by the batch size if there is one; None: dynamic"""
     likely: tuple[int, ...]
-    """the same, with the size that PyTorch times in the place of one that varies"""
+    """the same, with the size that PyTorch times in place of a dynamic one"""
     more: tuple[int, int, int]
-    """by how much rows, inner size and columns are padded"""
+    """padding of rows, inner size and columns"""
     itemsize: int
     bias: int
-    """bytes of what is added; 0: nothing is"""
+    """bytes of the added tensor; 0: none"""
 
     def is_of(self, sizes: tuple[int, ...], itemsize: int) -> bool:
-        """Return whether a call is of this product."""
+        """Return whether a call is this product."""
         return (
             itemsize == self.itemsize
             and len(sizes) == len(self.sizes)
@@ -92,7 +92,7 @@ class Product(NamedTuple):
         )
 
     def padded(self, sizes: Sequence[int]) -> list[int]:
-        """Return the bytes of both operands and of the result where these are padded, else 0."""
+        """Return the bytes of both operands and of the result if padded, otherwise 0."""
         rows, inner, columns = self.more
         changed = (rows or inner, inner or columns, rows or columns)
         return [
@@ -107,65 +107,65 @@ class Product(NamedTuple):
         return [each * rows * inner, each * inner * columns, each * rows * columns]
 
     def timed(self) -> tuple[list[int], list[int]]:
-        """Return the bytes of the blocks that exist as PyTorch times the padded product.
+        """Return the bytes of the blocks that exist while PyTorch times the padded product.
 
         Returns:
-            those that the call takes, and those that are there meanwhile.
+            blocks that the call allocates, and blocks that exist during the whole timing.
         """
         first, second, result = self._bytes(self.likely, (0, 0, 0))
         left, right, padded_result = self.padded(self.likely)
-        # What is added is made twice, each time as it is.
+        # The added tensor is created twice, unpadded.
         operands = [first, second, self.bias, self.bias]
         return [left, right, padded_result or result, chosen_workspace()], operands
 
 
 @dataclass
 class CodeCall:
-    """A call of compiled code, in its thread."""
+    """A running call of compiled code, in its thread."""
 
     is_backward: bool
     saves: bool
     """whether it saves tensors for a backward pass"""
     last_began: float
-    """when the product before the next one began: microseconds since 1970"""
+    """when the previous product began: microseconds since 1970"""
     saved: list[range] = field(default_factory=list)
-    """the numbers of copies that it may save"""
+    """indices of copies that it may save"""
 
 
 class PaddedProducts:
-    """Answers Inductor's questions whether padding is faster, and tells its memory."""
+    """Makes Inductor never pad, and reports the memory that padding would take."""
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
         self._asked: dict[Product, None] = {}
-        """since code was compiled last"""
+        """products considered since code was last compiled"""
         self._products: dict[Product, None] = {}
-        """of compiled code that this run has called"""
+        """products of compiled code that this run has called"""
         self._called: dict[int, ref[Any]] = {}
         """compiled code that this run has called, by its id"""
         self._timed: set[Product] = set()
-        """those that this run has called"""
+        """products that this run has called"""
         self._watches = False
         self._calls = local()
         self._saved: list[list[range]] = []
-        """the copies that calls saved whose backward pass has not ended"""
+        """saved copies of each call whose backward pass has not ended"""
 
     def begin(self) -> None:
-        """Forget the products of the last run."""
+        """Reset the products of the last run."""
         self._products.clear()
         self._called.clear()
         self._timed.clear()
         self._saved.clear()
 
     def notes(self) -> list[str]:
-        """Return sentences that a reader of the figures has to know about padding."""
+        """Return sentences on padding that a reader of the figures needs."""
         return [NOT_PADDED] * bool(self._products)
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
-        """Yield the functions that are wrapped, with their wrappers."""
+        """Yield the functions to wrap, with their wrappers."""
         yield KEYS, preceded_by(self._note_asked)
-        # No answer is "not faster" to PyTorch: the cache may have a real GPU's answers, and without
-        # an answer PyTorch would make operands of full size next.
+        # False means "not faster" to PyTorch: its cache may contain a real GPU's results, and
+        # without a result PyTorch would allocate operands of full size to time them.
         yield ANSWERS, lambda look_up: lambda key: False if is_shown() else look_up(key)
         yield COMPILED, wrapped_by(self._compile)
         yield CODE_CALLS, wrapped_by(self._call)
@@ -173,7 +173,7 @@ class PaddedProducts:
     # -- while it compiles --
 
     def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:
-        """Note a product that PyTorch makes a key of, to ask a cache on the disk first."""
+        """Record a product for which PyTorch creates a key, to look it up in the disk cache."""
         if is_shown() and not options.get("is_base_time_key"):
             self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 
@@ -191,7 +191,7 @@ class PaddedProducts:
         __tracebackhide__ = True
         products = getattr(compiled, PRODUCTS, ())
         if products and is_shown():
-            # Of code from a cache of an earlier version, which had more fields, the first ones.
+            # Code cached by an earlier version has more fields: use the first ones.
             fields_of = (product[: len(Product._fields)] for product in products)
             self._tell(compiled, [Product(*of_product) for of_product in fields_of])
         if not self._products:
@@ -212,7 +212,7 @@ class PaddedProducts:
                     self._workspaces.keep_until(numbers, time_ns() / 1000)
 
     def _tell(self, compiled: Any, products: Sequence[Product]) -> None:
-        """Tell the memory of timing, as if this run had compiled the code just now."""
+        """Report the memory for timing, as if this run had just compiled the code."""
         reference = self._called.get(id(compiled))
         if reference is not None and reference() is compiled:
             return
@@ -258,7 +258,7 @@ class PaddedProducts:
 def asked_product(
     module: Any, first: Any, second: Any, op: object = None, bias: Any = None, *_: object
 ) -> Product:
-    """Return a product of which PyTorch asks whether it is faster with padding."""
+    """Return the product that PyTorch considers for padding."""
     del op
     sizes = (*first.shape, second.shape[-1])
     alignment = module.get_alignment_size(first)
@@ -273,7 +273,7 @@ def asked_product(
 
 
 def likely_size(size: Any) -> int:
-    """Return a size; of one that varies that which it had when it was traced."""
+    """Return a size; for a dynamic one, its value when it was traced."""
     if isinstance(size, int):
         return size
     hint = size.node.hint

@@ -1,4 +1,4 @@
-"""``torch.compile``'s limits of compilations a function, in a process with two of a kind."""
+"""Adapts ``torch.compile``'s limits on compilations per function to steps of two kinds."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ LIMITS: Final = Patch(
 
 
 class RecompileLimits:
-    """Doubles the limits in a process whose steps compile with values and without.
+    """Doubles the limits in a process that compiles in steps with values and in steps without.
 
-    Tensors of a step with values have a dispatch key more, and guards compare those: what was
-    compiled in a step without is compiled again. On a GPU both are the same, and a function that
-    stays within the limit there would leave it here: with ``fullgraph=True`` that is an error.
+    Tensors of a step with values have an additional dispatch key, and guards compare keys: code
+    compiled in a step without values is compiled again. On a GPU both are the same, so a function
+    within the limit there could exceed it here: with ``fullgraph=True`` that is an error.
     """
 
     def __init__(self) -> None:
         self._compiled: set[bool] = set()
-        """whether steps that compiled had values"""
+        """whether steps that compiled had values: True, False or both"""
         self._values: bool | None = None
-        """whether the step that runs has; None between tests"""
+        """whether the running step has values; None between tests"""
         self._frames = 0
-        """functions that had been compiled when it began"""
+        """number of compiled functions when the step began"""
         self._originals: dict[str, int] = {}
 
     def begin(self, *, values: bool) -> None:
-        """Note that a step with or without values begins, in which PyTorch may compile."""
+        """Start a step with or without values, in which PyTorch may compile."""
         self.end()
         self._values, self._frames = values, _compiled_frames()
         config = sys.modules.get(LIMITS.module)
         if config is None or not self._compiled - {values}:
             return
-        # Some of the names are others' aliases: all are read before the first is written.
+        # Some names are aliases of others: read all before writing the first.
         self._originals = LIMITS.values(config)
         LIMITS.put(config, {name: 2 * limit for name, limit in self._originals.items()})
 
     def end(self) -> None:
-        """Note that the step has ended, and give the limits back, but for those that it has set."""
+        """End the step, and restore the limits except those that the step has set."""
         if self._values is not None and _compiled_frames() != self._frames:
             self._compiled.add(self._values)
         self._values = None

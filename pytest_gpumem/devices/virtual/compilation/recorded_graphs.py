@@ -1,7 +1,7 @@
-"""The graph that Inductor is given to compile, as plain data that its caches keep with the code.
+"""Inductor's input graph, as plain data that its caches store with the compiled code.
 
-AOTAutograd has made it: a list of operators, without in-place changes but copies into inputs at its
-end. Inductor changes it while it compiles, and its caches do not keep it.
+AOTAutograd creates it: a list of operators, without in-place changes except copies to inputs at the
+end. Inductor changes the graph while compiling, and its caches do not store it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 GRAPH: Final = "_gpumem_whole_graph"
-"""the attribute of compiled code with its graph: bytes, which the caches keep with all else"""
+"""attribute of compiled code with its graph: bytes, which the caches store with everything else"""
 WITHOUT_CONSTANTS: Final = "_gpumem_graph"
-"""the one of a graph with constants of the device that were unknown where it was compiled"""
+"""the attribute for a graph with device constants that were unknown when it was compiled"""
 MODULES_OF_FUNCTIONS: Final = {
     "_operator",
     "math",
@@ -25,25 +25,25 @@ MODULES_OF_FUNCTIONS: Final = {
     "torch",
     "torch.utils._sympy.functions",
 }
-"""modules of functions that compute with sizes, or take one of several results"""
+"""modules of functions that compute with sizes, or select one of several results"""
 MAX_CONSTANT: Final = 64 << 10
-"""bytes of the largest tensor that is kept, of those that are no inputs of the graph"""
+"""bytes of the largest constant tensor that is stored"""
 
 
 class Ref(NamedTuple):
-    """A node among the arguments of another one: its place in the graph."""
+    """A reference to a node among another node's arguments: its index in the graph."""
 
     place: int
 
 
 class Form(NamedTuple):
-    """The form of a tensor that a node returns."""
+    """Shape, dtype and strides of a tensor that a node returns."""
 
     shape: tuple[int, ...]
     dtype: Any
-    """torch's"""
+    """torch's dtype"""
     strides: tuple[int, ...] | None = None
-    """in elements; None in a cache that an earlier version of this package has written"""
+    """in elements; None in a cache written by an earlier version of this package"""
 
 
 class RecordedNode(NamedTuple):
@@ -52,31 +52,30 @@ class RecordedNode(NamedTuple):
     kind: str
     """"input", "constant", "operator", "function", "output", or "unknown": not computed"""
     target: Any
-    """an operator's full name, a function's module and name, a constant's value, or what is
-    unknown, in words, if it is to be told"""
+    """an operator's full name, a function's module and name, a constant's value, or a description
+    of what is unknown, if it is to be reported"""
     args: Any
     kwargs: Any
     forms: Any
-    """of its results: one, or several; None where a size is not known before it runs"""
+    """forms of its results: one, or several; None if a size is unknown before it runs"""
     on_device: bool
-    """whether it depends on a tensor of a GPU"""
+    """whether it depends on a GPU tensor"""
     symbol: str
     """the name of the size or number that it reads back, or "\""""
 
 
 class UnrecordableError(Exception):
-    """An argument is not plain data."""
+    """Raised for an argument that is not plain data."""
 
 
 def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
-    """Return a graph as bytes for :func:`restored`.
+    """Serialise a graph for :func:`restored`.
 
-    Bytes, as Inductor's caches may be read by a process without this package.
+    The result is bytes, because a process without this package may read Inductor's caches.
 
     Args:
         graph_module: PyTorch's GraphModule.
-        values_of: gives the host's tensor with the values of one of the device; None: they are
-            unknown.
+        values_of: returns a host tensor with the values of a device tensor; None: unknown.
     """
     import torch
 
@@ -100,16 +99,16 @@ def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
 
 
 def restored(graph: bytes) -> list[RecordedNode]:
-    """Return the nodes of a graph, in their order."""
-    nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - of Inductor's cache, which is code
+    """Return the nodes of a serialised graph, in order."""
+    nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - from Inductor's cache of code
     return nodes
 
 
 def _symbol_of(node: Any, value: Any) -> str:
-    """Return the name that Inductor's code has for the size or number that a node reads back."""
+    """Return the name in Inductor's code of the size or number that a node reads back."""
     bindings: Mapping[Any, Any] = node.meta.get("unbacked_bindings") or {}
     for symbol, path in bindings.items():
-        with suppress(Exception):  # the symbol may have another name since
+        with suppress(Exception):  # the symbol may have been renamed
             for key in path:
                 value = key.get(value)
             return str(value)
@@ -138,12 +137,12 @@ def _target_of(
 def _constant(
     target: str, graph_module: Any, values_of: Callable[[Any], Any], torch: ModuleType
 ) -> tuple[str, Any]:
-    """Return the kind and the value of a graph's own tensor."""
+    """Return the kind and the value of a graph's constant tensor."""
     constant: Any = graph_module
     for name in target.split("."):
         constant = getattr(constant, name, None)
     if not isinstance(constant, torch.Tensor):
-        return "unknown", ""  # a graph in this one
+        return "unknown", ""  # a subgraph
     values = None
     if type(constant) is torch.Tensor and constant.nbytes <= MAX_CONSTANT:
         values = values_of(constant) if constant.is_cuda else constant.detach()
@@ -151,8 +150,8 @@ def _constant(
 
 
 def _name_of_kernel(node: Any) -> str:
-    """Return the name of the Triton kernel that a higher-order operator launches, if it does."""
-    with suppress(Exception):  # PyTorch's own table, in a place that no version promises
+    """Return the name of the Triton kernel that a higher-order operator launches, or ""."""
+    with suppress(Exception):  # PyTorch's private table, which may move
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
         kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
@@ -163,7 +162,7 @@ def _name_of_kernel(node: Any) -> str:
 
 
 def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any:
-    """Return an argument with references in the place of nodes."""
+    """Replace nodes by references in an argument."""
     if isinstance(argument, torch.fx.Node):
         return Ref(places[argument])
     if isinstance(argument, (list, tuple)):
@@ -188,7 +187,7 @@ def _tensors_of_value(value: Any, torch: ModuleType) -> Sequence[Any]:
 
 
 def _forms_of(value: Any, torch: ModuleType) -> Any:
-    """Return the forms of a node's tensors; None where a size is a symbol."""
+    """Return the forms of a node's tensors; None if a size is symbolic."""
     forms = []
     for tensor in _tensors_of_value(value, torch):
         if not all(type(size) is int for size in tensor.shape):

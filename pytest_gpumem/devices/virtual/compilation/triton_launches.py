@@ -1,9 +1,9 @@
-"""Triton kernels that a program launches itself: they write where their arguments lie.
+"""Triton kernels that a program launches itself: they write to their arguments.
 
 Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
 
-The virtual GPU does not see where any other kernel writes that is none of PyTorch's: all values are
-unknown after it.
+The virtual GPU cannot see where any other kernel outside of PyTorch writes: after it all values are
+unknown.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LAUNCHES: Final = Patch(
     reason="after a kernel that a program launches, only the values of its arguments are unknown",
 )
 MIN_ADDRESS: Final = 1 << 40
-"""no size or index is as large; addresses are"""
+"""sizes and indices are smaller, addresses are not"""
 
 
 @wrapped_by
 def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Launch a kernel, after which only its arguments are unknown."""
+    """Launch a kernel, and mark only its arguments as unknown."""
     __tracebackhide__ = True
     mode = current_mode()
-    if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
+    if mode is None or kwargs.get("warmup") or mode.in_operator():  # which reports its writes
         return run(self, *args, **kwargs)
     mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
-    if mode.running_here.opened is not None:  # a function of Python's, which tells it too
+    if mode.running_here.opened is not None:  # a Python function, which reports it too
         return run(self, *args, **kwargs)
     tensors = [*_tensors_in([*args, *kwargs.values()])]
     if any(_is_address(mode, tensor) for tensor in tensors):
@@ -50,7 +50,7 @@ def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _tensors_in(arguments: Any) -> Iterator[Any]:
-    """Yield the tensors among arguments, and the whole numbers."""
+    """Yield the tensors and integers among arguments."""
     import torch
 
     for argument in arguments:
@@ -63,7 +63,7 @@ def _tensors_in(arguments: Any) -> Iterator[Any]:
 
 
 def _is_address(mode: Any, argument: Any) -> bool:
-    """Return whether a kernel may write to other memory than that of its tensors."""
+    """Return whether a kernel may write to memory outside of its tensors."""
     import torch
 
     if isinstance(argument, int):

@@ -1,6 +1,6 @@
-"""The virtual GPU's shared libraries, where the package was built with them.
+"""Paths of the virtual GPU's shared libraries, if the package was built with them.
 
-Only paths and the reason for their absence: loading them is the work of devices/virtual/library.py.
+It has only paths, and the reason if they are missing: devices/virtual/library.py loads them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ DRIVER = FOLDER / "libcuda.so.1"
 NVML = FOLDER / "libnvidia-ml.so.1"
 NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 STUB = FOLDER / "libgpumem_stub.so"
-"""in the place of CUDA libraries that are not installed"""
+"""copied in place of CUDA libraries that are not installed"""
 OPENED_BY_NAME = (DRIVER, NVML, *NVRTC)
-"""libraries that others open by their SONAMEs, where a driver's would be found"""
+"""libraries that others open by SONAME, which would otherwise find a driver's"""
 ALL = (LIBRARY, *OPENED_BY_NAME)
-"""loaded into a process"""
+"""the libraries loaded into a process"""
 LINKED = FOLDER / "libcuda.so"
-"""the driver's name for compilers (``-lcuda``): a copy of its shell, as wheels hold no links"""
+"""the driver's name for compilers (``-lcuda``): a copy of its shell, as wheels cannot contain
+links"""
 _STATUS = FOLDER / "build-status.txt"
 
 
@@ -30,7 +31,7 @@ class BuildProblem(NamedTuple):
     Attributes:
         problem: the fault, one line.
         remedy: the next step, one line.
-        details: the compiler's own words, or "".
+        details: the compiler's output, or "".
     """
 
     problem: str
@@ -39,7 +40,7 @@ class BuildProblem(NamedTuple):
 
 
 def build_problem() -> BuildProblem | None:
-    """Return why the virtual GPU is missing, as setup.py left it, or None where it was built."""
+    """Return why the virtual GPU is missing, as recorded by setup.py; None if it was built."""
     if all(path.exists() for path in (*ALL, LINKED, STUB)):
         return None
     if not _STATUS.exists():

@@ -1,4 +1,4 @@
-"""One rank without the others, in PyTorch's own process group of NCCL: it takes the same buffers.
+"""Runs one rank alone in PyTorch's own NCCL process group, which allocates the same buffers.
 
 The native library stands in for NCCL.
 """
@@ -26,43 +26,43 @@ NCCL: Final = Patch(
     reason="a rank that runs alone finds NCCL's id, which the first rank would store",
 )
 _UNIQUE_ID: Final = "\0" * 128
-"""an ncclUniqueId, as the native library makes it: zeros"""
+"""an ncclUniqueId of the native library: zeros"""
 
 
 def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContextManager[None]:
     """See :func:`pytest_gpumem.devices.lone_rank.joined`."""
     variables = {
-        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
-        "GPUMEM_LONE_RANK": "1",  # NCCL's ids of the virtual GPU are zeros: no other rank comes
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, created by one rank, is enough here
+        "GPUMEM_LONE_RANK": "1",  # NCCL's ids are zeros on the virtual GPU: no other rank joins
     }
     if TORCH >= (2, 8):
-        # From then on a thread frees the collectives' buffers every 100 ms, in which many steps
-        # are over here. With blocking waits the collectives alone have them, which
-        # unwaited_collectives keeps. (With such waits torch 2.6 counts each collective as pending,
-        # and waits forever before it captures a CUDA graph.)
+        # From then on a thread frees the collectives' buffers every 100 ms, in which many steps end
+        # here. With blocking waits only the Works own the buffers, and unwaited_collectives keeps
+        # the Works. (With blocking waits torch 2.6 counts each collective as pending, and waits
+        # forever before it captures a CUDA graph.)
         variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     return joined(rank, size, _alone, variables, nccl=True, by_program=by_program)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let every process group of NCCL find the id that another rank would have stored.
+    """Let every NCCL process group find the id that another rank would have stored.
 
-    Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
+    Ranks join with an id that the first one creates and puts in a store, under a key that PyTorch
     chooses.
     """
 
     def with_ids(group_class: Any) -> Any:
         class Seeded(group_class):  # type: ignore[misc] # a base class without types
-            """A process group of NCCL without its other ranks."""
+            """An NCCL process group without its other ranks."""
 
             def __init__(self, *arguments: Any) -> None:
                 store, rank, size, options, *_ = arguments
-                # ProcessGroupNCCL.cpp's keys of the whole group: the communicators' counter, with
-                # newer versions in words and behind the group's name ...
+                # ProcessGroupNCCL.cpp's keys for the whole group: the communicator counter; newer
+                # versions spell it out after the group's name ...
                 group = getattr(options, "group_name", "")
                 keys = ["0", "nccl_storekey_0", f"{group}/nccl_storekey_0"]
-                # ... and of each pair that this rank is in: both ranks, the lower one first.
+                # ... and for each pair with this rank: both ranks, the lower one first.
                 keys += [f"{min(rank, peer)}:{max(rank, peer)}" for peer in range(size)]
                 for key in keys:
                     store.set(key, _UNIQUE_ID)

@@ -1,7 +1,7 @@
-"""Objects that ranks send to each other: ``send_object_list`` and ``recv_object_list`` of PyTorch.
+"""Carries objects between ranks: PyTorch's ``send_object_list`` and ``recv_object_list``.
 
-What ``send`` and ``recv`` bring is unknown on the virtual GPU. A pickled object has to be known: by
-such ones the stages of a pipeline tell each other shapes. Its bytes go by the ranks' store.
+The results of ``send`` and ``recv`` are unknown on the virtual GPU. A pickled object has to be
+known: pipeline stages exchange their shapes this way. Its bytes go through the ranks' store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("send_object_list", "recv_object_list")
 PRIMITIVES: Final = ("send", "recv", "batch_isend_irecv")
-"""functions of torch.distributed that these two move tensors by"""
+"""functions of torch.distributed with which these two move tensors"""
 CARRIED: Final = Patch(
     "torch.distributed",
     *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
@@ -32,13 +32,13 @@ CARRIED: Final = Patch(
 
 
 class _Messages(threading.local):
-    """The message that this thread sends or receives."""
+    """The message that this thread is sending or receiving."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] | None = None
-        """contents of the tensors on a GPU that were sent, while one is sent"""
+        """contents of the GPU tensors that were sent; None: no message is being sent"""
         self.fetch: Callable[[], list[bytes]] | None = None
-        """returns those that are received, while one is"""
+        """returns the received contents; None: no message is being received"""
         self.received: list[bytes] | None = None
 
 
@@ -46,13 +46,13 @@ class ObjectMessages:
     """Carries objects between ranks that are processes on virtual GPUs."""
 
     def __init__(self, c10d: Any) -> None:
-        """Make it; ``c10d`` is ``torch.distributed.distributed_c10d``."""
+        """Wrap ``c10d``, which is ``torch.distributed.distributed_c10d``."""
         self._c10d = c10d
         self._here = _Messages()
         self._counts: Counter[tuple[str, int, int]] = Counter()
 
     def install(self, distributed: ModuleType) -> None:
-        """Take the places of PyTorch's functions, as long as the process lives."""
+        """Replace PyTorch's functions for the lifetime of the process."""
         CARRIED.wrap(distributed, self._carrying)
 
     def _carrying(self, function: Any) -> Any:
@@ -70,11 +70,11 @@ class ObjectMessages:
         return lambda *args, **options: carry(function, call_of(*args, **options))
 
     def _moved(self, tensors: Sequence[Any]) -> None:
-        """Note the values of a message's tensors that were sent, or write what was received."""
+        """Record the values of a message's sent tensors, or write the received ones."""
         here = self._here
         for tensor in tensors:
             if not tensor.is_cuda:
-                continue  # another backend's, which moves the values by itself
+                continue  # another backend moves the values itself
             if here.sent is not None:
                 here.sent.append(tensor.cpu().numpy().tobytes())
             elif here.fetch is not None:
@@ -92,7 +92,7 @@ class ObjectMessages:
                 tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
 
     def _send(self, send: Any, call: inspect.BoundArguments) -> None:
-        """Send a list of objects, whose bytes go by the store."""
+        """Send a list of objects; the bytes go through the store."""
         sent: list[bytes] = []
         self._here.sent = sent
         try:
@@ -106,7 +106,7 @@ class ObjectMessages:
             self._c10d._get_default_store().set(key, msgspec.msgpack.encode(sent))
 
     def _receive(self, receive: Any, call: inspect.BoundArguments) -> Any:
-        """Receive such a list."""
+        """Receive a list of objects."""
         named = call.arguments
 
         def fetch() -> list[bytes]:
@@ -114,7 +114,7 @@ class ObjectMessages:
             sender = self._rank(named.get("group"), named.get("src"), named.get("group_src"))
             key = self._key(named.get("group"), sender, self._c10d.get_rank())
             contents = msgspec.msgpack.decode(store.get(key), type=list[bytes])
-            with suppress(RuntimeError):  # a store that deletes no key
+            with suppress(RuntimeError):  # a store that cannot delete keys
                 store.delete_key(key)
             return contents
 
@@ -125,7 +125,7 @@ class ObjectMessages:
             self._here.fetch = self._here.received = None
 
     def _rank(self, group: object, rank: int | None, group_rank: int | None) -> int:
-        """Return the rank in the whole world that a program has named either way."""
+        """Return the global rank of a rank given either globally or within a group."""
         if group_rank is not None and group is not None:
             return int(self._c10d.get_global_rank(group, group_rank))
         named = group_rank if rank is None else rank
@@ -138,7 +138,7 @@ class ObjectMessages:
         return named
 
     def _key(self, group: object, sender: int, receiver: int) -> str:
-        """Return the store's key of the next message between two ranks."""
+        """Return the store's key for the next message between two ranks."""
         name = str(getattr(group, "group_name", ""))
         self._counts[name, sender, receiver] += 1
         count = self._counts[name, sender, receiver]

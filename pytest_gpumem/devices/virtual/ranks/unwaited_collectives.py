@@ -1,20 +1,19 @@
-"""The tensors that PyTorch keeps for collectives of NCCL that no program waits for.
+"""Keeps the tensors of NCCL collectives that no program waits for, as PyTorch does.
 
 From torch 2.8 on, the process group of NCCL keeps the tensors of an asynchronous collective until
-``Work.wait()``. Where a program waits for ``Work.get_future()`` instead, or for nothing, a thread
-looks every 100 ms whether the collective is done, and the next collective then lets go of its
+``Work.wait()``. If a program waits for ``Work.get_future()`` instead, or not at all, a thread
+checks every 100 ms whether the collective is done, and the next collective then releases its
 tensors. A training step takes longer than that, and its collectives come at its end. So the
-gradients and buffers of one step are in memory until the collectives of the next step, or of the
-one after that, where the host runs ahead of the device.
+gradients and buffers of one step stay in memory until the collectives of the next step, or of the
+one after that, if the host runs ahead of the device.
 
-Here no figure depends on the clock. A collective is taken for done if a backward pass has begun
-since, and the host has waited for the device or launched more kernels than CUDA queues; or if two
-passes have begun. Before the first pass, and in a program without one, the host's progress alone
-decides. So nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more than without,
-and modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB: what H100s took. A step
-of that project's short track takes 99 ms. There the thread may look too late: twenty runs took
-more than these rules say, and less than with tensors that stay for one step more. A sentence of the
-report says so where such tensors matter.
+Here no figure depends on the clock. A collective counts as done if a backward pass has begun since,
+and the host has waited for the device or launched more kernels than CUDA queues; or if two passes
+have begun. Before the first pass, and in a program without one, the host's progress alone decides.
+So nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more, and modded-nanogpt's medium
+track (torch 2.8, no step waits) 2,046 MiB: what H100s took. A step of that project's short track
+takes 99 ms. There the thread may check too late: twenty runs took more than these rules predict,
+and less than if the tensors stayed for one step more. The report has a note if such tensors matter.
 """
 
 from __future__ import annotations
@@ -60,45 +59,45 @@ PASSES: Final = Patch(
     versions="torch 2.8 and newer",
 )
 MAX_AHEAD: Final = 1024
-"""kernels that the host launches at most before the device runs the first of them"""
+"""maximum number of kernels that the host launches before the device runs the first of them"""
 MAX_KEPT: Final = 10_000
-"""collectives that are kept where no backward pass follows"""
+"""maximum number of collectives kept if no backward pass follows"""
 MIN_PERCENT: Final = 1
-"""of a peak: less is not worth a note"""
+"""percent of a peak below which there is no note"""
 
 
 class Progress(NamedTuple):
-    """How far a program is."""
+    """How far a program has run."""
 
     passes: int
     """backward passes that have begun"""
     launches: int
-    """kernels that were launched"""
+    """kernels launched so far"""
     waits: int
-    """times that the host waited for the device"""
+    """times that the host has waited for the device"""
 
     def is_done_by(self, progress: Progress) -> bool:
-        """Return whether a collective that began here is taken for done later."""
+        """Return whether a collective that began at this point counts as done at ``progress``."""
         caught_up = progress.waits > self.waits or progress.launches - self.launches > MAX_AHEAD
-        if progress.passes == 0:  # a program that does not train
+        if progress.passes == 0:  # a program without training
             return caught_up
         return progress.passes - self.passes >= (1 if caught_up else 2)
 
 
 class UnwaitedCollectives:
-    """The asynchronous collectives that no program has waited for, and the progress since."""
+    """Records asynchronous collectives that no program has waited for, and the progress since."""
 
     def __init__(self) -> None:
         self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """returns how many kernels were launched, and how often the host waited for them"""
+        """returns how many kernels were launched, and how often the host waited for the device"""
         self._works: dict[int, tuple[Any, Progress]] = {}
-        """each Work by its identity, with the program's progress as it began"""
+        """each Work by its id, with the program's progress when it began"""
         self._passes = 0
         self._most = 0
-        """bytes: the most that were freed at once, as a collective began"""
+        """largest number of bytes freed at once when a collective began"""
 
     def begun(self, work: Any) -> None:
-        """Keep the tensors of a collective, and let go of those that are done."""
+        """Keep the tensors of a collective, and release those of finished ones."""
         import torch
 
         progress = Progress(self._passes, *self.device())
@@ -117,15 +116,15 @@ class UnwaitedCollectives:
             self._works[id(work)] = work, progress
 
     def clear(self) -> None:
-        """Let go of all: the program has ended, and no collective follows that would."""
+        """Release everything: the program has ended, and no later collective would do so."""
         self._works.clear()
         self._passes = self._most = 0
 
     def notes(self, peak: int) -> list[str]:
-        """Tell the bytes that the program could save.
+        """Return sentences on the bytes that the program could save.
 
         Args:
-            peak: bytes that were allocated at most.
+            peak: peak of allocated bytes.
         """
         if self._most * 100 < peak * MIN_PERCENT or not self._most:
             return []
@@ -137,23 +136,23 @@ class UnwaitedCollectives:
         )
         return [sentence]
 
-    # What wraps PyTorch's functions:
+    # Wrappers of PyTorch's functions:
 
     def keep(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a process group's, and keep the Work that it returns."""
+        """Call a method of a process group, and keep the Work that it returns."""
         work = collective(*args, **kwargs)
         self.begun(work)
         return work
 
     def wait(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a Work's, and let go of the Work."""
+        """Call a method of a Work, and release the Work."""
         try:
             return wait(work, *args, **kwargs)
         finally:
             self._works.pop(id(work), None)
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts the backward passes that begin, which Dynamo may trace."""
+        """Wrap a function to count the backward passes that begin; Dynamo can trace the wrapper."""
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             self._passes += is_outermost_pass()
@@ -163,14 +162,14 @@ class UnwaitedCollectives:
 
 
 UNWAITED: Final = UnwaitedCollectives()
-"""those of this process's group, of which there is one at a time"""
+"""of this process's group, of which there is one at a time"""
 
 
 @contextmanager
 def unwaited_collectives_kept() -> Iterator[None]:
-    """Have tensors of unwaited collectives kept in the block, as NCCL's process group keeps them.
+    """Keep the tensors of unwaited collectives in the block, as NCCL's process group does.
 
-    Each Work holds them: with ``TORCH_NCCL_BLOCKING_WAIT`` PyTorch's thread holds none.
+    Each Work owns its tensors: with ``TORCH_NCCL_BLOCKING_WAIT`` PyTorch's thread has none.
     """
     import torch
 
