@@ -1,4 +1,4 @@
-/* Bytes held from each device, charged against the capacity of its card. */
+/* Bytes allocated on each device, charged against the capacity of its card. */
 #define _GNU_SOURCE /* dladdr */
 #include "base/base.h"
 
@@ -9,7 +9,7 @@
 
 static struct {
     gm_account account;
-    uint64_t extra; /* capacity beyond the card's: memory that was held when a step began */
+    uint64_t extra; /* capacity beyond the card's: memory that was in use when a step began */
 } devices[GM_MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t first_total;
@@ -68,8 +68,8 @@ uint64_t gm_total_for(int device, const void *caller) {
 
 /* ---- functions that Python calls ---- */
 
-/* What PyTorch's own libraries see as the total memory of each device from now on; 0: what it is. PyTorch's allocator
- * keeps what it reads first, and limits are fractions of that, for cards of any size. */
+/* Sets the total memory per device that PyTorch's own libraries see from now on; 0: the real total. PyTorch's allocator
+ * caches the total that it reads first, and limits are fractions of that, for cards of any size. */
 GM_API void gpumem_set_first_total(uint64_t bytes) { atomic_store(&first_total, bytes); }
 
 GM_API void gpumem_account(int device, gm_account *out) {

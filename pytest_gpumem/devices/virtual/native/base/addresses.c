@@ -1,8 +1,7 @@
-/* All ranges of addresses that CUDA's functions gave out or were told of, and the device that each belongs to.
+/* All ranges of addresses that CUDA functions returned or registered, and the device that each belongs to.
  *
- * Regions of cudaMalloc, pools, reservations, shared memory and pinned host memory are written down here by the
- * file that makes them. So a look-up needs none of these files, and none of them needs another.
- */
+ * Each file that creates regions of cudaMalloc, pools, reservations, shared memory or pinned host memory records them
+ * here. So a look-up needs none of these files, and none of them needs another. */
 #include "base/base.h"
 
 #include <pthread.h>
@@ -10,8 +9,8 @@
 static gm_ranges ranges; /* tag: the owner; extra: the source */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The system hands out addresses only once: an older range of host memory there was freed without a call to CUDA.
- * Memory that a program registers must not be registered in part already. */
+/* The system hands out addresses only once: an older range of host memory at this address was freed without a call to
+ * CUDA. Memory that a program registers must not overlap registered memory. */
 bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source) {
     uintptr_t end = start + size;
     pthread_mutex_lock(&lock);

@@ -1,12 +1,11 @@
-/* The bytes that a thread's next copies to the host bring, as Python has computed them.
+/* The bytes that a thread's next copies to the host return, as computed by Python.
  *
- * The CUDA code of an operator such as nonzero learns its output's size by a small copy from memory that its kernels
- * wrote. Kernels do not run: Python computes what they would have written, queues the bytes of these copies in their
- * order, and calls the operator on the same thread. Versions of PyTorch ask for one answer in several sizes (a count of
- * 4 bytes or of 8): a queued copy has a form for each, and the copy's size tells which. A copy of a size that no form of
- * the next queued one has never takes bytes: PyTorch's code is then not as Python takes it to be, which is counted, and a
- * fault. Copies that are captured into a graph bring nothing, and so take nothing.
- */
+ * The CUDA code of an operator such as nonzero reads its output's size with a small copy from memory that its kernels
+ * wrote. Kernels do not run: Python computes what they would have written, queues the bytes of these copies in order, and
+ * calls the operator on the same thread. Versions of PyTorch copy the same number in several sizes (a count of 4 bytes or
+ * of 8): a queued copy has a form for each, and the copy's size selects one. A copy whose size matches no form of the
+ * next queued copy gets no queued bytes: then PyTorch's code differs from what Python expects, which is counted as a
+ * fault. Copies captured into a graph do not run, so they use no queued bytes. */
 #include "base/base.h"
 
 #include <stdlib.h>
@@ -15,18 +14,18 @@
 /* One form of a copy. */
 typedef struct form {
     struct form *next;
-    bool is_other; /* than the one before it, of the same copy */
+    bool is_other; /* starts another copy than the form before it */
     uint64_t size;
     char bytes[];
 } form;
 
-/* of a thread: an operator's host code makes its copies on the thread that called the operator */
+/* per thread: an operator's host code makes its copies on the thread that called the operator */
 static _Thread_local struct {
     form *first, *last;
     uint64_t strays, stray_size, stray_expected; /* copies of another size; the first one's, and a queued one */
 } queue;
 
-/* Takes all forms of the first copy out of the queue. */
+/* Removes all forms of the first copy from the queue. */
 static void drop_first(void) {
     do {
         form *first = queue.first;
@@ -53,8 +52,8 @@ bool gm_queue_take(void *to, uint64_t size) {
 
 /* ---- functions that Python calls ---- */
 
-/* Queues what this thread's next copy of so many bytes to the host brings; as another form of the copy that was queued
- * last, where ``other``. 0: there is no memory for it. */
+/* Queues the result of this thread's next copy of this size to the host; if ``other`` is set, as another form of the copy
+ * queued last. Returns 0 if there is no memory for it. */
 GM_API int gpumem_queue_copy(const void *bytes, uint64_t size, int other) {
     form *new = malloc(sizeof *new + size);
     if (!new) return 0;
@@ -67,8 +66,8 @@ GM_API int gpumem_queue_copy(const void *bytes, uint64_t size, int other) {
     return 1;
 }
 
-/* Empties this thread's queue: how many copies were queued and not made, how many of another size were made since the
- * last call, and of the first of these its size and the size that was queued. */
+/* Empties this thread's queue. Returns how many queued copies were not made, how many copies of another size were made
+ * since the last call, and for the first of these its size and the queued size. */
 GM_API void gpumem_drop_queued_copies(uint64_t out[4]) {
     for (out[0] = 0; queue.first; out[0]++) drop_first();
     out[1] = queue.strays;

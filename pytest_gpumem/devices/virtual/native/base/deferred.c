@@ -1,5 +1,5 @@
-/* Ranges whose values Python could compute, and has not: large tensors that operators made of known values. A range is
- * valid until anything writes there. The lock of values.c is held. */
+/* Ranges whose values Python could compute but has not: large tensors that operators created from known values. A range
+ * is valid until something is written to it. Callers hold the lock of values.c. */
 #include "base/base.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 static struct {
     uintptr_t start, end;
     uint64_t number;
-} ranges[GM_MAX_DEFERRED]; /* in the order of their numbers */
+} ranges[GM_MAX_DEFERRED]; /* in order of their numbers */
 static size_t count;
 static uint64_t last_number;
 

@@ -1,4 +1,4 @@
-/* What NVIDIA's libraries have in common: descriptors, and functions whose results lie in device memory. */
+/* Shared by NVIDIA's libraries: descriptors, and functions whose results are in device memory. */
 #include "base/base.h"
 
 #include <stdlib.h>

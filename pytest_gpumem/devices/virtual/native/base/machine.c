@@ -1,4 +1,5 @@
-/* The machine's clock, its devices, and which of them a process is shown: it may be started with another CUDA_VISIBLE_DEVICES. */
+/* The machine's clock, its devices, and which of them the process sees: it may be started with another
+ * CUDA_VISIBLE_DEVICES. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -14,9 +15,9 @@ uint64_t gm_now(void) {
 }
 
 static int machine_devices; /* the installed cuDNN finds none of them */
-static int named[GM_MAX_DEVICES]; /* the machine's number of each device that CUDA shows */
+static int named[GM_MAX_DEVICES]; /* index on the machine of each device that CUDA shows */
 static int named_count;
-static bool some_named; /* else all are shown */
+static bool some_named; /* otherwise all devices are shown */
 
 static _Thread_local int cudnn_depth; /* its functions call one another by name, through ours */
 
@@ -60,7 +61,7 @@ void gm_uuid_text(char *out, int device) {
     }
 }
 
-/* The machine's number of a device, by its number or the begin of its UUID; -1: it has no such device. */
+/* Returns the machine's index of a device, given by index or by a prefix of its UUID; -1: no such device. */
 static int device_named(const char *name, size_t length) {
     char text[GM_UUID_TEXT], *end;
     int found = -1;
@@ -68,7 +69,7 @@ static int device_named(const char *name, size_t length) {
         for (int device = 0; device < machine_devices; device++) {
             gm_uuid_text(text, device);
             if (strncmp(text, name, length)) continue;
-            if (found >= 0) return -1; /* it is the begin of several */
+            if (found >= 0) return -1; /* the prefix is ambiguous */
             found = device;
         }
         return found;
@@ -77,8 +78,8 @@ static int device_named(const char *name, size_t length) {
     return end > name && number >= 0 && number < machine_devices ? (int)number : -1;
 }
 
-/* CUDA Programming Guide, "CUDA Environment Variables": devices before the first that is not there. As PyTorch has it,
- * there are none if one is named twice. */
+/* CUDA Programming Guide, "CUDA Environment Variables": only devices before the first invalid entry are visible. As in
+ * PyTorch, none are if one is listed twice. */
 static int show_named(const char *list) {
     for (const char *name = list; named_count < GM_MAX_DEVICES; name++) {
         size_t length = strcspn(name, ",");
@@ -93,8 +94,8 @@ static int show_named(const char *list) {
     return named_count;
 }
 
-/* The value that the session has inherited is about other GPUs, those of the machine it runs on: it is taken out, as
- * PyTorch reads it too. Any other one is the program's, for the process that it starts. */
+/* The inherited value of the session refers to the machine's real GPUs: it is removed, as PyTorch reads it too. Any other
+ * value was set by the program for the process that it starts. */
 int gm_shown_to_this_process(void) {
     const char *inherited = getenv("GPUMEM_INHERITED_VISIBLE"), *value = getenv("CUDA_VISIBLE_DEVICES");
     if (!value) return machine_devices;

@@ -1,13 +1,13 @@
-/* The kernel of PyTorch's operators that Python has registered for a dispatch key of its own: C, for it runs with each
- * operator of a step, and Python's code would take several times as long.
+/* The kernel of PyTorch's operators that Python has registered for its own dispatch key. It is in C because it runs with
+ * every operator of a step, and Python code would be several times slower.
  *
- * After most operators of a step what they wrote is unknown, and nothing else is to be done: they read something unknown, or
- * write more than is kept. Such a call takes the short way here. So does one whose arguments are all known and whose one
- * result is small, as most are that a test of small tensors calls: it is computed here. Any other is handed to Python (its
- * "slow" function), before or after the operator has run.
+ * After most operators of a step the written values are unknown, and nothing else needs to be done: they read something
+ * unknown, or write more than is stored. Such a call takes the short way here. So does a call with only known arguments
+ * and one small result, as most calls in a test of small tensors are: it is computed here. Any other call is passed to
+ * Python (its "slow" function), before or after the operator has run.
  *
- * These are functions as CPython's own modules have them (python.h). Where a tensor lies is asked by DLPack's exchange API
- * (dlpack.h), or else by a function of Python's. All run with Python's global lock. */
+ * These functions use CPython's C API like its own modules (python.h). A tensor's address is read with DLPack's exchange
+ * API (dlpack.h), or else with a Python function. All run with the GIL. */
 #include "base/base.h"
 #include "base/python.h"
 
@@ -15,43 +15,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What Python gives, by these names. */
+/* Objects that Python passes, by these names. */
 static struct {
-    object tensor, parameter, buffer, device, generator; /* types of PyTorch's */
+    object tensor, parameter, buffer, device, generator; /* types of PyTorch */
     object describe; /* takes a tensor, returns a tuple of numbers: the fields of gm_extent */
     object finish;   /* takes an operator, its arguments, its result, and the host's if there is one: writes its values */
-    object large;    /* the test is a large one from now on */
-    object affords;  /* takes an operator, its arguments, its result and their bytes: whether the test's budget has its cost */
-    object refund;   /* gives the cost back that was taken last */
+    object large;    /* called once the test counts as a large one */
+    object affords;  /* takes an operator, its arguments, its result and their bytes: whether the test's budget covers its
+                        cost */
+    object refund;   /* returns the last deducted cost to the budget */
     object get_num_threads, set_num_threads; /* of the host */
-    object is_neg; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
-    object function_modes; /* returns how many of the program's are active: a default device is one */
+    object is_neg; /* whether a tensor is lazily negated, as imaginary parts may be */
+    object function_modes; /* returns how many of the program's function modes are active: a default device is one */
 } torch;
 static struct {
-    int (*export)(object tensor, void *dltensor); /* NULL: PyTorch has none */
+    int (*export)(object tensor, void *dltensor); /* NULL: this PyTorch has none */
     int (*import)(void *managed, object *tensor); /* likewise */
 } dlpack;
-static void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
+static void (*exclude)(uint16_t key, bool on); /* excludes a dispatch key of PyTorch on this thread */
 static uint16_t key;
 
-/* What Python tells of an operator: operator_functions.py says what each means. */
+/* Flags that Python passes for an operator: see Ways in operator_functions.py. */
 enum { SHORT = 1, LIKE = 2, CONSTANT = 4, COPIES = 8, ASSUMED = 16, READS = 32, ALLOCATES = 64, COMPUTES = 128, CHEAP = 256,
        THREADS = 512, INDEXES = 1024, CHANGES = 2048, RETURNS = 4096, SCATTERS = 8192 };
 
 typedef struct {
     object slow, op, host;
-    object function;     /* runs the operator; of some it takes no number in a tensor's place */
-    object with_numbers; /* runs it with such numbers, which takes longer; None: nothing does */
-    uint64_t flags, written, unread, tensors; /* the last three: a bit for the place of each argument */
+    object function;     /* runs the operator; for some operators it accepts no number in a tensor's place */
+    object with_numbers; /* runs it with such numbers, which is slower; None: not possible */
+    uint64_t flags, written, unread, tensors; /* the last three: bit masks over the arguments */
 } operator_note;
 
 static operator_note *notes;
 static size_t note_count, note_room;
 static bool is_on;
-static bool any_assumed;                             /* some values are assumed, and not computed */
-static _Thread_local int opened;                     /* operators that run here of which those inside are seen */
-static _Thread_local bool reads_argument;            /* the operator that runs here copies its argument to the host */
-static _Thread_local object running_args, running_kwargs; /* of the operator that runs here on the short way */
+static bool any_assumed;                             /* some values are assumed */
+static _Thread_local int opened;                     /* running operators whose inner operators are seen */
+static _Thread_local bool reads_argument;            /* the running operator copies its argument to the host */
+static _Thread_local object running_args, running_kwargs; /* of the operator running here on the short way */
 
 static object new_reference(object value) {
     Py_IncRef(value);
@@ -60,11 +61,11 @@ static object new_reference(object value) {
 
 static object type_of(object value) {
     object type = PyObject_Type(value);
-    Py_DecRef(type); /* the value keeps it */
+    Py_DecRef(type); /* the value references it */
     return type;
 }
 
-/* ---- where tensors lie ---- */
+/* ---- addresses of tensors ---- */
 
 /* DLTensor of dlpack.h, version 1. */
 typedef struct {
@@ -106,7 +107,7 @@ static place described(object tensor, extent *out) {
     return (place)out->kind;
 }
 
-/* Of a tensor that is PyTorch's own, and no wrapper. */
+/* For a plain tensor of PyTorch, not a wrapper. */
 static place look(object value, extent *out) {
     object type = type_of(value);
     if (type != torch.tensor && type != torch.parameter && type != torch.buffer) return NO_TENSOR;
@@ -131,7 +132,7 @@ static place look(object value, extent *out) {
     return tensor.device_type == DL_CPU || tensor.device_type == DL_CUDA_HOST ? ON_HOST : ODD;
 }
 
-/* Calls a function with a value, or with each one of a list or tuple. */
+/* Calls a function with a value, or with each element of a list or tuple. */
 static void each(object value, void (*function)(object, void *), void *data) {
     object type = type_of(value);
     if (type == &PyList_Type)
@@ -142,7 +143,7 @@ static void each(object value, void (*function)(object, void *), void *data) {
         function(value, data);
 }
 
-/* Does so with each argument of an operator. */
+/* Does the same with each argument of an operator. */
 static void each_argument(object args, object kwargs, void (*function)(object, void *), void *data) {
     for (intptr_t i = 0; i < PyTuple_Size(args); i++) each(PyTuple_GetItem(args, i), function, data);
     object name, value;
@@ -152,10 +153,10 @@ static void each_argument(object args, object kwargs, void (*function)(object, v
 /* ---- before an operator runs ---- */
 
 typedef struct {
-    bool is_written, is_unread, is_tensor;   /* the arguments that are looked at */
-    bool odd, unknown;                       /* some tensor is; of some that is read, nothing is known */
-    bool any_number;                         /* in the place of a tensor */
-    bool host_written, all_real;             /* of those that are written */
+    bool is_written, is_unread, is_tensor;   /* the arguments to look at */
+    bool odd, unknown;                       /* some tensor is odd; some tensor that is read is unknown */
+    bool any_number;                         /* in place of a tensor */
+    bool host_written, all_real;             /* for the written tensors */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
     bool first_on_device, any, any_on_device;
@@ -224,7 +225,7 @@ static bool goes_to_host(object kwargs) {
     return is_cpu;
 }
 
-/* Values that can be used as they lie there: no kernel of compiled code or of a captured graph will yet write others. */
+/* Whether values can be used as they are: no kernel of compiled code or of a captured graph will still overwrite them. */
 static bool values_hold(void) { return !any_assumed && !gm_operators_here() && !gm_any_capture(); }
 
 static bool reads_known(object args) {
@@ -251,7 +252,7 @@ static void note_subclass(object value, void *data) {
                      PyType_IsSubtype(type, torch.tensor);
 }
 
-/* Whether an operator's tensors all lie on the host, of a subclass none: it may wrap others. */
+/* Whether all of an operator's tensors are on the host, and none is of a subclass, which may wrap others. */
 static bool is_of_host(const arguments *seen, object args, object kwargs) {
     if (!seen->any || seen->any_on_device) return false;
     bool any_subclass = false;
@@ -277,10 +278,10 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
 /* ---- after it has run ---- */
 
 typedef struct {
-    bool is_other, all_real; /* some result is no tensor, number or None; each tensor is of floating-point numbers */
+    bool is_other, all_real; /* some result is not a tensor, number or None; all tensors are floating-point */
     uint64_t largest, sum;   /* bytes */
-    uint64_t type;           /* of the last one's elements */
-    bool on_device;          /* some tensor is */
+    uint64_t type;           /* element type of the last tensor */
+    bool on_device;          /* some tensor is on a device */
 } results;
 
 static void note_result(object value, void *data) {
@@ -303,7 +304,7 @@ static void forget_tensor(object value, void *data) {
     if (look(value, &it) == ON_DEVICE) gm_forget((const void *)(uintptr_t)it.address, it.span);
 }
 
-/* Makes unknown what an operator has written; false: Python has to look at that. Adds the bytes that count for the test. */
+/* Marks what an operator has written as unknown; false: Python has to handle it. Adds the bytes that count for the test. */
 static bool forgets(const operator_note *note, const arguments *seen, object args, object result, uint64_t *counted) {
     object type = type_of(result);
     bool is_several = type == &PyList_Type || type == &PyTuple_Type;
@@ -331,7 +332,7 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
         is_lost = seen->unknown;
     } else {
         is_lost = made.largest > gm_largest_piece() || seen->unknown;
-        if (note->flags & COPIES && !is_large && made.type == seen->first_type) is_lost = false; /* a plain copy, perhaps */
+        if (note->flags & COPIES && !is_large && made.type == seen->first_type) is_lost = false; /* possibly a plain copy */
         if (note->flags & ALLOCATES && is_large) is_lost |= made.largest > gm_value_budget();
     }
     if (!is_lost) return false;
@@ -343,11 +344,11 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
 /* ---- results that are computed here ---- */
 
 enum {
-    MAX_BYTES = 4096,       /* of all tensors: such an operator counts as nothing in a test's budget (TINY of budget.py) */
-    MAX_ELEMENTS = 1 << 15, /* of a cheap one: PyTorch uses one thread, and it counts as nothing too */
-    MAX_ALONE = 2048,       /* elements that each operator but those of THREADS computes with one thread: MKL's functions begin
-                               a second one there (VML's grain in aten/src/ATen/cpu/vml.h). To wait for it takes 10 ms and more
-                               on a busy machine */
+    MAX_BYTES = 4096,       /* of all tensors: such an operator is free in a test's budget (TINY of budget.py) */
+    MAX_ELEMENTS = 1 << 15, /* of a cheap operator: PyTorch uses one thread, and it is free too */
+    MAX_ALONE = 2048,       /* elements up to which each operator except those of THREADS uses one thread: above it MKL's
+                               functions start a second thread (VML's grain in aten/src/ATen/cpu/vml.h). Waiting for it takes
+                               10 ms and more on a busy machine */
     MAX_WRITTEN = 64,       /* tensors among the arguments */
     MAX_RESULTS = 8
 };
@@ -355,15 +356,15 @@ enum {
 typedef struct {
     uint64_t bytes, elements; /* of all tensors */
     uint64_t known;           /* bytes of the arguments */
-    bool no;                  /* the call is left to Python */
+    bool no;                  /* leave the call to Python */
     struct {
-        void *address, *values; /* of the device; what the host has computed */
+        void *address, *values; /* on the device; computed on the host */
         uint64_t span;
     } written[MAX_WRITTEN];
     size_t count;
 } host_call;
 
-/* Looks at a plain tensor. */
+/* Adds the size of a plain tensor. */
 static void add_size(host_call *call, object tensor, const extent *it, dltensor *out) {
     if (dlpack.export(tensor, out)) {
         PyErr_Clear();
@@ -372,17 +373,17 @@ static void add_size(host_call *call, object tensor, const extent *it, dltensor 
     }
     call->bytes += it->bytes;
     call->elements += it->bytes / ((uint64_t)out->bits * out->lanes / 8);
-    call->no |= out->code == DL_COMPLEX || it->bytes > gm_largest_piece(); /* the first may be a conjugate's */
+    call->no |= out->code == DL_COMPLEX || it->bytes > gm_largest_piece(); /* the first may be a lazy conjugate */
 }
 
-/* Whether a call counts as nothing in a test's budget. */
+/* Whether a call is free in a test's budget. */
 static bool is_free(const operator_note *note, const host_call *call) {
     return call->bytes <= MAX_BYTES || (note->flags & CHEAP && call->elements <= MAX_ELEMENTS);
 }
 
 static void free_managed(managed *tensor) { free(tensor); }
 
-/* The CPU's tensor over some bytes, which keeps nothing alive; NULL: there is none. */
+/* Returns a CPU tensor over some bytes, which it does not keep alive; NULL: there is none. */
 static object tensor_over(void *bytes, const dltensor *like) {
     managed *host = calloc(1, sizeof *host);
     if (!host) return NULL;
@@ -398,8 +399,8 @@ static object tensor_over(void *bytes, const dltensor *like) {
     return made;
 }
 
-/* An argument as the host takes it: of a tensor of the device the CPU's tensor over its bytes, or over a copy of them if the
- * operator writes it. NULL: the call is left to Python, as where its bytes are unknown and read. */
+/* Converts an argument for the host: for a device tensor, the CPU tensor over its bytes, or over a copy of them if the
+ * operator writes it. NULL: leave the call to Python, for example because bytes that it reads are unknown. */
 static object on_host(host_call *call, object value, bool is_written, bool is_read) {
     extent it;
     dltensor tensor;
@@ -454,7 +455,7 @@ static void refuse(object value, void *data) {
 
 typedef enum { LEFT, COMPUTED, FAILED } outcome;
 
-/* Whether a mode would see what the host's function calls. */
+/* Whether a function mode would see the calls of the host's function. */
 static bool any_function_mode(void) {
     object count = PyObject_CallFunctionObjArgs(torch.function_modes, NULL);
     if (!count) {
@@ -466,7 +467,7 @@ static bool any_function_mode(void) {
     return any;
 }
 
-/* Whether a call may be computed by what it costs, which is taken off the test's budget. */
+/* Whether the test's budget covers a call, whose cost is then deducted. */
 static outcome affords(const operator_note *note, const host_call *call, object args, object kwargs, object result) {
     object bytes = PyLong_FromUnsignedLongLong(call->known);
     if (!bytes) return FAILED;
@@ -477,15 +478,15 @@ static outcome affords(const operator_note *note, const host_call *call, object 
     return answer == Py_True ? COMPUTED : LEFT;
 }
 
-/* Has the host use as many threads as a number of Python's says. */
+/* Sets the host's number of threads to a Python number. */
 static void use_threads(object count) {
     object none = count ? PyObject_CallFunctionObjArgs(torch.set_num_threads, count, NULL) : NULL;
     if (none) Py_DecRef(none);
     else PyErr_Clear();
 }
 
-/* Calls the host's function, with one thread if it might use more. LEFT: it failed, as the CPU has it not in these types,
- * perhaps. */
+/* Calls the host's function, with one thread if it might use more. LEFT: it failed, perhaps because the CPU does not
+ * support these types. */
 static outcome call_alone(const operator_note *note, const host_call *call, object args, object kwargs, object *host) {
     bool is_divided = note->flags & THREADS || call->elements > MAX_ALONE;
     object before = is_divided ? PyObject_CallFunctionObjArgs(torch.get_num_threads, NULL) : NULL, one = NULL;
@@ -499,8 +500,8 @@ static outcome call_alone(const operator_note *note, const host_call *call, obje
     return called;
 }
 
-/* Calls the host's function. LEFT: Python has to look at the call; FAILED: an error is to be raised. "result" is what the
- * operator has returned, or None. */
+/* Calls the host's function. LEFT: Python has to handle the call; FAILED: an error must be raised. "result" is what the
+ * operator returned, or None. */
 static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object result, object *host) {
     object name, value;
     for (intptr_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, &value);) each(value, refuse, call);
@@ -518,7 +519,7 @@ static outcome call_host(const operator_note *note, host_call *call, object args
     if (called == COMPUTED && costs) called = affords(note, call, args, kwargs, result);
     if (called == COMPUTED) {
         called = call_alone(note, call, host_args, kwargs, host);
-        if (called == LEFT && costs) { /* Python computes it, or says why not, and takes the cost again */
+        if (called == LEFT && costs) { /* Python computes it, or reports why not, and deducts the cost again */
             object none = PyObject_CallFunctionObjArgs(torch.refund, NULL);
             if (!none) called = FAILED;
             else Py_DecRef(none);
@@ -534,7 +535,7 @@ static bool has_its_strides(const dltensor *tensor, const dltensor *other) {
     return true;
 }
 
-/* Whether the host's result has the type, the sizes and the order of the device's; where each lies. */
+/* Whether the host's result has the type, the sizes and the layout of the device's; returns the extent of both. */
 static bool are_alike(object result, object host, extent *it, extent *from) {
     dltensor tensor, values;
     if (look(result, it) != ON_DEVICE || look(host, from) != ON_HOST) return false;
@@ -546,14 +547,14 @@ static bool are_alike(object result, object host, extent *it, extent *from) {
            it->span == it->bytes && has_its_strides(&tensor, &values);
 }
 
-/* Puts bytes of the host where the device's lie; false: there is no room. */
+/* Writes the host's bytes to the device's addresses; false: there is no room. */
 static bool put(const extent *it, const extent *from) {
     if (!gm_open_for_writing((void *)(uintptr_t)it->address, it->bytes)) return false;
     memmove((void *)(uintptr_t)it->address, (const void *)(uintptr_t)from->address, it->bytes);
     return true;
 }
 
-/* Whether a small result has the known bytes of the argument, in their order: PyTorch had this library copy them. */
+/* Whether a small result has the known bytes of the argument, in order: PyTorch copied them with this library. */
 static bool is_plain_copy(object args, object result) {
     extent it, from;
     dltensor tensor, source;
@@ -569,12 +570,13 @@ static bool is_plain_copy(object args, object result) {
     object negative = PyObject_CallFunctionObjArgs(torch.is_neg, PyTuple_GetItem(args, 0), NULL);
     if (!negative) PyErr_Clear();
     else Py_DecRef(negative);
-    if (negative != Py_False) return false; /* a kernel copies these */
-    if (where == ON_DEVICE && !gm_is_known((const void *)(uintptr_t)from.address, from.span)) return false; /* not yet, perhaps */
+    if (negative != Py_False) return false; /* a kernel copies lazily negated tensors */
+    if (where == ON_DEVICE && !gm_is_known((const void *)(uintptr_t)from.address, from.span)) return false; /* perhaps not
+                                                                                                               yet */
     return gm_is_known((const void *)(uintptr_t)it.address, it.span);
 }
 
-/* Looks at a result that may be computed here: large ones of whole numbers are computed once they are read. */
+/* Checks a result that may be computed here: large integer results are computed once they are read. */
 static void note_made(object value, void *data) {
     host_call *call = data;
     extent it;
@@ -584,7 +586,7 @@ static void note_made(object value, void *data) {
     else call->no = true;
 }
 
-/* Puts the host's results where the device's lie; false: Python has to do that, as some are not alike. */
+/* Writes the host's results to the device's; false: Python has to do that, as some differ in form. */
 static bool write_results(object result, object host) {
     object type = type_of(result), host_type = type_of(host);
     extent it[MAX_RESULTS], from[MAX_RESULTS];
@@ -602,7 +604,7 @@ static bool write_results(object result, object host) {
     return any_room;
 }
 
-/* Writes the results of an operator, which the host has computed; false: an error is to be raised. */
+/* Writes an operator's results that the host has computed; false: an error must be raised. */
 static bool finishes(const operator_note *note, object args, object kwargs, object result, object host) {
     if (write_results(result, host)) return true;
     object done = PyObject_CallFunctionObjArgs(torch.finish, note->op, args, kwargs ? kwargs : Py_None, result, host, NULL);
@@ -614,7 +616,7 @@ static bool finishes(const operator_note *note, object args, object kwargs, obje
 static outcome computes(const operator_note *note, object args, object kwargs, object result) {
     extent it;
     if (note->flags & ALLOCATES && !any_assumed && !gm_any_capture() && look(result, &it) == ON_DEVICE && it.bytes) {
-        /* Any bytes will do: what writes a part of them, and then the next one, has all of them known. */
+        /* Any bytes will do: code that writes them part by part has all of them known in the end. */
         gm_open_for_writing((void *)(uintptr_t)it.address, it.span);
         return COMPUTED;
     }
@@ -669,8 +671,8 @@ static object answer_of(const operator_note *note, const arguments *seen, object
     return result;
 }
 
-/* Runs an operator that changes known tensors, and computes what they become: before, as the operator may yet copy unknown
- * bytes there. NULL with LEFT: Python has to look at it. */
+/* Runs an operator that changes known tensors, and computes their new values: before it runs, as the operator may still
+ * copy unknown bytes there. NULL with LEFT: Python has to handle it. */
 static object change(const operator_note *note, const arguments *seen, object args, object kwargs, outcome *called) {
     *called = LEFT;
     if (!(note->flags & COMPUTES) || !dlpack.import || !values_hold()) return NULL;
@@ -695,9 +697,9 @@ static object change(const operator_note *note, const arguments *seen, object ar
 
 /* The kernel; "number" is of the operator's note. */
 static object run_operator(object number, object args, object kwargs) {
-    operator_note note = notes[PyLong_AsUnsignedLongLong(number)]; /* a copy: the notes move as more are made */
+    operator_note note = notes[PyLong_AsUnsignedLongLong(number)]; /* a copy: adding notes moves them */
     if (!is_on || opened || !(note.flags & SHORT)) return PyObject_Call(note.slow, args, kwargs);
-    /* What is made here would have Python's collector run earlier than on a GPU. */
+    /* Objects created here would make Python's garbage collector run earlier than on a GPU. */
     int collects = PyGC_Disable();
     arguments seen = look_at(&note, args, kwargs);
     object result = NULL;
@@ -715,21 +717,22 @@ static object run_operator(object number, object args, object kwargs) {
 
 /* ---- functions that Python calls ---- */
 
-/* Whether any values are assumed. */
+/* Sets whether any values are assumed. */
 GM_API void gpumem_tell_assumed(int any) { any_assumed = any; }
 
 bool gm_reads_argument(void) { return reads_argument; }
 
-/* Whether any call takes the short way. */
+/* Sets whether any call takes the short way. */
 GM_API void gpumem_short_ways(int on) { is_on = on; }
 
-/* Counts operators of this thread's that run with those inside of them seen: none of these takes the short way. */
+/* Counts this thread's running operators whose inner operators are seen: none of these takes the short way. */
 GM_API void gpumem_count_opened(int change) { opened += change; }
 
-/* Whether this thread runs an operator that is seen as a whole: what its own kernels write is told by the operator. */
+/* Whether this thread runs an operator that is seen as a whole: the operator declares what its own kernels write. */
 GM_API int gpumem_in_operator(void) { return gm_operators_here() > opened; }
 
-/* The arguments, positional and by name, of the operator that runs on this thread on the short way; None: none does. */
+/* Returns the arguments, positional and by name, of the operator running on this thread on the short way; None: there is
+ * none. */
 static object running(object module, object no_argument) {
     if (!running_args) return new_reference(Py_None);
     return PyTuple_Pack(2, running_args, running_kwargs ? running_kwargs : Py_None);
@@ -754,15 +757,15 @@ static void note_known(object value, void *data) {
     }
 }
 
-/* The bytes of the tensors among an operator's arguments, a tuple and a dictionary; None where not all are known, or one is
- * no plain tensor, or larger than is computed. */
+/* Returns the bytes of the tensors among an operator's arguments, a tuple and a dictionary; None if not all are known, or
+ * one is not a plain tensor, or is too large to compute. */
 static object known_bytes(object module, const object *arguments, intptr_t count) {
     all_known seen = {.no = false};
     each_argument(arguments[0], arguments[1], note_known, &seen);
     return seen.no ? new_reference(Py_None) : PyLong_FromUnsignedLongLong(seen.bytes);
 }
 
-/* The CPU's tensor over the bytes of a tensor of the device; None: Python makes it. */
+/* Returns a CPU tensor over the bytes of a device tensor; None: Python creates it. */
 static object over(object module, object value) {
     extent it;
     dltensor tensor;
@@ -774,8 +777,8 @@ static object over(object module, object value) {
     return made ? made : new_reference(Py_None);
 }
 
-/* Puts the host's values, the second argument, where a tensor of the device lies: whether there is room; None: the two are
- * not alike, and Python does it. */
+/* Writes the host's values, the second argument, to a device tensor: whether there is room; None: the two differ in form,
+ * and Python does it. */
 static object put_values(object module, const object *arguments, intptr_t count) {
     object answer = Py_None;
     extent it, from;
@@ -786,7 +789,7 @@ static object put_values(object module, const object *arguments, intptr_t count)
 
 static PyMethodDef KERNEL = {"operator", run_operator, METH_VARARGS | METH_KEYWORDS, NULL};
 
-/* A kernel that hands all calls to a function. */
+/* Returns a kernel that passes all calls to a function. */
 static object kernel(object module, object slow) {
     if (!gm_grow(&notes, &note_room, note_count, sizeof *notes)) return PyErr_NoMemory();
     notes[note_count] = (operator_note){.slow = new_reference(slow)};
@@ -796,7 +799,8 @@ static object kernel(object module, object slow) {
     return made;
 }
 
-/* Says of a kernel what its short way needs: the fields of operator_note. Objects are kept as long as the process lives. */
+/* Configures a kernel's short way: sets the fields of operator_note. The objects are kept for the lifetime of the
+ * process. */
 static object know(object module, const object *given, intptr_t count) {
     object number = PyObject_GetAttrString(given[0], "__self__");
     if (!number) return NULL;
@@ -820,7 +824,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"put", put_values, METH_FASTCALL, NULL},
 };
 
-/* The functions above, by their names. Takes what Python gives by name, and functions of PyTorch's. */
+/* Returns the functions above by name. Takes Python's objects by name, and functions of PyTorch. */
 GM_API object gpumem_operator_functions(object given, uint64_t excluded_key, void *exclude_key, void *export, void *import) {
     static const char *const NAMES[] = {"tensor", "parameter", "buffer", "device", "generator", "describe", "finish", "large",
                                         "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes"};

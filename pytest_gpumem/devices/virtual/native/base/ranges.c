@@ -1,11 +1,11 @@
-/* Sorted arrays of address ranges: those that belong to something, with few insertions (the callers cache) and many look-ups;
- * and sets of addresses as intervals, none of which touches another: what is added is merged. */
+/* Sorted arrays of address ranges: ranges that belong to something, with few insertions (the callers cache) and many
+ * look-ups; and sets of addresses as intervals that do not touch: adding merges them. */
 #include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* `items` is the place of the pointer to the array, of whatever type. */
+/* `items` is the address of the pointer to the array, of any type. */
 bool gm_grow(void *items, size_t *room, size_t count, size_t size) {
     if (count < *room) return true;
     void *old;
@@ -18,7 +18,7 @@ bool gm_grow(void *items, size_t *room, size_t count, size_t size) {
     return true;
 }
 
-/* The index of the first item of so many bytes that ends past the address; the first two words of one are a range. */
+/* Returns the index of the first item of `size` bytes that ends past the address; an item's first two words are a range. */
 static size_t first_past(const void *items, size_t count, size_t size, uintptr_t address) {
     size_t low = 0, high = count;
     while (low < high) {
@@ -70,13 +70,14 @@ static void replace(gm_intervals *set, size_t first, size_t end, const gm_interv
     set->count = set->count - (end - first) + count;
 }
 
-/* Room for one interval more, which is all that a change can add. */
+/* Makes room for one more interval, which is the most that a change can add. */
 static bool make_room(gm_intervals *set) { return gm_grow(&set->items, &set->room, set->count, sizeof *set->items); }
 
 bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end) {
     if (start >= end) return true;
     if (!make_room(set)) return false;
-    size_t first = gm_intervals_first(set, start ? start - 1 : 0), last = first; /* an interval that ends here touches */
+    size_t first = gm_intervals_first(set, start ? start - 1 : 0), last = first; /* an interval that ends here touches the
+                                                                                    new one */
     gm_interval merged = {start, end};
     for (; last < set->count && set->items[last].start <= end; last++) {
         if (set->items[last].start < merged.start) merged.start = set->items[last].start;
@@ -88,7 +89,7 @@ bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end) {
     return true;
 }
 
-/* Where the middle of an interval is cut out and there is no memory for its second half, that half goes too. */
+/* If the middle of an interval is cut out and there is no memory for its second half, that half is dropped too. */
 void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end) {
     if (start >= end) return;
     size_t first = gm_intervals_first(set, start), last = first, count = 0;

@@ -1,8 +1,7 @@
-/* Functions that were asked for in vain, and the terminal that hears of them.
+/* Unsupported functions that were called, and the terminal to report them to.
  *
- * A library may end the process upon a refusal (exit(1)), and a test runner may have redirected standard error to a
- * file that is lost then. So the name goes to the terminal as well, and the end of a process in a test is reported.
- */
+ * A library may end the process after a refusal (exit(1)), and a test runner may have redirected standard error to a file
+ * that is then lost. So the name is written to the terminal as well, and the end of a process in a test is reported. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -24,9 +23,9 @@ static const char *last_refused;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static atomic_int terminal = -1; /* a copy of standard error from before it was redirected */
-static pid_t watched_process;    /* its end in a test is reported: not that of its forked children */
+static pid_t watched_process;    /* the process whose end in a test is reported; its forked children are not */
 
-/* A terminal shows it in the middle of a line of a test runner's: hence the line's end before it. */
+/* On a terminal the message may appear within a test runner's line: it starts with a line break. */
 static void tell(const char *message) {
     struct stat now, saved;
     int fd = atomic_load(&terminal);
@@ -39,7 +38,7 @@ static void tell(const char *message) {
 
 int gm_unsupported(const char *function, int status) {
     bool first = true;
-    if (gm_inside_cudnn()) return status; /* cuDNN goes on without it; no step is concerned */
+    if (gm_inside_cudnn()) return status; /* cuDNN works without it; no step is affected */
     pthread_mutex_lock(&lock);
     for (int i = 0; i < refusal_count && first; i++) {
         if (strcmp(refusals[i].function, function) == 0) {
@@ -49,7 +48,7 @@ int gm_unsupported(const char *function, int status) {
         }
     }
     if (first && refusal_count < ROOM) {
-        char *copy = strdup(function); /* never freed: Python may hold it */
+        char *copy = strdup(function); /* never freed: Python may reference it */
         if (copy) {
             refusals[refusal_count].function = last_refused = copy;
             refusals[refusal_count++].calls = 1;
@@ -64,7 +63,7 @@ int gm_unsupported(const char *function, int status) {
     return status;
 }
 
-/* pytest sets PYTEST_CURRENT_TEST while a test runs, and takes it away before it ends itself. */
+/* pytest sets PYTEST_CURRENT_TEST while a test runs, and removes it before it ends itself. */
 static void report_end(int status, void *unused) {
     const char *test = getenv("PYTEST_CURRENT_TEST");
     char message[MESSAGE_ROOM];
@@ -79,7 +78,7 @@ static void report_end(int status, void *unused) {
 
 /* ---- functions that Python calls ---- */
 
-/* Sets where refusals go besides standard error, and has the end of this process in a test reported there. */
+/* Sets where refusals are written besides standard error; the end of this process in a test is reported there too. */
 GM_API void gpumem_set_terminal(int fd) {
     static atomic_bool registered;
     atomic_store(&terminal, fd);
@@ -89,7 +88,7 @@ GM_API void gpumem_set_terminal(int fd) {
 
 GM_API int gpumem_unsupported_count(void) { return refusal_count; }
 
-/* The i-th unsupported function that was called, and how often; NULL past the end. */
+/* Returns the i-th unsupported function that was called, and its number of calls; NULL past the end. */
 GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
     if (index < 0 || index >= refusal_count) return NULL;
     if (calls) *calls = refusals[index].calls;
