@@ -1,16 +1,15 @@
-/*
- * Which pages of a region of address space are taken: for a run of several the highest free ones, packed downwards;
- * for a single page the lowest one. CUDA's driver does so on Linux. In two runs on an RTX 3090 a segment of 20 MiB,
- * one of 512 MiB and one of 1 GiB lie directly below each other in the order in which they were asked for
- * (memory_snapshot() in public notes on Stable Diffusion's memory, CUDA 11.8). The order matters: of free blocks of
- * one size older versions of PyTorch (2.11 too) take that of the lowest address. Where its segments of 2 MiB, which
- * are a pool of their own, go down as well, FPN, DeepLabV3+, SegFormer-B2 and DDRNet reserve 2 MiB more or less than
- * they did on an L40S; where they go up, 23 of 24 networks reserve the same there to the byte
- * (benchmarks/results/published_segmentary.txt).
- */
+/* Which pages of a region of address space are in use. A run of several pages gets the highest free ones, packed
+ * downwards; a single page gets the lowest free one.
+ *
+ * CUDA's driver does so on Linux. In two runs on an RTX 3090 segments of 20 MiB, 512 MiB and 1 GiB are directly below
+ * each other in the order in which they were requested (memory_snapshot() in public notes on Stable Diffusion's memory,
+ * CUDA 11.8). The order matters: of free blocks of one size older versions of PyTorch (2.11 too) pick the lowest address.
+ * If its segments of 2 MiB, which are a pool of their own, are placed downwards as well, FPN, DeepLabV3+, SegFormer-B2
+ * and DDRNet reserve 2 MiB more or less than on an L40S; if upwards, 23 of 24 networks reserve the same as there to the
+ * byte (benchmarks/results/published_segmentary.txt). */
 #include "base/base.h"
 
-/* The first of `pages` free ones of a part of the region, or -1. */
+/* Returns the first of `pages` free ones in a part of the region, or -1. */
 static int64_t free_run(const gm_pages *set, gm_interval part, uint64_t pages) {
     for (size_t i = set->free.count; pages > 1 && i-- > 0;) {
         uintptr_t start = set->free.items[i].start, end = set->free.items[i].end;
@@ -46,8 +45,8 @@ void gm_pages_give(gm_pages *set, uint64_t first) {
     gm_ranges_remove(&set->taken, range);
 }
 
-/* So that the segments of a step lie in the same order beside earlier memory as on an empty device: in the largest free part
- * of a size, and at a multiple of the size, that is a power of two; of equal ones in the highest. */
+/* Makes the segments of a step have the same order next to earlier memory as on an empty device: picks the largest free
+ * part whose size is a power of two and that is aligned to its size; of equal parts the highest. */
 void gm_pages_begin_apart(gm_pages *set) {
     set->home = (gm_interval){0, 0};
     for (size_t i = 0; i < set->free.count; i++) {

@@ -1,25 +1,24 @@
-/* Sizes of workspaces that a library chooses and no manual tells: they lie in a range, and a run takes one end of it.
+/* Sizes of workspaces that a library chooses and no manual documents: they lie in a range, and a run uses one end of it.
  *
- * - Estimates: the size that is usual here, the least or the most.
- * - Sizes of which nothing is known but the most that they can be: zero, or the most.
- * - Plans of cuDNN's that PyTorch times with torch.backends.cudnn.benchmark. It allocates the largest workspace of all
- *   that fit, runs the first plans (torch.backends.cudnn.benchmark_limit of them), and keeps the fastest until the
- *   process ends. (ATen/native/cudnn/Conv_v8.cpp: generate_and_filter_plans, get_plans_from_find, run_single_conv.)
- *   Which one a GPU finds fastest is not known: the one with the largest workspace is made so. A virtual GPU keeps no
- *   plan, since PyTorch would have it for every later test and card. So of a graph whose plans were timed there are
- *   from then on those with the largest workspace, and those with the least for where that does not fit. A run that
- *   takes the least has the latter alone, at once: what PyTorch allocates to time others is cuDNN's choice too.
- */
+ * - Estimates: the usual, the smallest or the largest size.
+ * - Sizes of which only an upper bound is known: zero, or the bound.
+ * - cuDNN plans that PyTorch times with torch.backends.cudnn.benchmark. It allocates the largest workspace of all that
+ *   fit, runs the first plans (torch.backends.cudnn.benchmark_limit of them), and caches the fastest until the process
+ *   ends. (ATen/native/cudnn/Conv_v8.cpp: generate_and_filter_plans, get_plans_from_find, run_single_conv.) Which one is
+ *   fastest on a GPU is not known: here the one with the largest workspace is made the fastest. A virtual GPU must cache
+ *   no plan, since PyTorch would use it for every later test and card. So a graph whose plans were timed has from then on
+ *   only the plans with the largest workspace, and those with the smallest in case that does not fit. A run that uses the
+ *   smallest sizes has only the latter from the start: what PyTorch allocates to time other plans is cuDNN's choice too. */
 #include "base/base.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { USUAL, LEAST, MOST }; /* of gpumem_take_sizes */
+enum { USUAL, LEAST, MOST }; /* for gpumem_take_sizes */
 
 typedef struct {
     uint64_t graph, least, most; /* bytes of the plans' workspaces */
-    bool kept;                   /* in this run: PyTorch has its plan by now */
+    bool kept;                   /* in this run: PyTorch has cached its plan by now */
 } timed;
 
 static timed *plans;
@@ -27,7 +26,7 @@ static size_t plan_count, plan_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
 
-/* The ranges that were asked for, in their order: with them the requests of a run tell the ends of its peaks. */
+/* The ranges that were queried, in order: from them and a run's requests the ends of its peaks are computed. */
 enum { MAX_NOTES = 1 << 20 };
 typedef struct note {
     uint64_t time, address, least, usual, most, graph; /* time: nanoseconds since 1970 */
@@ -38,8 +37,8 @@ static size_t note_count, note_room;
 static bool notes_are_lost;
 static atomic_ullong smaller, larger, choices, bounded;
 
-/* at::native::_cudnn_set_conv_benchmark_empty_cache: PyTorch empties its cache once it has timed plans. Where it would
- * have kept the plan it times none and empties nothing. */
+/* at::native::_cudnn_set_conv_benchmark_empty_cache: PyTorch empties its cache after timing plans. If a GPU's PyTorch
+ * would have cached the plan, it times none and empties nothing. */
 static void (*_Atomic set_emptying)(bool);
 static atomic_bool emptying_is_off;
 
@@ -77,7 +76,7 @@ static timed *find_timed(uint64_t graph) {
     return NULL;
 }
 
-/* To the base 2, nearly. Times that lie between 1 and 2 ms tell sizes apart, the largest too. */
+/* The binary logarithm, nearly. Times between 1 and 2 ms then distinguish all sizes, also the largest. */
 static float logarithm(uint64_t size) {
     int exponent = 63 - __builtin_clzll(size | 1);
     return (float)exponent + (float)((double)size / (double)(1ULL << exponent) - 1);
@@ -115,7 +114,7 @@ bool gm_admits_plan(uint64_t graph, uint64_t workspace) {
     return admitted;
 }
 
-/* Takes this end of all ranges from now on. The plans that were timed before say which is the least of them. */
+/* Uses this end of all ranges from now on. The plans that were timed earlier determine which plan is the smallest. */
 GM_API void gpumem_take_sizes(int end) {
     atomic_store(&end_of_range, end);
     empty_cache(true);
@@ -127,8 +126,8 @@ GM_API void gpumem_take_sizes(int end) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Copies the notes since sizes were last taken, as many as there is room for; returns how many there are, or UINT64_MAX
- * if some are lost. Of a plan that PyTorch timed the least and the most are those of all plans of its graph. */
+/* Copies the notes since the last gpumem_take_sizes, at most `room`; returns how many there are, or UINT64_MAX if some
+ * are lost. For a plan that PyTorch timed, the smallest and the largest size are those of all plans of its graph. */
 GM_API uint64_t gpumem_workspaces(note *out, uint64_t room) {
     pthread_mutex_lock(&lock);
     uint64_t count = notes_are_lost ? UINT64_MAX : note_count;
@@ -144,7 +143,7 @@ GM_API uint64_t gpumem_workspaces(note *out, uint64_t room) {
 
 GM_API void gpumem_switch_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
 
-/* How many sizes were answered so far that may be smaller, or larger; how many choices of plans; and how many of the
+/* Returns how many sizes so far may be smaller, or larger; how many choices of plans there were; and how many of the
  * larger have no estimate. */
 GM_API void gpumem_uncertain_sizes(uint64_t out[4]) {
     out[0] = atomic_load(&smaller);

@@ -1,4 +1,4 @@
-/* The card, how many devices of it are visible, and this thread's device and last error. */
+/* The card, the number of visible devices, and this thread's device and last error. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -12,7 +12,7 @@ gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
 static atomic_int visible_devices; /* 0: the machine has no GPU */
 static atomic_int cuda_version = 13000;
 static atomic_int cudnn_version = 90000;
-static atomic_bool initialized; /* the driver */
+static atomic_bool initialized; /* cuInit was called */
 static _Thread_local int current_device;
 static _Thread_local int last_error;
 
@@ -61,13 +61,13 @@ static const estimated_library estimated_libraries[GM_ESTIMATED] = {
 };
 static atomic_ullong estimates[GM_ESTIMATED];
 
-/* A size was asked of a library that keeps its sizes to itself. */
+/* Counts a size query to a library whose sizes are not documented. */
 void gm_note_sizes(int library) { atomic_fetch_add_explicit(&estimates[library], 1, memory_order_relaxed); }
 
 /* ---- child processes of a marked test: this library is preloaded into them, and a variable is set ---- */
 
 /* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. A launcher's
- * ranks choose their devices by their numbers on this machine: there are as many devices as ranks. */
+ * ranks select devices by their numbers on this machine: there are as many devices as ranks. */
 __attribute__((constructor)) static void inherit(void) {
     const char *description = getenv("GPUMEM_VIRTUAL"), *launched = getenv("LOCAL_WORLD_SIZE");
     int count, cuda, cudnn, used = 0, ranks = launched ? atoi(launched) : 0;
@@ -102,22 +102,22 @@ GM_API void gpumem_set_versions(int cuda, int cudnn) {
 
 GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
 
-/* Shows `count` devices (0 hides them all). Returns how many were shown before. */
+/* Shows `count` devices (0 hides them all). Returns the previous count. */
 GM_API int gpumem_show(int count) {
     gm_values_trim();
-    device_total = GM_MAX_DEVICES; /* Python limits them itself from now on: nothing is inherited */
+    device_total = GM_MAX_DEVICES; /* from now on Python limits them: the inherited number no longer applies */
     if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
     if (count < 0) count = 0;
     gm_set_machine_devices(count);
     return atomic_exchange(&visible_devices, count);
 }
 
-/* The value of GPUMEM_VIRTUAL that gives a child process `count` devices of the present card. */
+/* Returns the value of GPUMEM_VIRTUAL that gives a child process `count` devices of the current card. */
 GM_API const char *gpumem_describe(int count) {
     static char description[DESCRIPTION_ROOM];
     const unsigned char *bytes = (const unsigned char *)&gm_profile;
     int used = snprintf(description, sizeof description, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
-    for (size_t i = 0; i < sizeof gm_profile; i++) { /* by hand: every measured test asks */
+    for (size_t i = 0; i < sizeof gm_profile; i++) { /* by hand, for speed: every measured test calls this */
         description[used++] = "0123456789abcdef"[bytes[i] >> 4];
         description[used++] = "0123456789abcdef"[bytes[i] & 15];
     }
@@ -125,20 +125,20 @@ GM_API const char *gpumem_describe(int count) {
     return description;
 }
 
-/* How often a size was estimated in all: where this did not grow, none was. */
+/* Returns how many sizes have been estimated in total: if it did not change, none was. */
 GM_API uint64_t gpumem_guessed(void) {
     uint64_t total = 0;
     for (int i = 0; i < GM_ESTIMATED; i++) total += atomic_load(&estimates[i]);
     return total;
 }
 
-/* The libraries that have their sizes estimated; returns how many there are. */
+/* Returns the libraries with estimated sizes, and how many there are. */
 GM_API uint64_t gpumem_estimated_libraries(const estimated_library **libraries) {
     *libraries = estimated_libraries;
     return GM_ESTIMATED;
 }
 
-/* How often each of them was asked for a size. */
+/* Returns how often each of them was queried for a size. */
 GM_API void gpumem_guesses(uint64_t *counts) {
     for (int i = 0; i < GM_ESTIMATED; i++) counts[i] = atomic_load(&estimates[i]);
 }

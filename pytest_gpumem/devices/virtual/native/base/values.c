@@ -1,14 +1,12 @@
-/* The bytes that device memory holds, and which of them are known.
+/* The bytes in device memory, and which of them are known.
  *
- * A device's addresses are address space of this process, readable and writable: a page takes host memory when it is
- * first written, and reads as zeros until then. So a copy is a copy and a memset a memset, up to a limit: the weights
- * of a large model must not fill the host. Bytes beyond it are unknown, and their pages stay as they are.
+ * A device's addresses are address space of this process, readable and writable: a page uses host memory once it is
+ * written, and reads as zeros until then. So a copy is a copy and a memset a memset, up to a limit: the weights of a
+ * large model must not fill the host. Bytes beyond the limit are unknown, and their pages are not written.
  *
- * Kernels do not run and where they write cannot be known, so that a launch, or a call of a library that launches
- * kernels, on any device, makes all bytes unknown. Copies, memsets and collectives say where they write: they make
- * these bytes known or unknown and leave all others. So does freeing memory. Known bytes are those that a real GPU
- * would hold.
- */
+ * Kernels do not run, and where they write cannot be known. So a launch on any device, or a call of a library that
+ * launches kernels, makes all bytes unknown. Copies, memsets and collectives declare where they write: they make these
+ * bytes known or unknown and leave all others. So does freeing memory. Known bytes are those that a real GPU would have. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -20,42 +18,43 @@
 
 #define PAGE ((uintptr_t)4096)
 
-/* Known ones, each of a tensor that is alive, or several that touch: beyond them what is written is unknown. A change
- * moves those behind it: 4 MiB here at most. */
+/* Known intervals, each one live tensor or several that touch: with more intervals, newly written bytes stay unknown. A
+ * change moves the intervals behind it: 4 MiB here at most. */
 enum { MAX_INTERVALS = 1 << 18 };
 
-/* The limits, which Python asks for as well (gpumem_value_limits). A piece of 512 KiB is 65,536 values of 8 bytes: masks,
- * token ids, labels and lengths, which decide sizes and branches, are no larger, and are always kept. Larger pieces, as
- * weights and activations of small models, are kept where Python asks for that, up to a size each, and until their sum
+/* The limits, which Python reads as well (gpumem_value_limits). A piece of 512 KiB is 65,536 values of 8 bytes: masks,
+ * token ids, labels and lengths, which decide sizes and branches, are no larger, and are always stored. Larger pieces,
+ * such as weights and activations of small models, are stored if Python enables it, up to a size each, until their sum
  * reaches a budget. The first copy to an address pays for its pages, 0.36 us each on the machine where this was chosen:
- * 20 us for 64 KiB, 180 us for 512 KiB, 6 ms for 16 MiB. Again, it is a memcpy. */
+ * 20 us for 64 KiB, 180 us for 512 KiB, 6 ms for 16 MiB. The next one is a memcpy. */
 #define SMALL_PIECE (512ull << 10)
 #define LARGEST_PIECE (16ull << 20)
 #define BUDGET (4096ull << 20)
-#define BACKED_SMALL (256ull << 20) /* so much larger a process is at most, without and with the larger pieces */
+#define BACKED_SMALL (256ull << 20) /* maximum growth of the process, without and with the larger pieces */
 #define BACKED (2048ull << 20)
-#define LOST (128ull << 20) /* unknown bytes after which a test is a large one: none of its larger pieces is kept then */
+#define LOST (128ull << 20) /* unknown bytes after which a test counts as large: none of its larger pieces is stored then */
 
 static _Atomic uint64_t largest_piece = SMALL_PIECE;
 static _Atomic uint64_t most_backed = BACKED_SMALL;
-static _Atomic uint64_t budget; /* bytes of larger pieces that may be written yet */
+static _Atomic uint64_t budget; /* bytes of larger pieces that may still be written */
 static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
 
-static gm_intervals known;  /* of bytes */
-static gm_intervals backed; /* of pages that may take host memory */
+static gm_intervals known;  /* in bytes */
+static gm_intervals backed; /* in pages that may use host memory */
 static gm_intervals shared; /* with other processes, which may write there */
-/* Of known and deferred ranges, and of the pages and shared ranges: a look without the lock saves most calls the lock. */
+/* Numbers of known and deferred ranges, and of pages and shared ranges: reading them without the lock saves most calls
+ * the lock. */
 static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
+static atomic_bool computing; /* Python computes values, and declares what an operator of PyTorch writes */
 
-/* Operators of PyTorch's that run now; Python counts them. Kernels beside them (Triton's, an extension's, a graph's) write
- * what nobody says. */
+/* PyTorch operators that are running; Python counts them. Nobody declares what kernels outside of them (Triton's, an
+ * extension's, a graph's) write. */
 static atomic_int running_operators;
-static _Thread_local int operators_here; /* of those that run, of this thread */
+static _Thread_local int operators_here; /* those that run on this thread */
 static _Thread_local bool seen_here;     /* whether operators of this thread have been counted */
 
-static atomic_int captures_running;      /* what is captured happens as its graph is launched */
+static atomic_int captures_running;      /* captured operations run when their graph is launched */
 
 void gm_count_captures(int change) { atomic_fetch_add(&captures_running, change); }
 
@@ -64,7 +63,7 @@ bool gm_any_capture(void) { return atomic_load_explicit(&captures_running, memor
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 
-/* Every change of the known bytes of some addresses begins and ends so. */
+/* Each change of known bytes is enclosed by begin_change and end_change. */
 static void begin_change(uintptr_t start, uintptr_t end) {
     pthread_mutex_lock(&lock);
     gm_deferred_cut(start, end);
@@ -80,16 +79,16 @@ static void end_change(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A look without the lock: nothing can be known. */
+/* A check without the lock: nothing can be known. */
 static bool nothing_known(void) { return !atomic_load_explicit(&known_count, memory_order_relaxed); }
 
 /* ---- address space ---- */
 
-/* Limits on writable memory (ulimit -d, vm.overcommit_memory=2) count address space that was never used. Under them it
- * can still be reserved, and then holds nothing. */
+/* Limits on writable memory (ulimit -d, vm.overcommit_memory=2) count address space that was never used. Under them
+ * address space can still be reserved, but stores nothing. */
 static gm_intervals unwritable;
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static bool can_be_known(uintptr_t start, uintptr_t end) {
     const gm_intervals *never[] = {&unwritable, &shared};
     for (int i = 0; i < 2; i++) {
@@ -103,7 +102,7 @@ void *gm_space_open(uint64_t size) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (map != MAP_FAILED) {
-        madvise(map, size, MADV_NOHUGEPAGE); /* four bytes would take 2 MiB */
+        madvise(map, size, MADV_NOHUGEPAGE); /* four bytes would use 2 MiB */
         madvise(map, size, MADV_DONTDUMP);
         return map;
     }
@@ -133,7 +132,7 @@ void gm_space_share(const void *address, uint64_t size) {
     end_change();
 }
 
-/* Gives pages back to the host; the lock is held. They read as zeros from then on. */
+/* Returns pages to the host; the caller holds the lock. They read as zeros from then on. */
 static void give_back(uintptr_t start, uintptr_t end) {
     for (gm_interval part = {start, start}; gm_intervals_next(&backed, &part, end);)
         madvise((void *)part.start, part.end - part.start, MADV_DONTNEED);
@@ -150,7 +149,7 @@ void gm_space_release(const void *address, uint64_t size) {
     end_change();
 }
 
-/* Gives back all pages without a known byte; the lock is held. */
+/* Returns all pages without a known byte to the host; the caller holds the lock. */
 static void give_back_unknown(void) {
     uintptr_t from = 0;
     for (size_t i = 0; i < known.count; i++) {
@@ -160,7 +159,7 @@ static void give_back_unknown(void) {
     give_back(from, UINTPTR_MAX & ~(PAGE - 1));
 }
 
-/* Whether so many bytes may be written there, which then may take host memory; the lock is held. */
+/* Returns whether these bytes may be written, and so use host memory; the caller holds the lock. */
 static bool back(uintptr_t start, uintptr_t end) {
     if (!can_be_known(start, end)) return false;
     start = page_of(start);
@@ -172,7 +171,7 @@ static bool back(uintptr_t start, uintptr_t end) {
 
 /* ---- known and unknown ---- */
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void mark(uintptr_t start, uintptr_t end) {
     if (!gm_intervals_add(&known, start, end) || known.count > MAX_INTERVALS) gm_intervals_cut(&known, start, end);
 }
@@ -185,7 +184,7 @@ static void forget_known(void) {
     end_change();
 }
 
-static _Thread_local uint64_t writes; /* by kernels that this thread launched, wherever they write */
+static _Thread_local uint64_t writes; /* by kernels that this thread launched, to any address */
 
 static _Thread_local void *work_stream;
 static void (*on_work)(void *stream);
@@ -209,7 +208,7 @@ void gm_forget_all(void) {
 
 GM_API uint64_t gpumem_thread_writes(void) { return writes; }
 
-/* Between two measured tests: what fixtures of wider scope hold stays known, as the tests that share it read it. */
+/* Between two measured tests: values of fixtures of wider scope stay known, as the tests that share them read them. */
 void gm_values_trim(void) {
     pthread_mutex_lock(&lock);
     give_back_unknown();
@@ -246,7 +245,7 @@ bool gm_is_known(const void *address, uint64_t size) {
     return covered;
 }
 
-/* Whether a piece of so many bytes may be kept; of a large one the budget is less from then on. */
+/* Returns whether a piece of `size` bytes may be stored; a large one is deducted from the budget. */
 static bool take(uint64_t size) {
     if (size <= SMALL_PIECE) return true;
     uint64_t left = budget;
@@ -255,7 +254,7 @@ static bool take(uint64_t size) {
     return false;
 }
 
-/* Makes bytes known that are there, or may be written there now: false where they cannot be. */
+/* Marks bytes as known that are there or are about to be written; false: not possible. */
 bool gm_open_for_writing(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     begin_change(start, end);
@@ -278,11 +277,11 @@ bool gm_read(const void *address, void *out, uint64_t size) {
     return true;
 }
 
-/* Of the source the known parts are copied, each by itself. */
+/* Copies each known part of the source. */
 void gm_copy(void *to, const void *from, uint64_t size) {
     uintptr_t start = (uintptr_t)from, end = start + size;
     if (to == from) return;
-    if (gm_is_known(from, size)) { /* as a whole: the two may overlap */
+    if (gm_is_known(from, size)) { /* in one call: the two may overlap */
         gm_write(to, from, size);
         return;
     }
@@ -296,7 +295,7 @@ void gm_copy(void *to, const void *from, uint64_t size) {
     }
 }
 
-/* Zeros cost nothing: pages that were never written are zeros, and many whole pages that were are given back. */
+/* Zeros cost nothing: pages that were never written are zeros, and a large number of whole pages is returned to the host. */
 static void fill_zeros(uintptr_t start, uintptr_t end) {
     begin_change(start, end);
     if (end - start > largest_piece && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
@@ -314,18 +313,19 @@ void gm_fill(void *address, int value, uint64_t size) {
 
 /* ---- functions that Python calls ---- */
 
-/* The limits: bytes of a small piece, of the largest one, of all larger ones' sum, and of pages that take host memory. */
+/* Returns the limits: bytes of a small piece, of the largest piece, of the sum of all larger ones, and of pages that use
+ * host memory. */
 GM_API void gpumem_value_limits(uint64_t out[6]) {
     const uint64_t limits[] = {SMALL_PIECE, LARGEST_PIECE, BUDGET, BACKED_SMALL, BACKED, LOST};
     memcpy(out, limits, sizeof limits);
 }
 
-/* Sets how many bytes a piece may have to be kept, those of larger than small pieces together from now on, and how many
- * pages' bytes may take host memory. */
+/* Sets the maximum bytes of a stored piece, of all larger than small pieces together from now on, and of pages that use
+ * host memory. */
 GM_API void gpumem_set_value_limits(uint64_t piece, uint64_t sum, uint64_t backing) {
     largest_piece = piece;
     budget = sum;
-    if (sum) lost = 0; /* a budget begins; as one ends, it ends once */
+    if (sum) lost = 0; /* a budget begins; it can end once */
     most_backed = backing;
 }
 
@@ -340,10 +340,10 @@ uint64_t gm_largest_piece(void) { return atomic_load_explicit(&largest_piece, me
 
 uint64_t gm_value_budget(void) { return atomic_load_explicit(&budget, memory_order_relaxed); }
 
-/* Bytes of larger than small pieces that may be written yet. */
+/* Returns the bytes of larger than small pieces that may still be written. */
 GM_API uint64_t gpumem_value_budget(void) { return gm_value_budget(); }
 
-/* Bytes that are known now, and bytes of pages that may take host memory. */
+/* Returns the bytes known now, and the bytes of pages that may use host memory. */
 GM_API void gpumem_values(uint64_t out[2]) {
     pthread_mutex_lock(&lock);
     out[0] = known.total;
@@ -351,7 +351,7 @@ GM_API void gpumem_values(uint64_t out[2]) {
     pthread_mutex_unlock(&lock);
 }
 
-/* While Python computes values, it says itself which bytes are known: a launch by an operator changes nothing. */
+/* While Python computes values, it declares which bytes are known: an operator's launch changes nothing. */
 GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
 GM_API void gpumem_count_operators(int change) { gm_count_operators(change); }
 
@@ -369,11 +369,11 @@ GM_API bool gpumem_is_known(const void *address, uint64_t size) { return gm_is_k
 GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(address, size); }
 GM_API void gpumem_fill_zeros(void *address, uint64_t size) { gm_fill(address, 0, size); }
 
-/* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */
+/* Marks bytes as known for Python to write; 0: they would use too much host memory, or are not device memory. */
 GM_API bool gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }
 
-/* Notes that Python could compute the values there, which are unknown; the range's number, 0: another process may write
- * there. */
+/* Records that Python could compute the values there, which are unknown; returns the range's number, or 0: another
+ * process may write there. */
 GM_API uint64_t gpumem_defer(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     begin_change(start, end);
@@ -383,7 +383,7 @@ GM_API uint64_t gpumem_defer(const void *address, uint64_t size) {
     return number;
 }
 
-/* The number of the deferred range that holds all of these bytes; 0: none does. */
+/* Returns the number of the deferred range that contains all of these bytes; 0: none. */
 GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
     pthread_mutex_lock(&lock);
     uint64_t number = gm_deferred_at((uintptr_t)address, (uintptr_t)address + size);
@@ -391,7 +391,7 @@ GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
     return number;
 }
 
-/* As gpumem_open_for_writing for the values of a deferred range, which stays one: a copy's limit does not hold. */
+/* Like gpumem_open_for_writing, for the values of a deferred range, which stays deferred: a copy's limit does not apply. */
 GM_API bool gpumem_open_deferred(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     pthread_mutex_lock(&lock);

@@ -1,5 +1,5 @@
-/* Copies: into host memory come the bytes that Python queued (copy_queue.c), or those that are known (values.c), else
- * zeros, since nothing was computed; each copy of unknown bytes is counted and reported. */
+/* Copies: host memory receives the bytes that Python queued (copy_queue.c), or known bytes (values.c), or else zeros,
+ * since nothing was computed; each copy of unknown bytes is counted and reported. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,8 @@ int gm_note_readback(size_t size) {
     return fails ? GM_LAUNCH_TIMEOUT : GM_SUCCESS;
 }
 
-/* Whether a stream is being captured: nothing happens before its graph is launched, when nothing is known any more. */
+/* Whether a stream is being captured: a captured copy runs when its graph is launched, and then nothing is known any
+ * more. */
 static bool captured(void *on) {
     int status = 0;
     cudaStreamIsCapturing(on, &status);
@@ -25,7 +26,7 @@ static bool captured(void *on) {
     return status != 0;
 }
 
-/* Whether known bytes are none of this copy's: an operator of PyTorch's reads memory of its own. */
+/* Whether known bytes do not belong to this copy: an operator of PyTorch reads memory of its own. */
 static bool is_stale(const void *from, size_t size) {
     int (*callback)(uint64_t) = atomic_load_explicit(&on_known_read, memory_order_relaxed);
     return callback && !gm_reads_argument() && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);
@@ -42,7 +43,7 @@ static int copy(void *to, const void *from, size_t size, bool later) {
     } else if (!from_device) {
         memmove(to, from, size);
     } else if (!later && gm_queue_take(to, size)) {
-        return GM_SUCCESS; /* before what is known there: a freed block that PyTorch uses again may hold old bytes */
+        return GM_SUCCESS; /* before the known bytes: a freed block that PyTorch reuses may contain old bytes */
     } else if (later || is_stale(from, size) || !gm_read(from, to, size)) {
         memset(to, 0, size);
         return gm_note_readback(size);
@@ -84,7 +85,7 @@ GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
 
 GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
     bool later = captured(on);
-    if (!later && gm_owner(to) == GM_PAGEABLE) gm_await_stream(on); /* such a copy has ended when the call returns */
+    if (!later && gm_owner(to) == GM_PAGEABLE) gm_await_stream(on); /* such a copy has completed when the call returns */
     return gm_error(copy(to, from, size, later));
 }
 
@@ -111,7 +112,7 @@ GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
 typedef struct {
     int type, device;
     void *device_pointer, *host_pointer;
-} pointer_attributes; /* CUDA 13 has reserved words behind these, CUDA 12 has not */
+} pointer_attributes; /* CUDA 13 has reserved words after these, CUDA 12 has not */
 
 enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_MANAGED = 3 };
 
@@ -132,15 +133,15 @@ GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer
 
 /* ---- functions that Python calls ---- */
 
-/* Sets the function that is called, with no lock held, at every copy of unknown bytes to the host, with its size. It
- * returns whether the copy is to fail: of a loop that would not end. */
+/* Sets the function that is called, with no lock held, on every copy of unknown bytes to the host, with its size. It
+ * returns whether the copy must fail, because its loop would not end. */
 GM_API void gpumem_on_readback(int (*callback)(uint64_t)) { atomic_store(&on_readback, callback); }
 
-/* Sets the function that is called, with no lock held, at every copy of known bytes to the host, with their address. It
- * returns whether these are of an earlier tensor there, and unknown now. */
+/* Sets the function that is called, with no lock held, on every copy of known bytes to the host, with their address. It
+ * returns whether the bytes belong to an earlier tensor there, and are now unknown. */
 GM_API void gpumem_on_known_read(int (*callback)(uint64_t)) { atomic_store(&on_known_read, callback); }
 
-/* Copies to the host so far, and their bytes. */
+/* Returns the number of copies to the host so far, and their bytes. */
 GM_API void gpumem_readbacks(uint64_t *out) {
     out[0] = atomic_load(&readbacks);
     out[1] = atomic_load(&readback_bytes);

@@ -1,4 +1,4 @@
-/* Device queries: everything is answered from the card's profile. */
+/* Device queries, answered from the card's profile. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -8,8 +8,8 @@
 
 static atomic_uint used_devices; /* bit i: device i has a primary context */
 
-/* cudaDeviceProp (CUDA Runtime API, "Device Management"), as CUDA 13 lays it out, and as CUDA 12 does, with more fields,
- * under the name cudaGetDeviceProperties_v2. */
+/* cudaDeviceProp (CUDA Runtime API, "Device Management"): CUDA 13's layout, and CUDA 12's, with more fields, named
+ * cudaGetDeviceProperties_v2. */
 #define PROPERTIES(name_of_type, CUDA_12)                                                                             \
     typedef struct {                                                                                                  \
         char name[256];                                                                                               \
@@ -118,7 +118,7 @@ static void fill12(prop12 *prop, int device) {
     prop->device_overlap = 1;
 }
 
-/* Where PyTorch asks before its allocator has read a total. */
+/* For PyTorch's queries before its allocator has read a total. */
 static void show_total(size_t *total, int device, const void *caller) {
     uint64_t shown = gm_total_for(device, caller);
     if (shown != gm_total_memory(device)) *total = shown;
@@ -136,8 +136,8 @@ static void show_total(size_t *total, int device, const void *caller) {
 GET_PROPERTIES(cudaGetDeviceProperties, 13)
 GET_PROPERTIES(cudaGetDeviceProperties_v2, 12)
 
-/* Writes PyTorch's copy of a device's properties anew, in the layout of its CUDA version: a session's tests
- * may each ask for another card. */
+/* Rewrites PyTorch's copy of a device's properties, in the layout of its CUDA version: a session's tests may each request
+ * another card. */
 GM_API void gpumem_fill_properties(void *prop, int device, int cuda_major) {
     if (cuda_major >= 13) fill13(prop, device);
     else fill12(prop, device);
@@ -145,7 +145,7 @@ GM_API void gpumem_fill_properties(void *prop, int device, int cuda_major) {
 
 #define FIELD(number, field) case number: *value = (int)p.field; break;
 
-/* The numbers of cudaDeviceAttr, which CUdevice_attribute shares. */
+/* Attributes by their numbers in cudaDeviceAttr, which CUdevice_attribute shares. */
 static int attribute(int *value, int number, int device) {
     prop12 p;
     if (!value) return GM_INVALID_VALUE;
@@ -156,7 +156,7 @@ static int attribute(int *value, int number, int device) {
     case 96: case 100: case 101: case 103: case 107: case 108: case 109: case 110: case 112:
     case 113: case 114: case 116: case 117: case 118: case 119: case 121: case 124: case 128:
     case 129: case 130: case 132: case 133:
-        *value = 0; /* a feature that it has not, NUMA or PCI numbers, the default mode */
+        *value = 0; /* features that it lacks, NUMA or PCI numbers, the default mode */
         break;
     case 41: case 78: case 79: case 80: case 90: case 91: case 95: case 99: case 102: case 125:
         *value = 1; /* unified addressing, priorities, L1 caches, preemption, registered host memory, mappings, IPC events */
@@ -184,15 +184,15 @@ GM_API int cudaDeviceGetAttribute(int *value, int number, int device) {
 
 GM_API int cuDeviceGetAttribute(int *value, int number, int device) { return attribute(value, number, device); }
 
-/* The runtime always tells the truth: PyTorch counts its devices once in a process. Who may see them is decided
- * above (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks ask). */
+/* The runtime always returns the real number: PyTorch counts its devices once per process. Visibility is decided above
+ * (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks call). */
 GM_API int cudaGetDeviceCount(int *count) {
     gm_initialize();
     *count = gm_device_total();
     return GM_SUCCESS;
 }
 
-/* The same for a program that calls the runtime by cuda.bindings: it sees those that are shown. */
+/* The same for a program that calls the runtime through cuda.bindings: it sees only visible devices. */
 GM_API int gpumem_visible_device_count(int *count) {
     gm_initialize();
     *count = gm_visible_devices();
@@ -205,7 +205,7 @@ void gm_use_device(int device) {
     atomic_fetch_or(&used_devices, 1u << device);
 }
 
-/* Of a program that begins now: it has used no device. */
+/* Resets the contexts for a program that begins now: it has used no device. */
 GM_API void gpumem_forget_contexts(void) { atomic_store(&used_devices, 0); }
 
 bool gm_device_used(int device) { return atomic_load_explicit(&used_devices, memory_order_relaxed) >> device & 1u; }

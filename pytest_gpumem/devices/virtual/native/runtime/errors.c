@@ -1,9 +1,9 @@
-/* Errors: the last one, and the names and texts of all. */
+/* Errors: the last one, and the names and messages of all. */
 #include "runtime/runtime.h"
 
 #include <stdio.h>
 
-static char endless[1024] = "the launch timed out and was terminated"; /* the last text that Python set */
+static char endless[1024] = "the launch timed out and was terminated"; /* the last message that Python set */
 
 GM_API int cudaGetLastError(void) { return gm_last_error(true); }
 GM_API int cudaPeekAtLastError(void) { return gm_last_error(false); }
@@ -60,5 +60,5 @@ GM_API int cuGetErrorName(int status, const char **message) {
 
 /* ---- a function that Python calls ---- */
 
-/* Sets the text of cudaErrorLaunchTimeout, which a copy in an endless loop fails with. */
+/* Sets the message of cudaErrorLaunchTimeout, which a copy in an endless loop fails with. */
 GM_API void gpumem_set_endless(const char *text) { snprintf(endless, sizeof endless, "%s", text); }

@@ -1,17 +1,17 @@
-/* CUDA graphs: their nodes, which are kernels, copies and memsets without contents, with the edges between them (PyTorch's
- * allocator asks for these), events that are external to a graph, and the user objects that a graph keeps alive.
+/* CUDA graphs: their nodes, which are kernels, copies and memsets without contents, with the edges between them
+ * (PyTorch's allocator queries these), events that are external to a graph, and the user objects that a graph keeps
+ * alive.
  *
- * A user object has a count of references; the program's and each graph's are in it. The last one that goes calls the
- * object's destructor (CUDA Programming Guide, "CUDA User Objects"), by which a program frees what a graph uses. CUDA
- * calls it on a thread of its own; no work is ever pending here, so it is called at once, with no lock held.
- */
+ * A user object has a reference count, which includes the program's references and each graph's. Releasing the last one
+ * calls the object's destructor (CUDA Programming Guide, "CUDA User Objects"), in which a program frees what a graph
+ * uses. CUDA calls it on its own thread; no work is ever pending here, so it is called at once, with no lock held. */
 #include "runtime/runtime.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NO_DESTRUCTOR_SYNC = 1 }; /* cudaUserObjectNoDestructorSync, which a program has to give */
+enum { NO_DESTRUCTOR_SYNC = 1 }; /* cudaUserObjectNoDestructorSync, which a program must pass */
 enum { MOVE = 1 };               /* cudaGraphUserObjectMove: the caller's references become the graph's */
 
 typedef struct {
@@ -32,17 +32,17 @@ enum { UPLOAD = 2 };                      /* cudaGraphInstantiateFlagUpload */
 typedef struct {
     int type;
     size_t count;
-    void *dependencies[]; /* nodes that run before it */
+    void *dependencies[]; /* nodes that must run before it */
 } graph_node;
 
 typedef struct {
     held *objects;
-    graph_node **nodes; /* in the order of their making */
+    graph_node **nodes; /* in order of creation */
     size_t count, room;
     unsigned long long flags; /* of an executable graph */
 } graph;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all counts and lists */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for all counts and lists */
 
 void *gm_graph_new(void) { return calloc(1, sizeof(graph)); }
 
@@ -68,7 +68,7 @@ static int release(user_object *object, uint64_t count) {
     return enough ? GM_SUCCESS : GM_INVALID_VALUE;
 }
 
-/* The references become the graph's: they are counted already. */
+/* Moves references to the graph: they are counted already. */
 static int hold(graph *g, user_object *object, uint64_t count) {
     held *entry = malloc(sizeof *entry);
     if (!entry) return GM_OUT_OF_MEMORY;
@@ -145,7 +145,7 @@ GM_API int cudaGraphReleaseUserObject(graph *g, user_object *object, unsigned co
     return gm_error(missing ? GM_INVALID_VALUE : GM_SUCCESS);
 }
 
-/* A graph with the same objects, but without the nodes; NULL: no memory for it. */
+/* Returns a graph with the same objects, but without the nodes; NULL: no memory. */
 static graph *copy_of(const graph *source) {
     graph *copy = gm_graph_new();
     bool ok = copy != NULL;
@@ -158,7 +158,7 @@ static graph *copy_of(const graph *source) {
     return NULL;
 }
 
-/* An executable graph outlives its graph: it keeps the objects by itself. */
+/* An executable graph outlives its graph: it owns references to the objects itself. */
 GM_API int cudaGraphInstantiate(void **out, const graph *source, unsigned long long flags) {
     graph *copy = copy_of(source);
     if (!copy) return gm_error(GM_OUT_OF_MEMORY);
@@ -185,7 +185,7 @@ GM_API int cudaGraphLaunch(const graph *executable, void *stream) {
     return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
 }
 
-/* Copies nodes into a caller's array of *room places, or counts them where there is none; places left over are NULL. */
+/* Copies nodes to a caller's array of *room entries, or counts them if there is no array; remaining entries are NULL. */
 static int list(void *const *nodes, size_t count, void **out, size_t *room) {
     if (!room) return GM_INVALID_VALUE;
     if (out) {
@@ -202,7 +202,7 @@ GM_API int cudaGraphGetNodes(const graph *g, void **nodes, size_t *count) {
     return gm_error(g ? list((void *const *)g->nodes, g->count, nodes, count) : GM_INVALID_VALUE);
 }
 
-/* CUDA 13 asks for the data of the edges too, which tell programmatic launches apart: all are plain here. */
+/* CUDA 13 queries the edges' data too, which mark programmatic launches: all edges are plain here. */
 GM_API int cudaGraphNodeGetDependencies(const graph_node *node, void **nodes, void *data_or_count, size_t *count) {
     if (gm_cuda_version() < 13000) count = data_or_count;
     return gm_error(node ? list(node->dependencies, node->count, nodes, count) : GM_INVALID_VALUE);
@@ -218,7 +218,7 @@ GM_API int cudaGraphAddEmptyNode(void **out, graph *g, void *const *dependencies
     return gm_error(*out ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }
 
-/* A captured copy or memset counts as a kernel here: PyTorch asks to tell empty nodes apart. */
+/* A captured copy or memset counts as a kernel here: PyTorch queries the type only to recognise empty nodes. */
 GM_API int cudaGraphNodeGetType(const graph_node *node, int *type) {
     if (!node || !type) return gm_error(GM_INVALID_VALUE);
     *type = node->type;

@@ -1,4 +1,4 @@
-/* Pinned host memory: real memory, since copies to it really write. */
+/* Pinned host memory: real memory, since copies write to it. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 

@@ -1,9 +1,8 @@
 /* Memory and events shared between processes (cudaIpc...).
  *
- * A handle has the process and the size of the memory. A process that opens one gets addresses that belong to a device
- * and takes no memory from it: shared memory is charged in the process that allocated it, and there alone. Its bytes are
- * unknown in both.
- */
+ * A handle contains the process, address and size of the memory. A process that opens it gets addresses that belong to a
+ * device but use none of its memory: shared memory is charged only in the process that allocated it. Its bytes are
+ * unknown in both. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -27,12 +26,12 @@ _Static_assert(sizeof(ipc_handle) == HANDLE_SIZE, "CUDA's IPC handles have 64 by
 
 enum { MAX_OPENED = 4096 };
 static struct {
-    uint64_t process, address; /* as the handle has them */
-    uintptr_t start;           /* 0: a free place */
+    uint64_t process, address; /* as in the handle */
+    uintptr_t start;           /* 0: a free entry */
     size_t size;
     int references;
 } opened[MAX_OPENED];
-static int opened_count; /* places that were ever taken */
+static int opened_count; /* entries that were ever in use */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 GM_API int cudaIpcGetMemHandle(ipc_handle *out, void *address) {
@@ -49,7 +48,7 @@ GM_API int cudaIpcGetMemHandle(ipc_handle *out, void *address) {
     return GM_SUCCESS;
 }
 
-/* An open handle's place, or else a free one, or -1. */
+/* Returns the index of an open handle, or else of a free entry, or -1. */
 static int place_of(const ipc_handle *handle) {
     int unused = -1;
     for (int i = 0; i < opened_count; i++) {
@@ -110,7 +109,7 @@ GM_API int cudaIpcCloseMemHandle(void *address) {
     return gm_error(status);
 }
 
-/* ---- events: work is done when it is asked for, so an event of another process has happened ---- */
+/* ---- events: work is done as soon as it is submitted, so another process's event has completed ---- */
 
 GM_API int cudaIpcGetEventHandle(ipc_handle *out, void *event) {
     if (!event) return gm_error(GM_INVALID_VALUE);

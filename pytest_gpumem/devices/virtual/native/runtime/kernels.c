@@ -1,4 +1,4 @@
-/* Kernels, never executed: their attributes and occupancy, which PyTorch's host code asks for before a launch. */
+/* Kernels, which never run: their attributes and occupancy, which PyTorch's host code queries before a launch. */
 #include "runtime/runtime.h"
 
 #include <stdlib.h>
@@ -16,15 +16,15 @@ _Static_assert(sizeof(func_attributes) == 144, "cudaFuncAttributes has 144 bytes
 enum { MAX_ARCHITECTURES = 32 };
 static int architectures[MAX_ARCHITECTURES], architecture_count; /* 86 is compute capability 8.6 */
 
-/* The architectures that PyTorch's kernels were compiled for. */
+/* Sets the architectures that PyTorch's kernels were compiled for. */
 GM_API void gpumem_set_architectures(const int *values, int count) {
     architecture_count = count < MAX_ARCHITECTURES ? count : MAX_ARCHITECTURES;
     memcpy(architectures, values, sizeof *values * (size_t)architecture_count);
 }
 
-/* Which of them the driver takes for this card: the nearest of its major version that is not above it (CUDA C++
- * Programming Guide, binary compatibility), and where there is none, which a driver would refuse, the nearest. CUB
- * looks for its own by this, and has no other. */
+/* Returns the one that the driver would load on this card: the nearest of its major version that is not above it (CUDA
+ * C++ Programming Guide, binary compatibility); if there is none, which a driver would refuse, the nearest. CUB looks its
+ * kernels up by this, and has no others. */
 static int architecture(void) {
     int capability = gm_profile.major * 10 + gm_profile.minor, best = 0, nearest = 0;
     for (int i = 0; i < architecture_count; i++) {

@@ -1,4 +1,4 @@
-/* Kernel launches, counted and not done, and the functions that nvcc's output calls around them. */
+/* Kernel launches, which are counted but not run, and the functions that nvcc's output calls around them. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -25,8 +25,8 @@ void gm_count_launch(void) {
 enum { MAX_THREADS = 1024, MAX_DEPTH = 64, MAX_ROWS = 65535 };
 #define MAX_COLUMNS 2147483647u
 
-/* The status of a launch. A dimension of zero is let through, although CUDA refuses it: here it may come of a size that
- * was read back from the device, which is zero for no kernel has computed it. */
+/* Returns the status of a launch. A dimension of zero is accepted, although CUDA refuses it: here it may come from a size
+ * that was read back from the device, which is zero because no kernel has computed it. */
 int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     if (!gm_visible()) return GM_NO_DEVICE;
@@ -36,17 +36,17 @@ int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
     return shared > gm_profile.shared_memory_per_block_optin ? GM_INVALID_VALUE : GM_SUCCESS;
 }
 
-/* Functions of the host that launch kernels of some names. */
+/* Host functions that launch kernels with some names. */
 typedef struct {
     int size;
     const void *_Atomic *hosts;
 } kernels;
 
-/* Those of torch.cuda._sleep, and of a flush of the instruction cache, which write nothing. */
+/* Host functions of torch.cuda._sleep, and of a flush of the instruction cache, which write nothing. */
 static const void *_Atomic idle_hosts[16];
 static const kernels idle = {sizeof idle_hosts / sizeof *idle_hosts, idle_hosts};
 
-/* PyTorch's fill, one for each type and layout (some 200 kernels). */
+/* Host functions of PyTorch's fill, one for each type and layout (some 200 kernels). */
 static const void *_Atomic fill_hosts[1024];
 static const kernels fills = {sizeof fill_hosts / sizeof *fill_hosts, fill_hosts};
 
@@ -71,8 +71,9 @@ static bool is_among(const kernels *some, const void *host) {
     return false;
 }
 
-/* Whether a kernel writes no value that is known. Under torch.use_deterministic_algorithms, torch.tensor and its kin fill
- * the memory that they have just taken; of all fills only these run outside of an operator that is seen. */
+/* Whether a kernel overwrites no known value. Under torch.use_deterministic_algorithms, torch.tensor and similar
+ * functions fill the memory that they have just allocated; of all fills only these run outside of an operator that is
+ * seen. */
 static bool is_idle(const void *host) {
     return is_among(&idle, host) || (gm_between_operators() && is_among(&fills, host));
 }
@@ -127,7 +128,7 @@ GM_API int cudaStreamAddCallback(void *on, void (*callback)(void *, int, void *)
     return GM_SUCCESS;
 }
 
-/* Functions that nvcc's output calls when a library with kernels is loaded and when it launches one. */
+/* State of the functions that nvcc's output calls when a library with kernels is loaded and when it launches one. */
 static _Thread_local struct {
     dim3 grid, block;
     size_t shared;

@@ -1,10 +1,9 @@
-/* Managed memory (cudaMallocManaged): memory of the host that kernels may use as well.
+/* Managed memory (cudaMallocManaged): host memory that kernels may use as well.
  *
- * On a GPU its pages move between host and device as they are used or prefetched, and a device that is full sends
- * them back (CUDA Programming Guide, "Unified Memory"): the card's memory is no limit, and PyTorch's allocator does
- * not see them. So they are charged to no device, and counted by themselves. They are real memory, which costs
- * nothing until it is written: programs read and write it on the host. No page moves: prefetches and advice are checked only.
- */
+ * On a GPU its pages move between host and device as they are used or prefetched, and a full device evicts them (CUDA
+ * Programming Guide, "Unified Memory"): the card's memory is no limit, and PyTorch's allocator does not see them. So they
+ * are charged to no device, and counted separately. They are real memory, which costs nothing until it is written:
+ * programs read and write it on the host. No page moves: prefetches and advice are only checked. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -18,7 +17,7 @@ enum { SET_READ_MOSTLY = 1, SET_PREFERRED = 3, UNSET_PREFERRED = 4, UNSET_ACCESS
 enum { ON_HOST = -1, NOWHERE = -2 };                                  /* cudaCpuDeviceId, cudaInvalidDeviceId */
 enum { NO_LOCATION = 0, LOCATION_DEVICE = 1, LOCATION_HOST = 2 };     /* cudaMemLocationType */
 
-static gm_ranges ranges; /* tag: the device that was the current one when it was allocated */
+static gm_ranges ranges; /* tag: the current device at allocation */
 static gm_managed totals;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -58,7 +57,7 @@ int gm_managed_free(void *address) {
     return GM_SUCCESS;
 }
 
-/* The device of the allocation that holds `size` bytes from the address on; -1: none does. */
+/* Returns the device of the allocation that contains `size` bytes from the address on; -1: none. */
 static int device_of(const void *address, size_t size) {
     uintptr_t start = (uintptr_t)address;
     pthread_mutex_lock(&lock);
@@ -86,13 +85,13 @@ int gm_managed_device(const void *address) {
     return device < 0 ? 0 : device;
 }
 
-/* The device of a cudaMemLocation {type, id}, which is passed in one register. */
+/* Returns the device of a cudaMemLocation {type, id}, which is passed in one register. */
 int gm_location_device(uint64_t location) {
     int type = (int)(uint32_t)location, id = (int)(uint32_t)(location >> 32);
     return type == LOCATION_DEVICE ? id : type == NO_LOCATION ? NOWHERE : ON_HOST;
 }
 
-/* In CUDA 13 the functions of CUDA 12 that end in _v2, which take a location, have the plain name. */
+/* In CUDA 13 CUDA 12's functions that end in _v2 and take a location have the plain name. */
 static int device_argument(uint64_t argument) {
     return gm_cuda_version() >= 13000 ? gm_location_device(argument) : (int)(uint32_t)argument;
 }

@@ -1,17 +1,15 @@
-/* cudaMalloc: address space is reserved (values.c); sizes are charged against the card's capacity.
+/* cudaMalloc: reserves address space (values.c), and charges sizes against the card's capacity.
  *
- * Each device has one region of address space, handed out in pages of 2 MiB, the unit in which cudaMalloc takes
- * memory from the device: single ones from its lower end upwards, more of them from its upper end downwards
- * (pages.c says why). The same requests get the same addresses: the figures of a step that starts with an empty
- * device repeat exactly.
- */
+ * Each device has one region of address space, allocated in pages of 2 MiB, the unit in which cudaMalloc takes memory
+ * from the device: single pages from its lower end upwards, runs of pages from its upper end downwards (pages.c says
+ * why). The same requests get the same addresses: the figures of a step that starts with an empty device repeat exactly. */
 #include "runtime/runtime.h"
 
 #include <pthread.h>
 
 #define PAGE_SHIFT 21
 #ifndef REGION_SHIFT
-#define REGION_SHIFT 40 /* 1 TiB of addresses a device: more than any card has */
+#define REGION_SHIFT 40 /* 1 TiB of addresses per device: more than any card has */
 #endif
 #define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
 
@@ -20,7 +18,8 @@ typedef struct {
     gm_pages pages;
 } region;
 
-/* What the library has room for, and the bytes of two structs, which Python compares with its own as it loads the library. */
+/* Returns the library's capacities, and the bytes of two structs, which Python compares with its own when it loads the
+ * library. */
 GM_API void gpumem_capacities(uint64_t out[5]) {
     out[0] = GM_MAX_DEVICES;
     out[1] = (uint64_t)1 << REGION_SHIFT;
@@ -75,7 +74,7 @@ int gm_malloc(void **address, size_t size) {
     return status;
 }
 
-/* The device of the region that holds the address, or -1. */
+/* Returns the device whose region contains the address, or -1. */
 static int region_of(uintptr_t address) {
     for (int device = 0; device < GM_MAX_DEVICES; device++) {
         uintptr_t base = regions[device].base;
@@ -102,14 +101,14 @@ int gm_free_region(void *address) {
     return status;
 }
 
-/* Has the next allocations lie in the same order as on an empty device, beside those that there are. */
+/* Makes the next allocations lie in the same order as on an empty device, next to the existing ones. */
 GM_API void gpumem_begin_apart(int device) {
     pthread_mutex_lock(&lock);
     gm_pages_begin_apart(&regions[device].pages);
     pthread_mutex_unlock(&lock);
 }
 
-/* The allocation of cudaMalloc that an address lies in. */
+/* Finds the cudaMalloc allocation that contains an address. */
 bool gm_range_of(const void *pointer, void **base, size_t *size) {
     int device = region_of((uintptr_t)pointer);
     if (device < 0) return false;

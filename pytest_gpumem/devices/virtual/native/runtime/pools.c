@@ -1,10 +1,9 @@
 /* cudaMallocAsync: each device's default memory pool.
  *
- * CUDA's driver maps physical memory into the addresses of a pool as it is needed (CUDA Programming Guide, "Stream
- * Ordered Memory Allocator"), so a pool need not fragment: here it holds the memory in use, rounded up, and keeps
- * freed memory up to its release threshold. How the driver rounds is not documented: sizes go up to 512 bytes here, the
- * alignment of addresses, and a pool grows by 32 MiB while the device has them. The report says it is estimated.
- */
+ * CUDA's driver maps physical memory to a pool's addresses on demand (CUDA Programming Guide, "Stream Ordered Memory
+ * Allocator"), so a pool need not fragment: here it has the memory in use, rounded up, and keeps freed memory up to its
+ * release threshold. How the driver rounds is not documented: here sizes are rounded up to 512 bytes, the alignment of
+ * addresses, and a pool grows by 32 MiB while the device has that much. The report says that this is estimated. */
 #include "runtime/runtime.h"
 
 #include <pthread.h>
@@ -13,7 +12,7 @@
 #ifdef REGION_SHIFT
 #define POOL_SHIFT REGION_SHIFT
 #else
-#define POOL_SHIFT 40 /* 1 TiB of addresses a device */
+#define POOL_SHIFT 40 /* 1 TiB of addresses per device */
 #endif
 #define ALIGNMENT ((uint64_t)512)
 #define PAGE_SIZE ((uint64_t)2 << 20)
@@ -23,7 +22,7 @@ typedef struct {
     _Atomic uintptr_t base; /* 0: no addresses reserved yet; never changed once set */
     gm_pages blocks;        /* in units of the alignment */
     uint64_t used, used_high, reserved, reserved_high, threshold;
-    bool not_reused[4]; /* cudaMemPoolReuse... 1 to 3: kept, of no effect where streams are always idle */
+    bool not_reused[4]; /* cudaMemPoolReuse... 1 to 3: stored, but without effect as streams are always idle */
 } pool;
 
 static pool pools[GM_MAX_DEVICES];
@@ -55,7 +54,7 @@ static bool pool_open(pool *p) {
     return true;
 }
 
-/* Takes memory for `used` bytes from the device. */
+/* Reserves memory for `used` bytes on the device. */
 static int pool_hold(pool *p, uint64_t used) {
     int device = (int)(p - pools);
     uint64_t target = round_up(used, GROWTH);
@@ -123,7 +122,7 @@ GM_API int cudaMallocAsync(void **address, size_t size, void *stream) {
     return gm_error(status);
 }
 
-/* ---- pools: a pool's handle is its place in `pools` ---- */
+/* ---- pools: a pool's handle is its address in `pools` ---- */
 
 static pool *valid(void *handle) {
     pool *p = handle;
@@ -136,8 +135,8 @@ GM_API int cudaDeviceGetDefaultMemPool(void **out, int device) {
     return GM_SUCCESS;
 }
 
-/* cudaMemPoolAttr: 1 to 3 how freed memory is used anew (int); 4 the threshold, 5 and 6 reserved now and at most,
- * 7 and 8 used now and at most (uint64_t). */
+/* cudaMemPoolAttr: 1 to 3 how freed memory is reused (int); 4 the threshold, 5 and 6 bytes reserved now and at peak, 7
+ * and 8 bytes used now and at peak (uint64_t). */
 enum { REUSE_LAST = 3, THRESHOLD = 4, RESERVED = 5, RESERVED_HIGH = 6, USED = 7, USED_HIGH = 8 };
 
 static int get(pool *p, int attribute, void *value) {
@@ -156,7 +155,7 @@ static int set(pool *p, int attribute, void *value) {
     switch (attribute) {
     case 1: case 2: case REUSE_LAST: p->not_reused[attribute] = !*(const int *)value; return GM_SUCCESS;
     case THRESHOLD: p->threshold = *(const uint64_t *)value; return GM_SUCCESS;
-    case RESERVED_HIGH: /* zero alone may be set: it becomes the present figure */
+    case RESERVED_HIGH: /* only zero may be set: it resets the peak to the current value */
         if (*(const uint64_t *)value) return GM_INVALID_VALUE;
         p->reserved_high = p->reserved;
         return GM_SUCCESS;
@@ -189,12 +188,12 @@ GM_API int cudaMemPoolTrimTo(void *handle, size_t keep) {
     return GM_SUCCESS;
 }
 
-/* Every device may read every other's memory here. */
+/* Every device can read every other device's memory here. */
 GM_API int cudaMemPoolSetAccess(void *handle, const void *list, size_t count) {
     return gm_error(valid(handle) ? GM_SUCCESS : GM_INVALID_VALUE);
 }
 
-/* Memory that graphs allocate while they run: there is none, as no graph with allocations can be captured. */
+/* Memory that running graphs allocate: none, as a graph with allocations cannot be captured. */
 GM_API int cudaDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value) {
     if (device < 0 || device >= gm_device_total()) return gm_error(GM_INVALID_DEVICE);
     *value = 0;
@@ -205,8 +204,8 @@ GM_API int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value
     return gm_error(device < 0 || device >= gm_device_total() ? GM_INVALID_DEVICE : GM_SUCCESS);
 }
 
-/* ---- freeing: cudaFree and cudaFreeAsync each take memory of cudaMalloc and of cudaMallocAsync, and cudaFree managed
- * memory as well ---- */
+/* ---- freeing: cudaFree and cudaFreeAsync both accept memory of cudaMalloc and cudaMallocAsync, cudaFree also managed
+ * memory ---- */
 
 static int free_of_device(void *address) {
     if (!address) return GM_SUCCESS;

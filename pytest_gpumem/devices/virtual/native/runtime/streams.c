@@ -1,9 +1,8 @@
 /* Streams, events and stream capture.
  *
- * Work is done the moment it is asked for, so every stream is always idle. Only the parts that matter to memory are
- * kept: which one a block belongs to (PyTorch's allocator does that), which ones are being captured, and for how long a
- * GPU may be at their work (stream_order.c).
- */
+ * Work is done as soon as it is submitted, so every stream is always idle. Only the parts that affect memory are tracked:
+ * the stream that a block belongs to (by PyTorch's allocator), the streams being captured, and how long a GPU may take
+ * for their work (stream_order.c). */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 #include "runtime/stream_order.h"
@@ -14,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Nodes of a graph that is captured: those behind which the next one comes. */
+/* The nodes of a graph under capture after which the next one is added. */
 typedef struct {
     void **nodes;
     size_t count;
@@ -28,22 +27,22 @@ typedef struct stream {
     void *_Atomic graph;
     node_list last; /* changed under the lock */
     atomic_bool origin;  /* the capture began on this stream */
-    int mode;            /* of the capture that began here; changed under the lock, as the next one */
-    unsigned long long thread; /* that began it */
-    atomic_bool invalid; /* the capture has no result: an operation was asked for that no graph can have */
+    int mode;            /* of the capture that began here; changed under the lock, like `thread` */
+    unsigned long long thread; /* the thread that began it */
+    atomic_bool invalid; /* the capture has no result: an operation was submitted that a graph cannot contain */
     gm_stream_order order;
     struct stream *next, *previous;
 } stream;
 
 typedef struct {
-    int device; /* on which it was created, and has to be recorded */
+    int device; /* the device on which it was created, and must be recorded */
     struct timespec time;
     bool recorded;
     unsigned long long capture;
     void *graph;
     node_list last;
-    gm_plan plan;      /* the last one until then, on this thread */
-    uint64_t launches; /* that ran until then */
+    gm_plan plan;      /* the last plan until then, on this thread */
+    uint64_t launches; /* launches until then */
     gm_event_order order;
 } event;
 
@@ -87,7 +86,7 @@ static bool add_to_list(node_list *list, void *node) {
     return true;
 }
 
-/* A stream that a library was told of may have been destroyed since; the lock is held. */
+/* A stream passed to a library earlier may have been destroyed since; the lock is held. */
 static bool exists(const stream *s) {
     if (s >= null_streams && s < null_streams + GM_MAX_DEVICES) return true;
     for (const stream *member = streams.next; member != &streams; member = member->next)
@@ -97,14 +96,14 @@ static bool exists(const stream *s) {
 
 enum { KERNEL_NODE = 0, WAIT_NODE = 6, RECORD_NODE = 7 }; /* cudaGraphNodeType */
 
-/* The stream's next node in the graph that is captured there; the lock is held. */
+/* Adds the stream's next node to the graph under capture; the lock is held. */
 static bool append_node(stream *s, int type) {
     void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count, type);
     return node && set_list(&s->last, &node, 1);
 }
 
 void gm_add_work(void *handle) {
-    if (!gm_order_matters() && !gm_any_capture()) return; /* work costs nothing then */
+    if (!gm_order_matters() && !gm_any_capture()) return; /* otherwise work costs nothing */
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
     bool is_there = exists(s);
@@ -163,10 +162,10 @@ GM_API int cudaStreamGetFlags(void *handle, unsigned *flags) {
     return GM_SUCCESS;
 }
 
-/* ---- calls that no capture can have; what they ask for makes captures invalid (CUDA Programming Guide, "Prohibited
- * and Unhandled Operations") ---- */
+/* ---- calls that are prohibited during capture; they invalidate captures (CUDA Programming Guide, "Prohibited and
+ * Unhandled Operations") ---- */
 
-/* The stream behind another one, of all that there are, or NULL; the first is behind NULL. The lock is held. */
+/* Returns the next of all streams, or NULL; the first one follows NULL. The lock is held. */
 static stream *next_stream(stream *s) {
     bool is_null = !s || (s >= null_streams && s < null_streams + GM_MAX_DEVICES);
     stream *next = !s ? null_streams : is_null ? s + 1 : s->next;
@@ -187,7 +186,7 @@ static void invalidate(unsigned long long id) {
         if (member->capture == id) member->invalid = true;
 }
 
-/* The host asks for a stream's end, which a captured one does not come to. */
+/* Returns the status of waiting for a stream: prohibited while it is captured. */
 static int status_of_end(const stream *s) {
     unsigned long long id = s->capture;
     if (!id) return GM_SUCCESS;
@@ -198,7 +197,7 @@ static int status_of_end(const stream *s) {
     return GM_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* The end of all streams of a device, in whatever mode one is captured. */
+/* Returns the status of waiting for all streams of a device: prohibited in any mode while one is captured. */
 int gm_status_of_device_end(int device) {
     int status = GM_SUCCESS;
     if (!gm_any_capture()) return status;
@@ -212,7 +211,7 @@ int gm_status_of_device_end(int device) {
     return status;
 }
 
-/* That of an event, or its wait, is not permitted once a capture has recorded it. */
+/* Returns the status of querying or awaiting an event: prohibited once a capture has recorded it. */
 static int status_of_event(const event *e) {
     if (!e->capture) return GM_SUCCESS;
     pthread_mutex_lock(&lock);
@@ -225,7 +224,7 @@ enum { MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 }; /* cudaStream
 
 static _Thread_local int thread_mode;
 
-/* This thread's number. */
+/* Returns this thread's number. */
 static unsigned long long this_thread(void) {
     static atomic_ullong threads;
     static _Thread_local unsigned long long number;
@@ -233,7 +232,7 @@ static unsigned long long this_thread(void) {
     return number;
 }
 
-/* The status of a call that captures do not see, as cudaMalloc (CUDA Runtime API,
+/* Returns the status of a call that a capture does not record, such as cudaMalloc (CUDA Runtime API,
  * "cudaThreadExchangeStreamCaptureMode"). */
 int gm_status_of_unseen_call(void) {
     int status = GM_SUCCESS;
@@ -291,7 +290,7 @@ GM_API int cudaEventDestroy(void *handle) {
     return GM_SUCCESS;
 }
 
-/* An external event is recorded at once, with a node of the captured graph: its launches take no time. */
+/* An external event is recorded at once, and adds a node to the graph under capture: launching the graph takes no time. */
 static int record_event(event *e, stream *s, bool external, const void *caller) {
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
@@ -350,7 +349,7 @@ GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
     if (a->device != b->device) return gm_error(GM_INVALID_HANDLE);
     if (!a->recorded || !b->recorded) return gm_error(GM_INVALID_VALUE);
     if (b->plan.number == a->plan.number + 1 && b->launches == a->launches) {
-        /* which plan of cuDNN's is the fastest shall not be left to chance */
+        /* cuDNN's fastest plan must not depend on chance */
         *milliseconds = b->plan.graph ? gm_plan_milliseconds(b->plan.graph, b->plan.workspace) : 1;
         return GM_SUCCESS;
     }
@@ -459,12 +458,12 @@ GM_API int cudaStreamGetCaptureInfo_v3(void *handle, int *status, unsigned long 
 /* CUDA 13 */
 GM_SAME(cudaStreamGetCaptureInfo, cudaStreamGetCaptureInfo_v3);
 
-/* The nodes behind which the next one comes, and no others (1), or these and those of before (0). */
+/* Sets the nodes after which the next one is added (1), or adds to them (0). */
 static int update_dependencies(void *handle, void *const *nodes, size_t count, unsigned flags) {
     stream *s = stream_of(handle);
     if (!s->capture) return GM_ILLEGAL_STATE;
     if (flags > 1 || (count && !nodes)) return GM_INVALID_VALUE;
-    node_list given = {NULL, 0}; /* a copy: a program may give the list that it was shown */
+    node_list given = {NULL, 0}; /* a copy: a program may pass the list that it received */
     bool ok = set_list(&given, nodes, count);
     pthread_mutex_lock(&lock);
     if (flags && ok) s->last.count = 0;
@@ -474,7 +473,7 @@ static int update_dependencies(void *handle, void *const *nodes, size_t count, u
     return ok ? GM_SUCCESS : GM_OUT_OF_MEMORY;
 }
 
-/* CUDA 13 takes the data of the edges behind the nodes; CUDA 12 has a second function for that. */
+/* CUDA 13 takes the edges' data after the nodes; CUDA 12 has a second function for that. */
 GM_API int cudaStreamUpdateCaptureDependencies(void *handle, void *const *nodes, uintptr_t data_or_count,
                                                size_t count_or_flags, unsigned flags) {
     if (gm_cuda_version() < 13000)
