@@ -1,6 +1,5 @@
-/* cuDNN's CTC loss. Its workspace is not documented, and estimated as the values that the algorithm keeps: for every
- * step of time and sequence the forward and the backward variable of each place in the label, blanks between included.
- */
+/* cuDNN's CTC loss. Its workspace is not documented, and estimated as the values that the algorithm stores: for every
+ * time step and sequence the forward and the backward variable of each position in the label, including blanks. */
 #include "cudnn/cudnn.h"
 
 typedef struct {

@@ -1,14 +1,13 @@
-/* The cuBLASLt that cuDNN's own engines ask while they plan.
+/* The cuBLASLt that cuDNN's own engines query while they plan.
  *
- * cuDNN has an engine that makes a convolution whose filter is 1x1 a matrix product of cuBLASLt, and its heuristics
- * often rank it first. To plan, that engine makes a handle of cuBLASLt and asks for an algorithm. A handle needs a
- * device: without one the engine is refused, and a worse one, which copies its tensors, is taken. So the engine gets the
- * virtual GPU's handle, and one algorithm that takes no workspace. cuDNN allows cuBLASLt 0, 4 or 128 MiB, by shape; which
- * algorithm a GPU's cuBLASLt has is not known here, but in all published peaks that show it, it took none.
+ * cuDNN has an engine that turns a convolution with a 1x1 filter into a matrix product of cuBLASLt, and its heuristics
+ * often rank it first. To plan, that engine creates a cuBLASLt handle and requests an algorithm. A handle needs a device:
+ * without one the engine is refused, and a worse one is used, which copies its tensors. So the engine gets the virtual
+ * GPU's handle, and one algorithm without a workspace. cuDNN allows cuBLASLt 0, 4 or 128 MiB, by shape; which algorithm a
+ * GPU's cuBLASLt has is not known here, but in all published peaks that show it, it used no workspace.
  *
- * cuDNN looks cuBLASLt's functions up by dlsym in the real library, which it opens by name. In cuDNN's library of
- * engines, and there alone, that reference to dlsym is led here: all but three functions are the real ones still.
- */
+ * cuDNN looks cuBLASLt's functions up with dlsym in the real library, which it opens by name. Only in cuDNN's library of
+ * engines, the reference to dlsym is redirected to this file: all but three functions are still the real ones. */
 #define _GNU_SOURCE
 #include "cudnn/cudnn.h"
 
@@ -53,7 +52,8 @@ static void point_to(void **slot, void *(*function)(void *, const char *)) {
     memcpy(slot, &function, sizeof function);
 }
 
-/* System V ABI, "Dynamic Section": relocations of functions are DT_JMPREL's, DT_RELA's where all are bound at once. */
+/* System V ABI, "Dynamic Section": relocations of functions are in DT_JMPREL, or in DT_RELA if all are bound at load
+ * time. */
 static bool lead_here(const struct link_map *map) {
     const ElfW(Rela) *tables[2] = {NULL, NULL};
     size_t sizes[2] = {0, 0};
@@ -84,8 +84,8 @@ static bool lead_here(const struct link_map *map) {
     return led;
 }
 
-/* `function` is one of the cuDNN at hand, whose library of engines lies beside it. cuDNN would load it by itself
- * at its first plan. */
+/* `function` belongs to the cuDNN in use, whose library of engines is in the same folder. cuDNN itself would load that at
+ * its first plan. */
 bool gm_lend_cublaslt(void *function) {
     Dl_info info;
     char path[4096];

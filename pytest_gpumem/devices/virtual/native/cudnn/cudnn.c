@@ -1,10 +1,11 @@
-/* cuDNN but for its graph API (graph.c), recurrent nets (rnn.c) and CTC loss (ctc.c). */
+/* cuDNN except its graph API (graph.c), recurrent networks (rnn.c) and CTC loss (ctc.c). */
 #include "cudnn/cudnn.h"
 
 #include <stdio.h>
 
-/* PyTorch decides by it which operations it sends to cuDNN, so it is the version that is asked. Of one older than the
- * headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: theirs then. */
+/* PyTorch decides by the version which operations it sends to cuDNN, so it is that of the cuDNN that computes plans. If
+ * that is older than the headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: then it is the
+ * headers' version. */
 static int version_at_hand(void) {
     int installed = gm_installed_version(), compiled = gm_cudnn_version();
     return installed > compiled ? installed : compiled;
@@ -50,18 +51,17 @@ GM_API int cudnnGetStream(handle *h, void **stream) { *stream = h->stream; retur
 
 /* ---- batch normalisation ---- */
 
-enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which PyTorch asks for with channels last */
+enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which PyTorch requests with channels last */
 
-/* Per-channel statistics pass through PyTorch's own tensors. cuDNN's documentation wants a workspace and a reserve
- * space for packed channels last in this mode; how large, it says to a handle only, which needs a device. The most that
- * they can be are those of the kernels for this layout that NVIDIA published (MXNet, nhwc_batch_norm_add_relu.h):
+/* Per-channel statistics pass through PyTorch's own tensors. cuDNN's documentation requires a workspace and a reserve
+ * space for packed channels last in this mode; it reports their sizes only to a handle, which needs a device. The upper
+ * bound is that of the kernels for this layout that NVIDIA published (MXNet, nhwc_batch_norm_add_relu.h):
  *
- * - workspace: mean and variance of each channel; of each block of threads two partial sums a channel, and a counter for
- *   each group of channels; and counters of blocks that are done. A block takes 32 pixels at least: it has 512 threads,
- *   of which 16 share a pixel.
- * - reserve space: one bit of each value, padded to 32 pixels and 256 channels. They have it for an activation, of which
- *   there is none here.
- */
+ * - workspace: mean and variance of each channel; for each thread block two partial sums per channel, and a counter for
+ *   each group of channels; and counters of finished blocks. A block processes at least 32 pixels: it has 512 threads, of
+ *   which 16 share a pixel.
+ * - reserve space: one bit per value, padded to 32 pixels and 256 channels. They have it for an activation, and here
+ *   there is none. */
 enum { PIXELS = 32, CHANNELS_OF_GROUP = 64, CHANNELS_OF_MASK = 256, DONE_BYTES = 8192 };
 
 static uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }

@@ -62,20 +62,20 @@ typedef struct attribute {
 
 typedef struct {
     int type;
-    atomic_int holders;    /* its caller, and every descriptor that it was set in: cuDNN's would have a copy */
-    attribute *attributes; /* the last one set is the first */
-    uint64_t bytes;        /* of the tensors that it is about, once it is finalized */
+    atomic_int holders;    /* its caller, and every descriptor that it was set in, where cuDNN's own would have a copy */
+    attribute *attributes; /* a list, the last one set first */
+    uint64_t bytes;        /* of its tensors, once it is finalized */
     bool convolves;        /* one of its operations is a convolution, or a gradient of one */
-    bool alone;            /* that is all that there is in its graph */
-    bool has_counterpart;  /* a descriptor of the installed cuDNN stands behind it, or is to */
+    bool alone;            /* that is the only operation in its graph */
+    bool has_counterpart;  /* a descriptor of the installed cuDNN belongs to it, or will */
     void *installed;       /* that descriptor */
-    void *card;            /* of a plan that cuDNN was asked for: the card that it was made for */
+    void *card;            /* for a plan of the installed cuDNN: the card that it was made for */
     int64_t workspace;     /* of such a plan */
-    uint64_t most;         /* bytes of workspace that a convolution was ever seen to take, by its tensors */
-    uint64_t graph;        /* the same of all that belongs to equal graphs with a convolution; else 0 */
+    uint64_t most;         /* largest workspace in bytes observed for a convolution, by its tensors */
+    uint64_t graph;        /* equal for everything in equal graphs with a convolution; otherwise 0 */
 } descriptor;
 
-/* The size in bytes of an element of cudnnBackendAttributeType_t. */
+/* Returns the bytes of an element of cudnnBackendAttributeType_t. */
 static size_t element_size(int type) {
     switch (type) {
     case 2: case 24: return 1;            /* boolean, char */
@@ -143,7 +143,7 @@ GM_API int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t c
 static int make_installed(descriptor *d);
 
 static int set_installed(descriptor *d, const attribute *at) {
-    if (at->type == GM_TYPE_HANDLE) return GM_SUCCESS; /* which device is meant is said otherwise */
+    if (at->type == GM_TYPE_HANDLE) return GM_SUCCESS; /* the device is set in another way */
     if (at->type != GM_TYPE_BACKEND_DESCRIPTOR) {
         return gm_installed_set(d->installed, at->name, at->type, at->count, at->data);
     }
@@ -160,7 +160,7 @@ static int set_installed(descriptor *d, const attribute *at) {
     return status;
 }
 
-/* Sets all that was set, in that order: the list has the last one first. */
+/* Sets all attributes in the order in which they were set: the list is in reverse order. */
 static int set_all_installed(descriptor *d, const attribute *at) {
     if (!at) return GM_SUCCESS;
     int status = set_all_installed(d, at->next);
@@ -196,7 +196,7 @@ static void inherit(descriptor *result, const descriptor *d) {
     result->most = d->most;
 }
 
-/* Results are copied into descriptors that the caller has made; cuDNN wants its own. */
+/* Results are copied to descriptors that the caller has created; cuDNN needs its own. */
 static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, descriptor **into) {
     void **handles = calloc((size_t)room + 1, sizeof *handles);
     int status = handles ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
@@ -220,8 +220,7 @@ static void forget_installed(descriptor *d) {
     d->has_counterpart = false;
 }
 
-/* Of a single convolution cuDNN's answer is the answer, a refusal as well; of any other graph it may know nothing
- * without a GPU. */
+/* For a single convolution cuDNN's result counts, a refusal as well; for any other graph it may not know without a GPU. */
 static int ask(descriptor *d) {
     int status = make_installed(d);
     int64_t results = 1;
@@ -238,7 +237,7 @@ static descriptor *configuration_of(const descriptor *plan) {
     return at && at->count ? descriptor_at(at, 0) : NULL;
 }
 
-/* Whether finalizing the plan would compile a kernel with NVRTC: cuDNN notes it of the engine. */
+/* Whether finalizing the plan would compile a kernel with NVRTC, by cuDNN's behaviour note on the engine. */
 static bool is_compiled(const descriptor *plan) {
     const descriptor *configuration = configuration_of(plan);
     void *engine;
@@ -256,7 +255,7 @@ static bool is_compiled(const descriptor *plan) {
     return compiled;
 }
 
-/* A plan that is not made: its engine's configuration says how much workspace it will want. */
+/* For a plan that is not created: its engine's configuration has the workspace that it will need. */
 static void take_from_configuration(descriptor *plan) {
     const descriptor *configuration = configuration_of(plan);
     int64_t count = 0;
@@ -270,7 +269,7 @@ static void take_from_configuration(descriptor *plan) {
 
 /* ---- finalizing, reading, running ---- */
 
-/* Bytes of an element of cudnnDataType_t; of the vectorized ones as well. */
+/* Returns the bytes of an element of cudnnDataType_t, also of the vectorized ones. */
 static uint64_t data_size(int type) {
     switch (type) {
     case 1: case 10: return 8;                 /* double, int64 */
@@ -299,11 +298,11 @@ static uint64_t tensor_bytes(const attribute *dimensions, const attribute *type)
     return data_size(kind) * element_count(dimensions);
 }
 
-/* In the published workspaces (benchmarks/results/convolution_ranges.txt) a convolution takes copies of its tensors, and
- * where its sums are long, partial sums of its result in float32, each of at least so many products. */
+/* In the published workspaces (benchmarks/results/convolution_ranges.txt) a convolution needs copies of its tensors, and
+ * for long sums partial sums of its result in float32, each of at least PARTIAL_SUM products. */
 enum { PARTIAL_SUM = 768, FLOAT = 4, PLAN = 512 };
 
-/* The most that an operation's workspace may be, by that. */
+/* Returns the upper bound of an operation's workspace by that rule. */
 static uint64_t most_workspace(const descriptor *operation) {
     enum { FILTER, OUTPUT, RESULT };
     static const int names[][3] = {
@@ -325,7 +324,7 @@ static uint64_t most_workspace(const descriptor *operation) {
     return operation->bytes - result + (sums > result ? sums : result) + PLAN;
 }
 
-/* FNV-1a (RFC 9923) of all that a graph is made of. */
+/* FNV-1a (RFC 9923) hash of everything in a graph. */
 static uint64_t identity(const descriptor *d, uint64_t hash) {
     for (const attribute *at = d->attributes; at; at = at->next) {
         if (at->type == GM_TYPE_HANDLE) continue;
@@ -340,7 +339,7 @@ static uint64_t identity(const descriptor *d, uint64_t hash) {
     return hash;
 }
 
-/* A plan that PyTorch would not have kept is refused, by its configuration: making a plan takes longer. */
+/* A plan that PyTorch would not have cached is refused by its configuration: creating a plan takes longer. */
 static int make_plan(descriptor *plan) {
     int64_t count = 0;
     take_from_configuration(plan);
@@ -353,20 +352,22 @@ static int make_plan(descriptor *plan) {
 }
 
 static atomic_ullong ranged_plans; /* convolutions' plans whose workspace lies in a range */
-static atomic_ullong unfit_plans;  /* of these, those that PyTorch did not run: there was no room */
+static atomic_ullong unfit_plans;  /* of these, those that PyTorch did not run because they did not fit */
 
-/* The plan that this thread asked last for its workspace and has not run: where that does not fit, PyTorch goes on to
- * the next of the graph's plans. (ATen/native/cudnn/Conv_v8.cpp: try_plans, try_configs.) */
+/* The last plan whose workspace this thread queried without running it: if that does not fit, PyTorch tries the graph's
+ * next plan. (ATen/native/cudnn/Conv_v8.cpp: try_plans, try_configs.) */
 static _Thread_local struct {
     const descriptor *plan;
     uint64_t graph;
 } not_run;
 
-/* What a plan's workspace is in this run. The plan keeps what cuDNN names: PyTorch's timing tells plans apart by it. */
+/* Whether the workspace of a plan lies in a range. */
 static bool is_ranged(const descriptor *plan) {
     return plan->convolves && !(plan->card && !gm_asks_another_cudnn());
 }
 
+/* Returns a plan's workspace in this run. The plan itself keeps the size that cuDNN reports: PyTorch's timing identifies
+ * plans by it. */
 static int64_t taken_by(const descriptor *plan) {
     if (!is_ranged(plan)) return plan->workspace;
     uint64_t usual = (uint64_t)plan->workspace, most = plan->most > usual ? plan->most : usual;
@@ -377,7 +378,7 @@ static int64_t taken_by(const descriptor *plan) {
     return (int64_t)gm_size_between(GM_PLANNED, 0, usual, most);
 }
 
-/* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of its components. */
+/* A tensor knows its bytes; an operation, a graph, an engine or a plan has the sum of its components. */
 GM_API int cudnnBackendFinalize(descriptor *d) {
     if (!d) return GM_CUDNN_BAD_PARAM;
     if (gm_inside_cudnn()) return gm_installed_finalize(d);
@@ -436,7 +437,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
                    : gm_installed_get(d->installed, name, type, room, count, elements);
     }
     switch (name) {
-    case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
+    case ENGINEHEUR_RESULTS: /* one engine configuration; the caller passes its descriptor */
     case ENGINECFG_ENGINE:
         *count = 1;
         if (elements && room > 0 && *(descriptor **)elements) inherit(*(descriptor **)elements, d);
@@ -467,7 +468,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
 static atomic_ullong largest; /* bytes */
 static atomic_ullong estimated_runs; /* runs of convolutions' plans with unknown workspaces */
 static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
-/* Of these, on another card than they were made for: PyTorch keeps plans for good. */
+/* Of these, those on another card than they were created for: PyTorch caches plans forever. */
 static atomic_ullong other_card_runs;
 
 static void note_workspace(const descriptor *plan, const descriptor *pack) {
@@ -504,11 +505,12 @@ GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack)
     return GM_SUCCESS;
 }
 
-/* The most bytes of workspace of a convolution for which it is not known, since this was last asked. */
+/* Returns the largest workspace in bytes of a convolution with an unknown one since the last call. */
 GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
-/* How often a convolution with an unknown workspace ran; a plan of cuDNN's; one made for another card; how often a
- * convolution's workspace was asked for that lies in a range; how often there was no room for that. */
+/* Returns how often a convolution with an unknown workspace ran; how often a plan of cuDNN ran; how often one ran that
+ * was created for another card; how often a convolution's workspace that lies in a range was queried; and how often that
+ * did not fit. */
 GM_API void gpumem_convolutions(uint64_t out[5]) {
     out[0] = atomic_load(&estimated_runs);
     out[1] = atomic_load(&planned_runs);

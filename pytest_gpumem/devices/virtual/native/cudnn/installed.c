@@ -34,12 +34,12 @@ static struct {
     int (*finalize)(void *descriptor);
     int (*get)(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
 } cudnn;
-static atomic_bool opened;       /* all of them are there */
-static atomic_bool asks_another; /* it is another file than PyTorch was linked with */
-static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
+static atomic_bool opened;       /* all functions were found */
+static atomic_bool asks_another; /* another file than PyTorch was linked with */
+static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or none looked up yet */
 
-/* Where cuDNN is not installed a stub has its name (devices/virtual/missing_libraries.py), in which functions of this
- * library are found. */
+/* If cuDNN is not installed a stub has its name (devices/virtual/missing_libraries.py), and looking up its functions
+ * finds this library's. */
 static bool is_own(void *function) {
     Dl_info theirs, own;
     return dladdr(function, &theirs) && dladdr(&cudnn, &own) && theirs.dli_fbase == own.dli_fbase;
@@ -68,23 +68,23 @@ static bool look_up(void *library) {
     return true;
 }
 
-/* The one that PyTorch was linked with is in the process, although PyTorch calls ours. $GPUMEM_CUDNN is the path of
- * another; with "none", no cuDNN is asked. */
+/* The cuDNN that PyTorch was linked with is in the process, although PyTorch calls ours. $GPUMEM_CUDNN is the path of
+ * another; with "none", no cuDNN is used. */
 static void open_library(void) {
     const char *path = getenv("GPUMEM_CUDNN");
     bool path_given = path && *path;
     if (path_given && strcmp(path, "none") == 0) return;
-    /* Its version cannot be asked: it would look for its parts by names that the other's have as well. */
+    /* Its version cannot be queried: it would look up its parts by names that the other one's have as well. */
     void *linked = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *library = dlopen(path_given ? path : "libcudnn.so.9", path_given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
     if (!library && path_given) {
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
     }
     if (!library || !look_up(library)) return;
-    gm_enter_cudnn(); /* they may call one another by name, and find ours */
+    gm_enter_cudnn(); /* its parts may call one another by name, and find ours */
     int version = (int)cudnn.version(), major = (int)(cudnn.cuda_version() / 1000);
     gm_leave_cudnn();
-    if (major != gm_cuda_version() / 1000) { /* its parts end the process without that CUDA's libraries */
+    if (major != gm_cuda_version() / 1000) { /* without that CUDA's libraries its parts end the process */
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s is made for CUDA %d, and this torch for CUDA %d: give one of "
                 "nvidia-cudnn-cu%d's\n", path_given ? path : "cuDNN", major, gm_cuda_version() / 1000,
                 gm_cuda_version() / 1000);
@@ -145,7 +145,7 @@ bool gm_installed_last_error(char *message, size_t size) {
     return true;
 }
 
-/* ---- the card that is meant ---- */
+/* ---- the card to plan for ---- */
 
 typedef struct card {
     gm_card profile;
@@ -153,7 +153,7 @@ typedef struct card {
     struct card *next;
 } card;
 
-static card *cards; /* the newest first */
+static card *cards; /* newest first */
 static pthread_mutex_t cards_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void lend_cublaslt(void) {
@@ -166,7 +166,7 @@ static void lend_cublaslt(void) {
 
 static void *make_property(const gm_card *card) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, lend_cublaslt); /* before an engine looks for it; not earlier, since it loads a large file */
+    pthread_once(&once, lend_cublaslt); /* before an engine looks it up; not earlier, since it loads a large file */
     char json[1024];
     int length = snprintf(
         json, sizeof json,
@@ -192,20 +192,20 @@ static void *make_property(const gm_card *card) {
 
 /* ---- the first plan of a process ----
  *
- * Once cuDNN has planned a 1x1 convolution on a card before Ampere, its answers for later cards in the process are
- * others than alone: an RTX 3090 Ti's convolution then takes 1.6 MiB, where it takes 8.6 alone and on the GPU itself. The
- * other way round nothing changes. So a 1x1 convolution is planned on a card with tensor cores for TF32 before any other.
- */
+ * Once cuDNN has planned a 1x1 convolution on a card before Ampere, its results for later cards in the process differ
+ * from those in a fresh process: an RTX 3090 Ti's convolution then needs 1.6 MiB, instead of 8.6 in a fresh process and
+ * on the GPU itself. The other way round nothing changes. So a 1x1 convolution is planned on a card with tensor cores for
+ * TF32 before any other plan. */
 enum { CONVOLUTION = 1, ENGINECFG = 3, FORWARD = 10, GRAPH = 15, TENSOR = 17, AMPERE = 8, CONFIGURATIONS = 16 };
 
-/* An attribute of a descriptor, by its number (cudnnBackendAttributeName_t) and that of its type. */
+/* An attribute of a descriptor: its number (cudnnBackendAttributeName_t), and the number of its type. */
 typedef struct {
     int name, type;
     int64_t count;
     const void *elements;
 } setting;
 
-/* A finalized descriptor; NULL: cuDNN refuses it. */
+/* Returns a finalized descriptor; NULL: cuDNN refuses it. */
 static void *made(int type, size_t count, const setting *settings) {
     void *descriptor;
     if (gm_installed_create(type, &descriptor)) return NULL;
@@ -229,7 +229,7 @@ static void *make_tensor(int64_t identity, const int64_t dimensions[4]) {
                 {906, GM_TYPE_INT64, 1, &identity}, {900, GM_TYPE_INT64, 1, &alignment});
 }
 
-/* What the graph is made of stays for the process' life. */
+/* The parts of the graph are kept for the lifetime of the process. */
 static void *make_graph(void) {
     static const int64_t image[4] = {32, 64, 56, 56}, kernel[4] = {64, 64, 1, 1}, ones[2] = {1, 1}, zeros[2], spatial = 2;
     static const int32_t float32 = 0, cross_correlation = 1;
@@ -261,7 +261,7 @@ static void plan_for_ampere(void) {
         MADE(GM_EXECUTION_PLAN, DESCRIPTOR(401, results[i]), DESCRIPTOR(407, property));
 }
 
-/* No other difference between two cards was seen to change a plan. */
+/* No other difference between two cards was observed to change a plan. */
 static bool same_chip(const gm_card *a, const gm_card *b) {
     return a->major == b->major && a->minor == b->minor && a->sm_count == b->sm_count &&
            a->shared_memory_per_block == b->shared_memory_per_block &&

@@ -1,6 +1,6 @@
-/* cuDNN's recurrent networks (RNN, LSTM, GRU): the layout of their weights is documented, and exact here; the sizes
- * of the workspace and of the reserve space, which training keeps from forward to backward, are not, and estimated.
- */
+/* cuDNN's recurrent networks (RNN, LSTM, GRU): the layout of their weights is documented, and exact here; the sizes of
+ * the workspace, and of the reserve space that training keeps from forward to backward, are not documented, and are
+ * estimated. */
 #include "cudnn/cudnn.h"
 
 #include <string.h>
@@ -132,20 +132,20 @@ GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer
     return GM_SUCCESS;
 }
 
-/* Values that training keeps of every layer for a step of time, of the size of the hidden state. pytorch/pytorch#2895
- * has 864,000,000 bytes of a GRU and 736,000,000 of an LSTM of four layers on a P100: for 8,000,000 values of four bytes
- * that is 6 and 5 a layer, and one between each two layers. Of a plain RNN nobody published one: the gate and the
- * output, as its equations need. */
+/* Returns the values per time step that training keeps for every layer, in units of the hidden state's size.
+ * pytorch/pytorch#2895 has 864,000,000 bytes for a GRU and 736,000,000 for an LSTM of four layers on a P100: for
+ * 8,000,000 values of four bytes that is 6 and 5 per layer, and one between two layers. Nobody published a plain RNN's:
+ * the gate and the output, as its equations need. */
 static size_t values_kept(const network *n) {
     size_t layers = (size_t)n->layers;
     size_t values = n->mode == 3 ? 7 * layers - 1 : n->mode == 2 ? 6 * layers - 1 : 2 * layers;
     return values * (size_t)n->directions;
 }
 
-/* Values of the workspace for a step of time, of the size of the hidden state: without training the gates' pre-activations
- * of all layers, and an output between each two of them. Published of an LSTM of four layers on an RTX A6000 are 350 MiB in
- * float32, 0.5 % more than this, and 208 in half precision, 19 % more (benchmarks/data/README.md). What training takes
- * besides its reserve space is not published: the pre-activations of one layer. */
+/* Returns the values per time step in the workspace, in units of the hidden state's size: without training the gates'
+ * pre-activations of all layers, and an output between two layers. Published for an LSTM of four layers on an RTX A6000
+ * are 350 MiB in float32, 0.5 % more than this, and 208 in half precision, 19 % more (benchmarks/data/README.md). What
+ * training needs besides its reserve space is not published: assumed are the pre-activations of one layer. */
 static size_t values_passed(const network *n, int training) {
     size_t layers = training ? 1 : (size_t)n->layers;
     return (layers * (size_t)gates(n) + layers - 1) * (size_t)n->directions;
@@ -163,7 +163,7 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     return GM_SUCCESS;
 }
 
-/* ---- dropout: its state is that of one random generator a thread (estimated by the card's threads) ---- */
+/* ---- dropout: its state is that of one random generator per thread (estimated by the card's threads) ---- */
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     gm_note_sizes(GM_RNN);

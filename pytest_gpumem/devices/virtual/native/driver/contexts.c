@@ -1,5 +1,5 @@
-/* The CUDA driver API: devices, contexts, and which of them an address belongs to. A context is a
- * token, one a device. */
+/* The CUDA driver API: devices, contexts, and the device that an address belongs to. A context is a token, one per
+ * device. */
 #include "runtime/runtime.h"
 #include "runtime/stream_order.h"
 
@@ -17,7 +17,7 @@ GM_API int cuInit(unsigned flags) {
 
 GM_API int cuDriverGetVersion(int *version) { *version = gm_cuda_version(); return GM_SUCCESS; }
 
-/* The status of a question to the driver, which answers none before cuInit (CUDA Driver API, "Initialization"). */
+/* Returns the status of a driver query: none succeeds before cuInit (CUDA Driver API, "Initialization"). */
 static int ready(void) {
     if (!gm_visible()) return GM_NO_DEVICE;
     return gm_initialized() ? GM_SUCCESS : GM_NOT_INITIALIZED;
@@ -109,7 +109,7 @@ GM_API int cuCtxSynchronize(void) {
     return GM_SUCCESS;
 }
 
-/* Of resources of kernels (stack, printf buffer): no kernel runs. */
+/* Limits of kernel resources (stack, printf buffer): no kernel runs. */
 GM_API int cuCtxGetLimit(size_t *value, int limit) { *value = 1024; return GM_SUCCESS; }
 GM_API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 

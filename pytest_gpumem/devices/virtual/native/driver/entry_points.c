@@ -1,4 +1,4 @@
-/* Functions of the CUDA driver API looked up by name: Triton and PyTorch do not link libcuda.so.1. */
+/* Looks functions of the CUDA driver API up by name: Triton and PyTorch do not link libcuda.so.1. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -21,9 +21,9 @@ static int look_up(const char *symbol, void **function, int *result) {
     return *function ? GM_SUCCESS : GM_SYMBOL_NOT_FOUND;
 }
 
-/* The CUDA runtime asks for it, and nothing else does: its tables are not documented, and are not there. A library that
- * was linked with the runtime's static version has a copy of it inside, which then fails with "the API call is not
- * supported in the installed CUDA driver" (36). NVIDIA's own libraries have such copies too, and get on without. */
+/* Only the CUDA runtime requests it: its tables are not documented, and are missing here. A library linked with the
+ * runtime's static version contains a copy of it, which then fails with "the API call is not supported in the installed
+ * CUDA driver" (36). NVIDIA's own libraries contain such copies too, and work without the tables. */
 #define PRIVATE_TABLES "cuGetExportTable"
 static const char *const nvidias[] = {"libcudnn", "libcublas", "libcusolver", "libcusparse", "libcufft", "libcurand",
                                       "libnccl", "libcupti", "libcufile", "libnv", "libtorch", "libc10"};
@@ -36,7 +36,7 @@ static void refuse_runtime(const void *caller) {
     for (size_t i = 0; i < sizeof nvidias / sizeof *nvidias; i++)
         if (strncmp(file, nvidias[i], strlen(nvidias[i])) == 0) return;
     const char *bindings = strstr(path, "/cuda/bindings/");
-    if (bindings && strncmp(file, "driver.", strlen("driver.")) == 0) return; /* it looks up every function there is */
+    if (bindings && strncmp(file, "driver.", strlen("driver.")) == 0) return; /* it looks up every existing function */
     bool is_shared = strncmp(file, "libcudart.so", strlen("libcudart.so")) == 0;
     snprintf(name, sizeof name, "%s: it has a CUDA runtime of its own (%s)", path,
              bindings    ? "import torch before it, with cuda.bindings 13 and torch for CUDA 13; or use torch.cuda"

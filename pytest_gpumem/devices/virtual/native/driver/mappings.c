@@ -1,4 +1,4 @@
-/* The driver's virtual memory management: reserve addresses, create memory (charged), map, unmap, release. */
+/* The driver's virtual memory management: reserve addresses, create memory (charged to the device), map, unmap, release. */
 #include "runtime/runtime.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 typedef struct {
     int device;
     uint64_t size;
-    int references; /* one for its creator, one a mapping */
+    int references; /* one for its creator, one per mapping */
 } allocation;
 
 /* The leading fields of CUmemAllocationProp. */
@@ -87,7 +87,7 @@ GM_API int cuMemMap(uintptr_t address, size_t size, size_t offset, allocation *m
               gm_ranges_add(&mappings, (gm_range){address, address + size, (intptr_t)memory, 0});
     if (ok) {
         memory->references++;
-        gm_addresses_set_owner(address, memory->device); /* of the whole reservation: a segment lies on one device */
+        gm_addresses_set_owner(address, memory->device); /* for the whole reservation: a segment is on one device */
     }
     pthread_mutex_unlock(&lock);
     return ok ? GM_SUCCESS : GM_INVALID_VALUE;

@@ -12,7 +12,7 @@ GM_API int cuMemAllocHost_v2(void **address, size_t size) { return gm_host_alloc
 GM_API int cuMemHostAlloc(void **address, size_t size, unsigned flags) { return gm_host_alloc(address, size); }
 GM_API int cuMemFreeHost(void *address) { return gm_host_free(address); }
 
-/* ---- copies: of any kind of memory to any ---- */
+/* ---- copies: between any kinds of memory ---- */
 
 GM_API int cuMemcpy(uintptr_t to, uintptr_t from, size_t size) {
     return gm_copy_any((void *)to, (const void *)from, size, NULL);

@@ -1,4 +1,4 @@
-/* The CUDA driver API: modules and kernels, loaded by name only, never executed, and writes to their memory. */
+/* The CUDA driver API: modules and kernels, which are loaded by name only and never run, and writes to their memory. */
 #include "runtime/runtime.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ GM_API int cuModuleGetFunction(void **function, void *module, const char *name) 
     return token(function, &function_token);
 }
 
-/* CUfunction_attribute: 0 most threads a block, 4 registers a thread, 8 most dynamic shared memory. */
+/* CUfunction_attribute: 0 maximum threads per block, 4 registers per thread, 8 maximum dynamic shared memory. */
 GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
     switch (attribute) {
     case 0: *value = 1024; break;
@@ -89,7 +89,7 @@ GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value,
     return GM_SUCCESS;
 }
 
-/* CUDA logs nothing here, so registering a callback is all there is to do. */
+/* CUDA logs nothing here: registering a callback is all that is needed. */
 GM_API int cuLogsRegisterCallback(void *callback, void *data, void **handle) {
     static char none;
     if (handle) *handle = &none;

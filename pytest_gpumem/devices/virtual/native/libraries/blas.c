@@ -1,5 +1,5 @@
-/* cuBLAS and cuBLASLt: results lie in device memory and are not computed. PyTorch brings the workspaces, through its
- * own allocator, so nothing here takes memory. */
+/* cuBLAS and cuBLASLt: results are in device memory and are not computed. PyTorch allocates the workspaces with its own
+ * allocator, so nothing here uses memory. */
 #include "runtime/runtime.h"
 
 #include <string.h>
@@ -27,7 +27,7 @@ GM_API const char *cublasGetStatusString(int status) {
     return status == GM_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_NOT_SUPPORTED by the virtual GPU";
 }
 
-/* A dot product's result may be asked for in host memory. */
+/* A dot product may return its result in host memory. */
 static int dot(void *result, size_t size) {
     gm_forget_all();
     if (gm_owner(result) < 0) {
@@ -53,7 +53,7 @@ GM_API int cublasDotEx(handle *h, int n, const void *x, int xtype, int incx, con
     return dot(result, type == 2 || type == 14 ? 2 : 4); /* CUDA_R_16F, CUDA_R_16BF, else CUDA_R_32F */
 }
 
-/* The norms and sums of a vector, and the place of its largest element: of zeros the first, counted from 1. */
+/* The norms and sums of a vector, and the index of its largest element: for zeros the first, counted from 1. */
 #define NORM(name, size)                                                       \
     GM_API int name(handle *h, int n, const void *x, int incx, void *result) { \
         return dot(result, size);                                              \
@@ -82,7 +82,7 @@ PLACE(cublasIdamin_v2)
 PLACE(cublasIcamin_v2)
 PLACE(cublasIzamin_v2)
 
-/* Batched factorisations: info is in host memory, and says of the arguments that they are right. */
+/* Batched factorisations: info is in host memory, and reports that the arguments are valid. */
 static int solved(int *info) {
     if (info) *info = 0;
     return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED;
@@ -141,7 +141,7 @@ typedef struct {
     int reserved[4];
 } heuristic_result; /* cublasLtMatmulHeuristicResult_t */
 
-/* One algorithm that needs no workspace of its own: PyTorch allots the same workspace whichever is chosen. */
+/* Returns one algorithm that needs no workspace: PyTorch allocates the same workspace whichever algorithm is chosen. */
 GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
                                           void *preference, int room, heuristic_result *results, int *count) {
     if (room < 1) return CUBLAS_INVALID;
@@ -151,7 +151,7 @@ GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a
     return GM_SUCCESS;
 }
 
-/* That algorithm's settings are its only ones. */
+/* That algorithm has no other settings. */
 GM_API int cublasLtMatmulAlgoInit(void *handle, int compute, int scale, int a, int b, int c, int d, int id,
                                   uint64_t *algorithm) {
     memset(algorithm, 0, sizeof(((heuristic_result *)NULL)->algorithm));

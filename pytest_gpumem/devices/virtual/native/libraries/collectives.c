@@ -1,9 +1,8 @@
-/* What collectives make of the bytes that ranks give to them, as far as all of these are known.
+/* What collectives compute from the bytes that ranks contribute, if all of these are known.
  *
  * Ranks that are devices of one process (ncclCommInitAll: DataParallel, torch.cuda.comm) call NCCL one after the other,
- * between ncclGroupStart and ncclGroupEnd, or each on a thread of its own. The last one that comes to a collective
- * carries it out for all: the others' tensors have to stay as they are until then, as NCCL asks for.
- */
+ * between ncclGroupStart and ncclGroupEnd, or each on its own thread. The last rank to reach a collective performs it for
+ * all: the other ranks' tensors must not change until then, as NCCL requires. */
 #include "libraries/collectives.h"
 #include "base/base.h"
 
@@ -61,7 +60,7 @@ bool gm_reduce(const unsigned char *const *given, int ranks, unsigned char *to, 
 
 /* ---- ranks of one process ---- */
 
-/* A collective that some of the ranks have come to. */
+/* A collective that some of the ranks have reached. */
 typedef struct meeting {
     uint64_t number;
     gm_collective what;
@@ -70,14 +69,14 @@ typedef struct meeting {
     struct {
         const unsigned char *from;
         unsigned char *to;
-    } parts[]; /* of each rank */
+    } parts[]; /* for each rank */
 } meeting;
 
 struct gm_company {
     pthread_mutex_t lock;
     int ranks, members;
-    meeting *open;      /* in the order of their numbers */
-    uint64_t numbers[]; /* of each rank's last collective */
+    meeting *open;      /* in order of their numbers */
+    uint64_t numbers[]; /* number of each rank's last collective */
 };
 
 gm_company *gm_company_new(int ranks) {
@@ -102,7 +101,7 @@ void gm_company_leave(gm_company *company) {
     free(company);
 }
 
-/* The bytes that a rank gives, if they are known. */
+/* Returns the bytes that a rank contributes, if they are known. */
 static const unsigned char *known(const void *from, uint64_t size) { return gm_is_known(from, size) ? from : NULL; }
 
 static void reduce_part(const meeting *m, int ranks, unsigned char *to, uint64_t at) {
@@ -123,7 +122,7 @@ static void carry_out(const meeting *m, int ranks) {
         for (int rank = 0; rank < ranks; rank++) gm_copy(m->parts[rank].to, m->parts[what->root].from, size);
         break;
     case GM_REDUCE: reduce_part(m, ranks, m->parts[what->root].to, 0); break;
-    case GM_ALL_REDUCE: /* a result may be written where its rank's part was read: the others are copies of the first */
+    case GM_ALL_REDUCE: /* a result may overwrite its rank's input: the other results are copies of the first */
         reduce_part(m, ranks, m->parts[0].to, 0);
         for (int rank = 1; rank < ranks; rank++) gm_copy(m->parts[rank].to, m->parts[0].to, size);
         break;

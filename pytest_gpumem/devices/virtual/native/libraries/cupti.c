@@ -1,7 +1,6 @@
-/* CUPTI: a profiler may switch records on; no kernel runs here, so no record is ever written.
+/* CUPTI: a profiler may enable records; no kernel runs here, so no record is ever written.
  *
- * No buffer is ever asked for or handed over, which is how CUPTI behaves towards a program that uses no GPU.
- */
+ * No buffer is ever requested or delivered, which is how CUPTI behaves for a program that uses no GPU. */
 #include "base/base.h"
 
 enum { CUPTI_INVALID_PARAMETER = 1, CUPTI_MAX_LIMIT_REACHED = 12, CUPTI_QUEUE_EMPTY = 18 };
@@ -16,7 +15,7 @@ GM_API int cuptiGetResultString(int status, const char **message) {
     return GM_SUCCESS;
 }
 
-/* CUPTI_API_VERSION: CUDA's version with two digits for a fix, as in 130200 for CUDA 13.2. */
+/* CUPTI_API_VERSION: CUDA's version with two digits for a patch release, such as 130200 for CUDA 13.2. */
 GM_API int cuptiGetVersion(uint32_t *version) {
     *version = (uint32_t)(gm_cuda_version() * 10);
     return GM_SUCCESS;
@@ -37,7 +36,7 @@ GM_API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, siz
     return GM_SUCCESS;
 }
 
-/* Identifiers of the profiler's own, that it pushes and pops around its operators, and does not ask for. */
+/* The profiler's own identifiers, which it pushes and pops around its operators, but does not read. */
 GM_API int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
     if (last) *last = 0;
     return GM_SUCCESS;

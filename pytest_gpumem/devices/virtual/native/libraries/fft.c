@@ -1,11 +1,10 @@
-/* cuFFT: plans are numbers; the work areas, which PyTorch takes from its own allocator, are estimated.
+/* cuFFT: plans are numbers; the work areas, which PyTorch allocates with its own allocator, are estimated.
  *
- * cuFFT's manual bounds the work area: from 1 to 8 times batch * n[0] * ... * n[rank - 1] complex elements. Sizes
- * whose prime factors are all at most 127 have algorithms of their own and are taken at the lower bound; the others
- * go through Bluestein's algorithm, which transforms something larger, and are taken at the upper one. A single power
- * of two that fits into the shared memory of a block, which the manual names as the best path, is taken to need none:
- * what PyTorch reserved on an RTX A6000 for transforms of 512 has no room for one (benchmarks/results/published_speech.txt).
- */
+ * cuFFT's manual bounds the work area: from 1 to 8 times batch * n[0] * ... * n[rank - 1] complex elements. Sizes whose
+ * prime factors are all at most 127 have their own algorithms: the lower bound is assumed. Other sizes use Bluestein's
+ * algorithm, which transforms something larger: the upper bound is assumed. A single power of two that fits into a
+ * block's shared memory, which the manual calls the best path, is assumed to need none: what PyTorch reserved on an RTX
+ * A6000 for transforms of 512 has no room for one (benchmarks/results/published_speech.txt). */
 #include "base/base.h"
 
 #include <stdatomic.h>
@@ -22,10 +21,10 @@ enum { LARGEST_PRIME = 127, BLUESTEIN = 8, MAX_RANK = 3, SHARED_BYTES = 48 * 102
 
 static atomic_int plans;
 
-enum { PLANS = 4096 }; /* PyTorch's cache keeps fewer of a device */
+enum { PLANS = 4096 }; /* PyTorch's cache holds fewer per device */
 static struct {
     uint64_t usual, most;
-} areas[PLANS]; /* by the plan's number */
+} areas[PLANS]; /* by plan number */
 
 GM_API int cufftCreate(int *plan) {
     if (!gm_visible()) return FFT_SETUP_FAILED;
@@ -35,7 +34,7 @@ GM_API int cufftCreate(int *plan) {
 
 GM_API int cufftDestroy(int plan) { return plan > 0 ? GM_SUCCESS : FFT_INVALID_PLAN; }
 
-/* A plan that takes its work area itself would take memory that no figure of PyTorch's has. */
+/* A plan that allocates its work area itself would use memory that is in none of PyTorch's figures. */
 GM_API int cufftSetAutoAllocation(int plan, int automatic) {
     return automatic ? gm_unsupported("cufftSetAutoAllocation (switched on)", FFT_NOT_SUPPORTED) : GM_SUCCESS;
 }
@@ -48,7 +47,8 @@ GM_API int cufftSetWorkArea(int plan, void *area) {
     return GM_SUCCESS;
 }
 
-/* Bytes of a complex element by cudaDataType: half and bfloat16, single, double; 0: no type of a transform. */
+/* Returns the bytes of a complex element by cudaDataType: half and bfloat16, single, double; 0: not a type of a
+ * transform. */
 static size_t element(int type) {
     switch (type) {
     case 2: case 6: case 14: case 15: return 4;
@@ -86,7 +86,7 @@ GM_API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *inem
 }
 
 GM_API int cufftXtExec(int plan, void *input, void *output, int direction) {
-    gm_note_sizes(GM_CUFFT); /* here: PyTorch keeps plans, and the workspace is taken at each execution */
+    gm_note_sizes(GM_CUFFT); /* here: PyTorch caches plans, and allocates the workspace at each execution */
     gm_forget_all();
     return gm_visible() ? GM_SUCCESS : FFT_SETUP_FAILED;
 }

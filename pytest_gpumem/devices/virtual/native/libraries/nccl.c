@@ -1,9 +1,8 @@
-/* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where ranks know the
- * bytes that they give (values.c), small ones that a program compares or agrees on, ranks in several processes exchange
- * these (ranks.c), and so do ranks that are devices of one process (collectives.c). Of a rank that is alone, and of more
- * bytes, every other rank is taken to give the same: they run the same program. The device memory that NCCL takes for
- * itself, outside of PyTorch's allocator, is not charged.
- */
+/* NCCL: communicators are tokens, and the result of a collective is unknown, like that of a kernel. But small messages of
+ * known bytes (values.c), which a program compares or agrees on, are exchanged: between ranks in several processes
+ * (ranks.c), and between ranks that are devices of one process (collectives.c). For a lone rank, and for larger messages,
+ * every other rank is assumed to contribute the same bytes: all ranks run the same program. The device memory that NCCL
+ * allocates for itself, outside of PyTorch's allocator, is not charged. */
 #include "libraries/collectives.h"
 #include "libraries/ranks.h"
 #include "runtime/runtime.h"
@@ -13,14 +12,14 @@
 
 enum { INTERNAL_ERROR = 3 };
 
-/* ALONE: one rank of a world of other processes, which need not exist (world is NULL then). TOGETHER: all ranks are
- * devices of this process. SPLIT: a part of a world without others, of how many ranks is not known. */
+/* ALONE: one rank of a world of other processes, which need not exist (then world is NULL). TOGETHER: all ranks are
+ * devices of this process. SPLIT: a part of a world without the others, with an unknown number of ranks. */
 enum { ALONE, TOGETHER, SPLIT };
 
 typedef struct {
     int ranks, rank, device, kind;
     gm_world *world;
-    gm_company *company; /* of the ranks that are TOGETHER */
+    gm_company *company; /* of ranks that are TOGETHER */
 } communicator;
 
 typedef struct {
@@ -73,8 +72,8 @@ GM_API int ncclCommInitAll(communicator **out, int count, const int *devices) {
 
 enum { NO_COLOR = -1 };
 
-/* The part of a world that a rank is in: the ranks of its color, in the order of their keys. All ranks of the world come
- * here, and the first of each part names it. */
+/* Joins the part of a world that contains this rank: the ranks of its color, in the order of their keys. All ranks of the
+ * world call this, and the first rank of each part names the part. */
 static int join_part(communicator **out, const communicator *c, int color, int key) {
     const int own[2] = {color, key};
     int ranks = 0, rank = 0, first = -1, first_key = 0;
@@ -132,7 +131,7 @@ GM_API int ncclRedOpCreatePreMulSum(int *operation, void *scalar, int type, int 
 
 /* ---- collectives ---- */
 
-enum { EXACT = 1 << 24 }; /* whole numbers up to this are exact in FLOAT32, in any order of adding */
+enum { EXACT = 1 << 24 }; /* integers up to this are exact in FLOAT32, in any order of addition */
 
 static bool captured(void *on) {
     int capturing = 0;
@@ -140,10 +139,11 @@ static bool captured(void *on) {
     return capturing;
 }
 
-/* Whether every rank holds the bytes that this one holds, and a collective on this stream works on them at once. */
+/* Whether every rank has the same bytes as this one, and a collective on this stream works on them at once. */
 static bool certain(const communicator *c, void *on) { return c->kind == ALONE && !captured(on); }
 
-/* Whether the ranks are devices of this process, and this one's part was taken: all is done once the last one comes. */
+/* Whether the ranks are devices of this process, and this rank's part was accepted: the last rank to arrive does the
+ * work. */
 static bool met(const communicator *c, gm_collective what, const void *from, void *to, void *on) {
     return c->company && !captured(on) && gm_company_meet(c->company, c->rank, what, from, to);
 }
@@ -154,14 +154,14 @@ static int started(const communicator *c, void *on) {
     return GM_SUCCESS;
 }
 
-/* Reduces values that every rank has alike; false where the result is not certain: as a sum of other than whole numbers
- * depends on the order. */
+/* Reduces values that are equal on every rank; false if the result is not certain: a sum of non-integers depends on the
+ * order. */
 static bool reduce(unsigned char *bytes, size_t count, int type, int operation, int ranks) {
     if (operation == MAX || operation == MIN || (ranks == 1 && operation <= AVG)) return true;
     if (operation > PROD || type == FLOAT16 || type > (operation == PROD ? UINT64 : FLOAT64)) return false;
     size_t size = gm_element_size(type);
     for (unsigned char *at = bytes; at < bytes + count * size; at += size) {
-        uint64_t whole = 0; /* low bits, little end first */
+        uint64_t whole = 0; /* low bits, little-endian */
         float single = 0;
         double number = 0;
         memcpy(type == FLOAT32 ? (void *)&single : type == FLOAT64 ? (void *)&number : (void *)&whole, at, size);
@@ -176,7 +176,7 @@ static bool reduce(unsigned char *bytes, size_t count, int type, int operation, 
     return true;
 }
 
-/* Whether the ranks exchange their bytes for a collective on this stream; all of them come to the same answer. */
+/* Whether the ranks exchange their bytes for a collective on this stream; all ranks reach the same decision. */
 static bool exchanges(const communicator *c, void *on, uint64_t size) {
     return c->world && size <= GM_EXCHANGED && certain(c, on);
 }
@@ -185,7 +185,7 @@ static void exchange(const communicator *c, const void *from, uint64_t size) {
     gm_world_exchange(c->world, from && gm_is_known(from, size) ? from : NULL, size);
 }
 
-/* Reduces the elements that all ranks have given, from a byte on. */
+/* Reduces the elements that all ranks have contributed, from a byte offset on. */
 static bool reduce_given(const communicator *c, unsigned char *to, uint64_t at, size_t count, int type, int operation) {
     const unsigned char **given = malloc((size_t)c->ranks * sizeof *given);
     if (!given) return false;
@@ -195,14 +195,14 @@ static bool reduce_given(const communicator *c, unsigned char *to, uint64_t at, 
     return ok;
 }
 
-/* Writes the bytes that a rank has given, or makes them unknown. */
+/* Writes the bytes that a rank has contributed, or marks them as unknown. */
 static void take(const communicator *c, int rank, void *to, uint64_t size) {
     const unsigned char *bytes = gm_world_bytes(c->world, rank);
     if (bytes && gm_open_for_writing(to, size)) memcpy(to, bytes, size);
     else gm_forget(to, size);
 }
 
-/* Where no other rank gives anything. */
+/* For a reduction to which no other rank contributes. */
 static int reduce_alone(const communicator *c, const void *from, void *to, size_t count, int type, int operation,
                         void *on) {
     uint64_t size = count * gm_element_size(type);
@@ -233,7 +233,7 @@ GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int op
     return root == c->rank ? ncclAllReduce(from, to, count, type, operation, c, on) : GM_SUCCESS;
 }
 
-/* A rank that is not the root has got the root's bytes already where it is sure to have the same. */
+/* A rank that is not the root already has the root's bytes if all ranks are certain to have the same. */
 GM_API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
     uint64_t size = count * gm_element_size(type);
     if (started(c, on)) return INTERNAL_ERROR;
@@ -293,7 +293,7 @@ GM_API int ncclRecv(void *to, size_t count, int type, int peer, communicator *c,
     return GM_SUCCESS;
 }
 
-/* Which of its bytes a rank gets from which one is not told apart. */
+/* Which of its bytes a rank receives from which rank is not tracked. */
 static int exchanged(const communicator *c, void *on) {
     gm_work_next_on(on);
     gm_forget_all();

@@ -1,4 +1,4 @@
-/* NVML: how many devices there are and how full. */
+/* NVML: the number of devices, and their memory in use. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -68,7 +68,7 @@ GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {
     return GM_SUCCESS;
 }
 
-/* Of a device that CUDA does not show, this process uses nothing. */
+/* On a device that CUDA does not show, this process uses no memory. */
 static void memory_of(void *device, unsigned long long *total, unsigned long long *unused) {
     int ordinal = gm_ordinal_of((int)((char *)device - nvml_devices));
     *total = ordinal < 0 ? gm_profile.total_memory : gm_total_memory(ordinal);
@@ -81,7 +81,7 @@ GM_API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *out) {
     return GM_SUCCESS;
 }
 
-/* nvmlMemory_v2_t: a version, and three figures and the reserved bytes among them. */
+/* nvmlMemory_v2_t: a version, three sizes, and the reserved bytes between them. */
 GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
     memory_of(device, &out->total, &out->unused);
     out->reserved = 0;
@@ -95,9 +95,9 @@ GM_API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *min
     return GM_SUCCESS;
 }
 
-/* Nothing runs: no share of time, no power, no warmth. The clock is the profile's, as cudaDeviceProp has it. */
+/* Nothing runs: no utilisation, no power, no temperature. The clock is the profile's, as in cudaDeviceProp. */
 GM_API int nvmlDeviceGetUtilizationRates(void *device, unsigned *out) {
-    out[0] = out[1] = 0; /* per cent of the time: kernels ran, memory was read or written */
+    out[0] = out[1] = 0; /* percent of the time in which kernels ran, and memory was read or written */
     return GM_SUCCESS;
 }
 
@@ -142,7 +142,7 @@ struct fabric_info {
 };
 enum { LARGEST_FABRIC_INFO = 256 }; /* bytes; a caller that sets no version has any number there */
 
-/* Such a device has no fabric. PyTorch 2.13 takes any other answer for an error, wherever segments are expandable. */
+/* Such a device has no fabric. PyTorch 2.13 treats any other result as an error if segments are expandable. */
 GM_API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *out) {
     size_t size = out->version & 0xffffff;
     if (size < sizeof *out || size > LARGEST_FABRIC_INFO) return NVML_INVALID;
@@ -150,6 +150,6 @@ GM_API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *out) {
     return GM_SUCCESS;
 }
 
-/* There is no NVLink here; PyTorch asks and copes. */
+/* There is no NVLink here; PyTorch queries it and accepts that. */
 GM_API int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 GM_API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }

@@ -1,7 +1,6 @@
 /* NVRTC: nothing is executed, so every program compiles, to nothing.
  *
- * The installed cuDNN (cudnn/installed.c) gets the real one: it leaves out engines whose kernels do not compile.
- */
+ * The installed cuDNN (cudnn/installed.c) uses the real NVRTC: it leaves out engines whose kernels do not compile. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -14,15 +13,15 @@
 
 enum { INTERNAL_ERROR = 11 };
 
-/* ---- the real one ---- */
+/* ---- the real NVRTC ---- */
 
 static void *real;
 
-/* The folders of NVIDIA's wheels, from one of theirs (nvidia/cudnn/lib) or from PyTorch's (torch/lib). */
+/* Folders of NVIDIA's wheels, relative to one of theirs (nvidia/cudnn/lib) or to PyTorch's (torch/lib). */
 static const char *const places[] = {"../../cu13/lib", "../../cuda_nvrtc/lib", "../../nvidia/cu13/lib",
                                      "../../nvidia/cuda_nvrtc/lib", "."};
 
-/* By its path: by its name it would be this library, which lends itself that name. */
+/* Opens a library by its path: by its name it would be this library, which has that SONAME. */
 static void *open_beside(const char *library) {
     struct link_map *map;
     void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD), *library_found = NULL;
@@ -50,7 +49,7 @@ static void *function(const char *name) {
     return real ? dlsym(real, name) : NULL;
 }
 
-/* Calls the real function of this name if cuDNN asks for it. */
+/* Calls the real function of this name if cuDNN is the caller. */
 #define PASS_ON(type, parameters, arguments)        \
     do {                                            \
         type(*pass_on) parameters;                  \
@@ -60,7 +59,7 @@ static void *function(const char *name) {
         return pass_on arguments;                   \
     } while (0)
 
-/* ---- its functions ---- */
+/* ---- the functions of NVRTC ---- */
 
 GM_API int nvrtcVersion(int *major, int *minor) {
     PASS_ON(int, (int *, int *), (major, minor));
@@ -135,5 +134,5 @@ GM_API const char *nvrtcGetErrorString(int status) {
     return status ? "NVRTC_ERROR" : "NVRTC_SUCCESS";
 }
 
-/* Undocumented, and never called where it was seen: cuDNN up to 9.19 has no compiled engines without it. */
+/* Undocumented, and never observed to be called: cuDNN up to 9.19 has no compiled engines without it. */
 GM_API int __nvrtcCPEx(void) { return gm_unsupported("__nvrtcCPEx", INTERNAL_ERROR); }

@@ -1,8 +1,8 @@
-/* Ranks that are processes of one machine: a file without a name, which the rank that names the world makes, has a place
- * for each. The others open it through /proc. A rank writes the bytes that it gives, and its turn; it goes on when all
- * have written theirs. It writes to two rooms in turns: nobody is two turns behind. Ranks wait for each other as under
- * NCCL, where the host waits once it reads a result. One that has left, or ended, gives nothing more.
- */
+/* Ranks that are processes of one machine share an unnamed file, created by the rank that names the world, with a slot
+ * for each rank. The others open it through /proc. A rank writes the bytes that it contributes, and its turn; it
+ * continues when all ranks have written theirs. It alternates between two buffers: no rank is two turns behind. Ranks
+ * wait for each other as with NCCL, where the host waits when it reads a result. A rank that has left, or ended,
+ * contributes nothing more. */
 #define _GNU_SOURCE
 #include "libraries/ranks.h"
 
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { MAX_RANKS = 256 };
-enum { PAUSE_NS = 100000, MAX_PAUSES = 6000000 }; /* ten minutes, after which PyTorch gives NCCL's ranks up */
+enum { PAUSE_NS = 100000, MAX_PAUSES = 6000000 }; /* ten minutes, after which PyTorch gives up on NCCL's ranks */
 
 typedef struct {
     bool known;
@@ -34,11 +34,11 @@ typedef struct {
 } place;
 
 struct gm_world {
-    place *places; /* NULL: the others cannot be reached, and what they give is not known */
+    place *places; /* NULL: the others cannot be reached, and their bytes are unknown */
     int ranks, rank;
-    int file; /* of the process that made it; else -1 */
+    int file; /* of the process that created it; otherwise -1 */
     uint64_t turn;
-    bool lost; /* a rank ended or did not come */
+    bool lost; /* a rank ended or did not join */
 };
 
 typedef struct {
@@ -96,7 +96,7 @@ void gm_world_leave(gm_world *w) {
     free(w);
 }
 
-/* Whether a rank has written the bytes of this world's turn. */
+/* Waits until a rank has written its bytes for the world's turn; returns whether it has. */
 static bool await_rank(const gm_world *w, place *p) {
     const struct timespec pause = {0, PAUSE_NS};
     for (int pauses = 0; atomic_load(&p->turn) < w->turn; pauses++) {

@@ -1,7 +1,6 @@
-/* cuSOLVER: every factorisation succeeds (info, in device memory, reads 0); the workspaces, which PyTorch takes from
- * its own allocator, are not documented and estimated as the LAPACK function of the same name documents them, with
- * LAPACK's own block sizes. A function is, where its LAPACK namesake needs none, given one block column.
- */
+/* cuSOLVER: every factorisation succeeds (info, in device memory, reads 0). The workspaces, which PyTorch allocates with
+ * its own allocator, are not documented. They are estimated as documented for the LAPACK function of the same name, with
+ * LAPACK's own block sizes. If that function needs none, one block column is assumed. */
 #include "base/base.h"
 
 #include <limits.h>
@@ -39,7 +38,7 @@ static uint64_t singular_values(int64_t rows, int64_t columns) {
     return larger(3 * smaller(m, n) + (m + n) * QR_BLOCK, 5 * smaller(m, n));
 }
 
-enum { MAX_TIMES = 4 }; /* an estimate, as the most that a range has: no manual names one */
+enum { MAX_TIMES = 4 }; /* an estimate of the upper bound: no manual documents one */
 
 static int answer_elements(int *out, uint64_t elements) {
     gm_note_sizes(GM_CUSOLVER);
@@ -57,7 +56,7 @@ static int answer_bytes(size_t *device, size_t *host, uint64_t elements, int typ
     return GM_SUCCESS;
 }
 
-/* Functions that tell how large a workspace is. */
+/* Functions that return the size of a workspace. */
 #define ELEMENTS(name, elements, ...) \
     GM_API int cusolverDn##name##_bufferSize(__VA_ARGS__, int *out) { return answer_elements(out, elements); }
 #define ELEMENTS_BEFORE(name, elements, rest, ...) \

@@ -27,17 +27,17 @@ static int workspace(size_t *size, uint64_t most) {
 
 static _Thread_local int64_t told_nonzeros = -1;
 
-/* Sets the nonzeros of the sum or product that this thread takes next, as Python computed them; -1: nobody knows. */
+/* Sets the number of nonzeros of this thread's next sum or product, as computed by Python; -1: unknown. */
 GM_API void gpumem_tell_nonzeros(int64_t count) { told_nonzeros = count; }
 
-/* The nonzeros of a result: where Python has not told them, and they are wanted, the most that there can be. Zero would
- * hold every limit. */
+/* Returns the nonzeros of a result: if Python has not set them but they are read, the upper bound. With zero every limit
+ * would hold. */
 static int read_back(void *out, size_t size, int64_t most) {
     if (!out || gm_owner(out) >= 0) return GM_SUCCESS;
     int64_t count = told_nonzeros < 0 ? most : told_nonzeros;
     int32_t short_count = count > INT32_MAX ? INT32_MAX : (int32_t)count;
     memcpy(out, size == sizeof short_count ? (void *)&short_count : (void *)&count, size);
-    if (told_nonzeros < 0) gm_note_readback(0); /* of no bytes: assumed */
+    if (told_nonzeros < 0) gm_note_readback(0); /* 0 bytes: assumed */
     told_nonzeros = -1;
     return GM_SUCCESS;
 }
@@ -59,7 +59,7 @@ GM_API const char *cusparseGetErrorString(int status) {
 typedef struct {
     int64_t rows, columns, nonzeros;
     int index_size, element_size; /* bytes */
-    bool computed;                /* how many nonzeros it has was decided on the device */
+    bool computed;                /* its number of nonzeros was decided on the device */
 } sparse_matrix;
 
 typedef struct {
@@ -96,7 +96,7 @@ static uint64_t dense_copy(const dense_matrix *m, int type) {
     return (uint64_t)m->elements * (uint64_t)(computed_size > m->element_size ? computed_size : m->element_size);
 }
 
-/* Of every product of two sparse matrices, twice. */
+/* Returns the bytes of all products of two values, each counted twice. */
 static uint64_t all_products(const sparse_matrix *a, const sparse_matrix *b, int type) {
     double products = b->rows ? (double)a->nonzeros * (double)b->nonzeros / (double)b->rows : 0;
     return (uint64_t)(products * 2 * (element_size(type) + 2 * a->index_size));
@@ -137,7 +137,7 @@ GM_API int cusparseCreateDnVec(dense_matrix **out, int64_t size, void *values, i
 
 /* ---- products and solutions ---- */
 
-/* Functions that tell how large a workspace is. */
+/* Functions that return the size of a workspace. */
 #define WORKSPACE(name, most, ...) \
     GM_API int cusparse##name(__VA_ARGS__, size_t *size) { return workspace(size, most); }
 
@@ -163,13 +163,13 @@ GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha
                                   const sparse_matrix *b, const void *beta, sparse_matrix *c, int type, int algorithm,
                                   void *d, size_t *size, void *buffer) {
     int64_t all = product_up_to(c->rows, c->columns, INT64_MAX);
-    c->computed = true; /* a value of a meets a row of b, and a value of b a column of a */
+    c->computed = true; /* each value of a multiplies at most one row of b, and each value of b one column of a */
     c->nonzeros = least(product_up_to(a->nonzeros, least(b->columns, b->nonzeros), all),
                         product_up_to(b->nonzeros, least(a->rows, a->nonzeros), all));
     return buffer ? gm_computed(SPARSE_NOT_INITIALIZED) : workspace(size, all_products(a, b, type));
 }
 
-/* Of triangular systems with blocks of `block` by `block` values. */
+/* For triangular systems with blocks of `block` by `block` values. */
 static int block_workspace(int *size, int rows, int blocks, int block, int element_size) {
     const sparse_matrix matrix = {rows, rows, blocks, sizeof(int), block * block * element_size, false};
     size_t bytes;
@@ -212,7 +212,7 @@ GM_API int cusparseXcsrgeam2Nnz(void *h, int m, int n, void *ad, int ac, const i
     return read_back(total, sizeof *total, product_up_to(m, n, (int64_t)ac + bc));
 }
 
-/* Where a pivot is zero; -1 (nowhere) in host memory, as every factorisation here succeeds. */
+/* Reports where a pivot is zero; -1 (nowhere) in host memory, as every factorisation here succeeds. */
 static int no_zero_pivot(int *position) {
     if (position && gm_owner(position) < 0) *position = -1;
     return GM_SUCCESS;
@@ -223,7 +223,7 @@ GM_API int cusparseXbsrsv2_zeroPivot(void *h, void *d, int *at) { return no_zero
 
 /* ---- conversions ---- */
 
-/* Indices and the permutation are sorted: copies of both. */
+/* Indices and the permutation are sorted, which needs copies of both. */
 static uint64_t sorted_copy(int rows, int columns, int nonzeros) {
     return copy_of(&(sparse_matrix){rows, columns, nonzeros, sizeof(int), sizeof(int), false});
 }
@@ -233,7 +233,7 @@ WORKSPACE(Xcoosort_bufferSizeExt, sorted_copy(m, n, nonzeros), void *h, int m, i
 WORKSPACE(Xcsrsort_bufferSizeExt, sorted_copy(m, n, nonzeros), void *h, int m, int n, int nonzeros, const int *rows,
           const int *columns)
 
-/* ---- cuSPARSELt: matrices with two nonzeros in four. Descriptors are the caller's, of 512 bytes and more ---- */
+/* ---- cuSPARSELt: matrices with two nonzeros in four. The caller owns the descriptors, of at least 512 bytes ---- */
 
 typedef struct {
     int64_t rows, columns;
@@ -253,15 +253,15 @@ GM_API int cusparseLtStructuredDescriptorInit(const void *h, lt_matrix *m, int64
     return GM_SUCCESS;
 }
 
-/* Half of the values, and two bits for the place of each (cuSPARSELt, "structured sparsity"); cudaDataType 0 is
- * float, 3 and 8 are 8-bit integers, 28 and 29 8-bit floats, 2 and 14 16-bit ones. */
+/* Half of the values, and two bits for the index of each (cuSPARSELt, "structured sparsity"); cudaDataType 0 is float, 3
+ * and 8 are 8-bit integers, 28 and 29 8-bit floats, 2 and 14 16-bit ones. */
 GM_API int cusparseLtSpMMACompressedSize2(const void *h, const lt_matrix *m, size_t *size, size_t *buffer) {
     size_t values = (size_t)(m->rows * m->columns) / 2;
     *size = values * (size_t)element_size(m->type) + (values + 3) / 4;
     return workspace(buffer, *size);
 }
 
-/* A plan, and the descriptor of its product before: the caller's, as the others are. */
+/* A plan, preceded by the descriptor of its product; the caller owns it, like the others. */
 typedef struct {
     int64_t elements; /* of the result */
 } lt_product;
@@ -278,7 +278,7 @@ GM_API int cusparseLtMatmulPlanInit(const void *h, lt_product *plan, const lt_pr
     return GM_SUCCESS;
 }
 
-/* At most the result in float, as for partial sums. */
+/* At most the result in float, for partial sums. */
 GM_API int cusparseLtMatmulGetWorkspace(const void *h, const lt_product *plan, size_t *size) {
     return workspace(size, (uint64_t)plan->elements * sizeof(float));
 }
