@@ -1,6 +1,6 @@
 """Runs at the start of each Python process that a marked test or ``gpumem run`` starts.
 
-On a virtual GPU it adapts torch.distributed; below ``gpumem run`` the process leaves its peaks.
+On a virtual GPU it adapts torch.distributed; below ``gpumem run`` the process writes its peaks.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
 one, and costs little more until torch is imported. See :mod:`pytest_gpumem.devices.children`.
@@ -26,7 +26,7 @@ FOLDER = str(Path(__file__).parent)
 class _TorchGuard(MetaPathFinder):
     """Watches this process just before it imports torch.
 
-    Not sooner: pytest warns of a plugin's package that was imported before it was.
+    Not earlier: pytest warns if a plugin's package was imported before the plugin was registered.
     """
 
     def find_spec(
@@ -36,7 +36,7 @@ class _TorchGuard(MetaPathFinder):
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
-        # An interpreter without this package, or with another version, works as if not watched.
+        # Ignore errors: the interpreter may lack this package, or have another version.
         with suppress(Exception):
             from pytest_gpumem.devices.children import watch_this_process
 
@@ -55,7 +55,7 @@ def _import_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        # the import machinery takes the module from here at the end of its import
+        # the import system looks the module up here when its import ends
         sys.modules.setdefault(__name__, this)
 
 

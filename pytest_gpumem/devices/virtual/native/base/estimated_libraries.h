@@ -1,5 +1,5 @@
-/* Libraries whose sizes their makers do not document: how the C sources call each (gm_note_sizes), its name, the note of
- * a report on a step that used it, and the range in which its sizes are taken to lie (sizes.c): "" where none is told. */
+/* Libraries whose vendors do not document their sizes: each one's identifier in the C sources (gm_note_sizes), its name,
+ * the note in the report of a step that used it, and the range assumed for its sizes (sizes.c), "" if none is reported. */
 ESTIMATED(GM_RNN, "cuDNN's RNN",
           "the reserve space and workspace of cuDNN's RNN are estimates",
           "cuDNN's RNN, with a reserve space of half to twice the estimate and a workspace of none to twice")

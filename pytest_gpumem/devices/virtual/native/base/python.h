@@ -35,7 +35,7 @@ WEAK object PyTuple_GetItem(object, intptr_t);
 WEAK int PyTuple_SetItem(object, intptr_t, object); /* takes the reference */
 WEAK object PyDict_New(void);
 WEAK int PyDict_Next(object, intptr_t *place, object *key, object *value);
-WEAK object PyDict_GetItemString(object, const char *key); /* borrowed; NULL: it has none */
+WEAK object PyDict_GetItemString(object, const char *key); /* borrowed; NULL: no such key */
 WEAK int PyDict_SetItemString(object, const char *key, object);
 WEAK int PyUnicode_CompareWithASCIIString(object, const char *);
 WEAK uint64_t PyLong_AsUnsignedLongLong(object);
@@ -43,7 +43,7 @@ WEAK object PyLong_FromUnsignedLongLong(uint64_t);
 WEAK object PyErr_NoMemory(void); /* NULL */
 WEAK void PyErr_Clear(void);
 WEAK int PyErr_ExceptionMatches(object type);
-WEAK int PyGC_Disable(void); /* whether it was on */
+WEAK int PyGC_Disable(void); /* returns whether it was on */
 WEAK int PyGC_Enable(void);
 
 enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_NOARGS = 4, METH_O = 8, METH_FASTCALL = 128 };

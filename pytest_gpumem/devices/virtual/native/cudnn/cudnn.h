@@ -1,4 +1,4 @@
-/* What the parts of cuDNN share. Numbers are those of cudnn_graph.h (cuDNN's public headers). */
+/* Shared by the parts of cuDNN. Numbers are those of cudnn_graph.h (cuDNN's public headers). */
 #ifndef GPUMEM_CUDNN_H
 #define GPUMEM_CUDNN_H
 
@@ -21,8 +21,8 @@ enum {
     GM_TYPE_CHAR = 24,
 };
 
-/* installed.c: the functions of the cuDNN that is installed, with its arguments and statuses. */
-int gm_installed_version(void); /* 91002 for cuDNN 9.10.2; 0: there is none at hand */
+/* installed.c: the functions of the installed cuDNN, with its arguments and statuses. */
+int gm_installed_version(void); /* 91002 for cuDNN 9.10.2; 0: none is available */
 bool gm_asks_another_cudnn(void); /* $GPUMEM_CUDNN is not the one that PyTorch was linked with */
 const char *gm_installed_error_string(int status);
 bool gm_installed_last_error(char *message, size_t size);
@@ -32,13 +32,13 @@ int gm_installed_set(void *descriptor, int name, int type, int64_t count, const 
 int gm_installed_finalize(void *descriptor);
 int gm_installed_get(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
 
-/* cublaslt.c: lets the engines of the cuDNN that `function` is one of plan with cuBLASLt; false: they cannot */
+/* cublaslt.c: lets the engines of the cuDNN that `function` belongs to plan with cuBLASLt; false: they cannot */
 bool gm_lend_cublaslt(void *function);
 
-/* rnn.c: a tensor's size in a dimension; 0 where it has not as many */
+/* rnn.c: a tensor's size in a dimension; 0 if it has fewer dimensions */
 int gm_tensor_size(const void *descriptor, int dimension);
 
-/* The card's device property descriptor. NULL: there is no cuDNN that can be asked of this card. */
+/* Returns the card's device property descriptor. NULL: no cuDNN can plan for this card. */
 void *gm_installed_card(void);
 
 #endif
