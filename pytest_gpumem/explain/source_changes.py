@@ -82,7 +82,7 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
         with suppress(OSError):
             lines = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
             edits += _edits_of_hunk(name, 1, [], lines)
-    texts = {edit.path: docstring_lines(str(root / edit.path)) for edit in edits}
+    texts = {path: docstring_lines(str(root / path)) for path in {edit.path for edit in edits}}
     edits = [edit for edit in edits if not edit.new or edit.line not in texts[edit.path]]
     return Edits(line[0], len({(edit.path, edit.hunk) for edit in edits}), edits)
 
