@@ -3,7 +3,8 @@
     python -m benchmarks.reports.planted_holders [--programs N] [--first SEED] [--show]
 
 Each program of tests/helpers/planted_holders.py has one planted leak, growth from step to step, or
-higher peak, of known holder. Programs with another holder named first are listed.
+higher peak, of known holder, or one edit that made it grow. Programs with another holder, or edit,
+named first are listed.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import harness
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
 
 from helpers.planted_holders import (
+    EDIT,
     NOT_FIRST,
     NOT_NAMED,
     PEAK,
@@ -29,6 +33,11 @@ from helpers.planted_holders import (
     naming,
     planted_program,
 )
+
+if TYPE_CHECKING:
+    from helpers.planted_holders import Planted
+
+DEVICE = ("-p", "no:randomly", "--gpumem-device=virtual", "--gpumem-card=H100")
 
 
 def main() -> int:
@@ -40,17 +49,11 @@ def main() -> int:
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.programs)
     programs = {f"test_{seed}.py": planted_program(seed) for seed in seeds}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, program in programs.items():
-            Path(folder, name).write_text(program.source, encoding="utf-8")
-        device = ("-p", "no:randomly", "--gpumem-device=virtual", "--gpumem-card=H100")
-        peaks = [name for name, program in programs.items() if program.found_as == PEAK]
-        harness.session(folder, *device, "--gpumem-update-baselines", *peaks)
-        report = Path(folder, "report.json")
-        new = {**os.environ, "NEW": "1"}
-        done = harness.session(folder, *device, f"--gpumem-json={report}", environment=new)
-        assert done.status < 2, done.output
-        results = json.loads(report.read_text(encoding="utf-8"))["results"]
+    held = {name: program for name, program in programs.items() if program.found_as != EDIT}
+    results = found_in_one_session(held)
+    for name, program in programs.items():
+        if program.found_as == EDIT:
+            results += found_after_an_edit(name, program)
     found = {result["nodeid"].partition("::")[0]: result for result in results}
     named = {name: naming(program, found.get(name)) for name, program in programs.items()}
     kinds = Counter(kind for kind, _ in named.values())
@@ -73,6 +76,37 @@ def main() -> int:
         shown = [name for name, (kind, _) in named.items() if kind != RIGHT]
         print(*(f"# {name}\n{programs[name].source}" for name in shown), sep="\n\n")
     return any(kind not in {RIGHT, NOT_NAMED} for kind, _ in named.values())
+
+
+def found_in_one_session(programs: dict[str, Planted]) -> list[dict[str, Any]]:
+    """Run programs that decide by a variable which version they are; return their results."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, program in programs.items():
+            Path(folder, name).write_text(program.source, encoding="utf-8")
+        peaks = [name for name, program in programs.items() if program.found_as == PEAK]
+        harness.session(folder, *DEVICE, "--gpumem-update-baselines", *peaks)
+        return results_in(folder, {**os.environ, "NEW": "1"})
+
+
+def found_after_an_edit(name: str, program: Planted) -> list[dict[str, Any]]:
+    """Commit a program with its baseline, edit it, and return its results."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, name).write_text(program.before, encoding="utf-8")
+        harness.session(folder, *DEVICE, "--gpumem-update-baselines")
+        git = ("git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@x")
+        for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "A baseline")):
+            subprocess.run((*git, *words), check=True)
+        Path(folder, name).write_text(program.source, encoding="utf-8")
+        return results_in(folder, {**os.environ})
+
+
+def results_in(folder: str, environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Run a folder's tests; return the results of the JSON report."""
+    report = Path(folder, "report.json")
+    done = harness.session(folder, *DEVICE, f"--gpumem-json={report}", environment=environment)
+    assert done.status < 2, done.output
+    results: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["results"]
+    return results
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Rank the lines edited since a baseline's commit by how close they are to a growth.
 
 Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
-then lines through which the grown line is called. Other edits are not linked to the growth, and of
-several edits only a run without each shows the cause (``gpumem blame``).
+then lines through which the grown line is called. Other edits are not linked to the growth; those
+in a function that allocates it or calls it are named before others. Of several edits only a run
+without each shows the cause (``gpumem blame``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
 from pytest_gpumem.explain.lead import edit_words
 from pytest_gpumem.explain.source_changes import Edits, changed_lines
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.source_lines import is_users, shown_path, statement_lines
+from pytest_gpumem.source_lines import is_users, qualified, shown_path, statement_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +81,10 @@ class _Growth:
                     self._modules[name] += block.size
             for frame in frames:
                 self._calls[shown_path(frame["filename"], root), frame["line"]] += block.size
+        self._functions = {
+            (path, qualified(str(root / path), line)) for path, line in (*self._lines, *self._calls)
+        }
+        """functions that allocate the growth or call it"""
         # That a model keeps its parameters and buffers says nothing about an edit.
         first = [cause for cause in causes[:1] if cause.category not in MADE]
         texts = [keeper.text for cause in first for keeper in cause.keepers]
@@ -108,6 +113,16 @@ class _Growth:
         )
         return next(((rank, -amount) for rank, amount in closeness if amount), None)
 
+    def distance(self, edit: Edit) -> int:
+        """Return 0 for an edit in a function that allocates the growth or calls it.
+
+        1 for another one in a file of the allocations' call stacks, 2 for the others.
+        """
+        if edit.path not in self._files:
+            return 2
+        function = qualified(str(self._root / edit.path), edit.line)
+        return 0 if (edit.path, function) in self._functions else 1
+
 
 class EditFinder:
     """Finds the edits linked to the failures of one session."""
@@ -133,7 +148,7 @@ class EditFinder:
         close = [(rank, edit) for rank, edit in ranked if rank is not None]
         close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))
         near = [replace(edit, grows=not rank) for (rank, _), edit in close]
-        return changed._replace(lines=near, all_lines=changed.lines)
+        return changed._replace(lines=near, all_lines=sorted(changed.lines, key=growth.distance))
 
 
 def edited_since(edits: Edits) -> str:

@@ -2,12 +2,14 @@
 
 A recording shows which blocks were alive at the peak. In another run of the same step the search
 waits for the last hook before the peak and the first one after it. There it identifies the same
-blocks by counting allocations, and climbs to the objects that refer to them. The search keeps no
+blocks by counting allocations, and climbs to the objects that refer to them. Of blocks that no name
+leads to, those that a garbage collection frees were garbage at that moment. The search keeps no
 tensor alive, and allocates nothing.
 """
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
 from collections import Counter
 from math import inf
@@ -21,6 +23,7 @@ from pytest_gpumem.measurement import Keeper
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.referrers import Kept, kept_memory
 from pytest_gpumem.recording.ways import shared_words, with_way
+from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 MAX_BLOCKS: Final = 100
 """blocks of one line to look up, the oldest first"""
+CYCLES: Final = "reference cycles that Python's garbage collector has not freed yet"
 Identity = tuple[int, str, int]
 """requested bytes, user file and user line of an allocation"""
 
@@ -177,6 +181,10 @@ class KeeperSearch:
         candidates = self._at_moment.get(recording.moment, {})
         if all(index in self._namings for index in candidates.values()):
             return
+        with without_collections():  # a snapshot's objects would trigger one: garbage is sought
+            self._look(candidates, recording)
+
+    def _look(self, candidates: Mapping[tuple[Identity, int], int], recording: Recording) -> None:
         events = VIEW.snapshot()["device_traces"][self._device]
         last_use = {
             event["addr"]: len(events) - 1 - index
@@ -195,10 +203,22 @@ class KeeperSearch:
         memory = kept_memory(
             {place: self._candidates[index].nbytes for place, index in places.items()}
         )
+        unnamed = {place for place, kept in memory.items() if not kept.name}
+        garbage = self._collected() if unnamed else set()
         for place, index in places.items():
-            naming = _naming_of(memory[place], recording)
+            kept = memory[place]
+            if place in unnamed and place[1] in garbage:
+                kept = Kept(name=CYCLES, way=kept.way)
+            naming = _naming_of(kept, recording)
             if naming is not None:
                 self._namings[index] = naming
+
+    def _collected(self) -> set[int]:
+        """Collect garbage; return the addresses of the blocks that this frees."""
+        before = len(VIEW.snapshot()["device_traces"][self._device])
+        gc.collect()
+        events = VIEW.snapshot()["device_traces"][self._device][before:]
+        return {event["addr"] for event in events if event["action"] == "free_requested"}
 
     def keepers(self) -> tuple[Keeper, ...]:
         """Return the keepers of the extra blocks, the largest first."""

@@ -21,7 +21,7 @@ from pytest_gpumem.recording.reference_graph import ReferenceGraph
 from pytest_gpumem.recording.ways import shared_words, with_way, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -55,7 +55,8 @@ class Kept(NamedTuple):
     name: str = ""
     """the program's name of what keeps the block; "" if nothing with a name does"""
     way: tuple[str, ...] = ()
-    """the objects from that name to the block, in words"""
+    """the objects from that name, or from the outermost object without one, to the block, in
+    words"""
     holder: str = ""
     """the name, and the start of the way that all blocks of one holder share"""
     others: tuple[str, ...] = ()
@@ -331,7 +332,8 @@ class _Search:
         if self.is_cut:
             return Kept(name=NOT_SEARCHED)
         leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
-        return Kept(is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
+        way = self._words_from_outermost(place, {place})
+        return Kept(way=way, is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
 
     def without_a_name(self) -> list[Holder]:
         """Return the memory that no name leads to, with what is known of it."""
@@ -340,8 +342,7 @@ class _Search:
         while left:
             outermost = self.graph.outermost_above(min(left))
             blocks = self.graph.reached([outermost]) & left
-            paths = self.graph.paths(outermost, blocks)
-            words = shared_words(words_of(self._python_part(path)) for path in paths)
+            words = self._words_from_outermost(min(left), blocks)
             text = f"objects that no variable refers to ({', '.join(words)})" if words else UNNAMED
             found.setdefault(NOT_SEARCHED if self.is_cut else text, []).extend(blocks)
             left -= blocks
@@ -349,6 +350,11 @@ class _Search:
             Holder(text, self.graph.bytes_of(blocks), len(blocks)) for text, blocks in found.items()
         ]
         return sorted(held, key=lambda holder: (-holder.nbytes, holder.text))
+
+    def _words_from_outermost(self, place: Key, blocks: Collection[Key]) -> tuple[str, ...]:
+        """Describe the way to blocks from the object farthest above one of them."""
+        paths = self.graph.paths(self.graph.outermost_above(place), blocks)
+        return shared_words(words_of(self._python_part(path)) for path in paths)
 
     def _text(self, group: Group) -> str:
         return with_way(group.name.text, self._words(group))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 from helpers.git import commit, git
+from helpers.planted_holders import EDITED
 
 from pytest_gpumem.explain.lead import edit_words
 from pytest_gpumem.explain.source_changes import edits_of_patch
@@ -212,6 +214,14 @@ def test_the_nearest_of_many_edits_are_offered_and_the_others_counted(suite):
     assert "note: edited since the baseline: test_it.py:6 changed: A0 -> C0; " in session.flat
     assert "; and 4 more edits" in session.flat
     assert BLAME in session.out
+
+
+def test_of_edits_that_are_not_linked_those_of_the_function_that_grew_come_first(suite):
+    """As a removed zero_grad(): the line that is gone neither allocates nor keeps anything."""
+    after = EDITED.replace("a + 1", "a + 2").replace("        sgd.zero_grad()\n", "")
+    session = after_an_edit(suite, EDITED, after)
+    edits = r"the baseline: test_it\.py:\d+ is gone: sgd\.zero_grad\(\); test_it\.py:\d+ changed: "
+    assert re.search(edits, session.flat)
 
 
 def test_a_single_edit_that_leads_is_not_offered_as_well(committed):

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import re
 
-from helpers.planted_holders import PEAK, RIGHT, naming, planted_program
+from helpers.planted_holders import EDITS, PEAK, RIGHT, SHAPES, naming, planted_program
 from helpers.random_growth import edited_program, wrong_cause
 from packaging.version import Version
 
@@ -324,10 +324,16 @@ def test_random_programs_have_the_line_and_the_keeper_that_were_planted(suite, m
 def test_what_was_planted_in_shapes_that_were_named_wrong_once_is_named_first(suite, monkeypatch):
     """As python -m benchmarks.reports.planted_holders, which runs more of them.
 
-    A seed of each shape (accelerate#84, NeMo-RL, higher#6, nanoGPT#158 and others), and a few more
-    of a checkpoint that stays beside the model that loaded it.
+    A seed of each shape (accelerate#84, NeMo-RL, higher#6, nanoGPT#158 and others), garbage that is
+    no failure, and a few more of a checkpoint that stays beside the model that loaded it. Edits
+    are in test_edits.py.
     """
-    seeds = [*range(21), *range(41, 126, 21)]
+    shapes = [*SHAPES]
+    checkpoint = shapes.index("a checkpoint beside the model that loaded it")
+    garbage = shapes.index("garbage in cycles")
+    every = len(SHAPES) + len(EDITS)
+    seeds = [*range(len(SHAPES)), garbage + every]
+    seeds += range(checkpoint + every, checkpoint + 6 * every, every)
     programs = {f"test_{seed}.py": planted_program(seed) for seed in seeds}
     for name, program in programs.items():
         (suite.path / name).write_text(program.source, encoding="utf-8")

@@ -2,8 +2,9 @@
 
 Each shape is of a kind that public bug reports had, and that was named wrong once: objects of
 fixtures, modules in modules, two keepers of the same memory, containers in containers, cycles,
-checkpoints beside the model that loaded them. A program leaks (``max_leak_mib``), grows from step
-to step (``steady``), or has a higher peak than its baseline.
+checkpoints beside the model that loaded them, an edit that is not the line that allocates. A
+program leaks (``max_leak_mib``), grows from step to step (``steady``), has a higher peak than its
+baseline, grows by garbage alone, which is no failure, or was edited since its baseline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Cycle:
 def made():
     RETURNS FIXTURE
 """
-LEAK, GROWTH, PEAK = "leak", "growth", "peak"
+LEAK, GROWTH, PEAK, GARBAGE, EDIT = "leak", "growth", "peak", "garbage", "edit"
 TRAINS = "net(torch.ones(8, 1024, device='cuda')).sum().backward(); opt.step(); opt.zero_grad()"
 SHAPES = {
     "attribute of a fixture's module": (
@@ -241,6 +242,13 @@ fast = fast - 0.1 * grads""",
         r"local variable ckpt\b",
         (PEAK,),
     ),
+    "garbage in cycles": (
+        "None",
+        "",
+        ("Cycle(BIG)", "Cycle([BIG], Cycle(BIG))", "Cycle({'a': (BIG, step)})"),
+        r"reference cycles that .*\b(Cycle|me|data|parent)\b",
+        (PEAK, GARBAGE),
+    ),
 }
 """by name: what the fixture returns; lines before the loop; ways to write a step; a pattern of the
 right holder; and how it may be found"""
@@ -265,6 +273,68 @@ INNERS = (
 )
 
 
+EDITED = """\
+import pytest, torch
+from torch import nn
+
+ROWS = 1024
+RATE = 0.1
+
+def grow(x, times=2):
+    return [x * at for at in range(times)]
+
+def unused(a):
+    return a + 1
+
+class Net(nn.Module):
+    def __init__(self, width=512):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(512, width), nn.ReLU(), nn.Linear(width, 512))
+    def forward(self, x):
+        return self.layers(x)
+
+@pytest.mark.gpu_memory
+def test_it():
+    x = torch.ones(ROWS, 512, device="cuda")
+    net = Net().cuda()
+    sgd = torch.optim.SGD(net.parameters(), lr=RATE)
+    losses = []
+    for _ in range(5):
+        loss = net(x).sum()
+        loss.backward(); sgd.step()
+        sgd.zero_grad()
+        losses.append(loss.detach())
+    big = grow(x, 20)
+    del big
+    with torch.no_grad():
+        more = net(x).repeat(4, 1)
+        for _ in range(20):
+            more = more + net(x).repeat(4, 1)
+    last = grow(x, times=4)
+"""
+EDITS = {
+    "an edit above the line that allocates": (
+        ("ROWS = 1024", "ROWS = 4096"),
+        ("width=512", "width=8192"),
+        ("grow(x, times=4)", "grow(x, times=30)"),
+        ("net = Net()", "net = Net(8192)"),
+    ),
+    "a line that is gone": (
+        ("    with torch.no_grad():", "    if True:"),
+        ("    del big\n", ""),
+        ("loss.detach()", "net(x)"),
+        ("        sgd.zero_grad()\n        losses", "        losses"),
+    ),
+}
+"""by shape: what is edited, and into what; the growth is allocated by another line"""
+ASIDE = (
+    ("return a + 1", "return a + 2"),
+    ("RATE = 0.1", "RATE = 0.2"),
+    ("def unused(a):", "def unused(a, b=1):"),
+)
+"""edits that change no memory"""
+
+
 class Planted(NamedTuple):
     """A program, how its growth is found, and the pattern of the right holder."""
 
@@ -272,14 +342,31 @@ class Planted(NamedTuple):
     shape: str
     found_as: str
     holder: str
+    before: str = ""
+    """the source when the baseline was recorded; "" if it is the same"""
 
 
 def planted_program(seed):
     """Return a program, which the seed decides."""
     chance = random.Random(seed)
-    shape = [*SHAPES][seed % len(SHAPES)]
+    shape = [*SHAPES, *EDITS][seed % (len(SHAPES) + len(EDITS))]
+    return edited_program(shape, chance) if shape in EDITS else _held_program(shape, seed, chance)
+
+
+def edited_program(shape, chance):
+    """Return a program with one edit that made it grow, and up to two others."""
+    edit = chance.choice(EDITS[shape])
+    line = EDITED[: EDITED.index(edit[0])].count("\n") + 1
+    source = EDITED
+    for old, new in (edit, *chance.sample(ASIDE, chance.randrange(3))):
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return Planted(source, shape, EDIT, rf"\.py:{line} ", EDITED)
+
+
+def _held_program(shape, seed, chance):
     fixture, before, steps, holder, ways = SHAPES[shape]
-    found_as = ways[seed // len(SHAPES) % len(ways)]
+    found_as = ways[seed // (len(SHAPES) + len(EDITS)) % len(ways)]
     size, number = chance.choice((1, 2, 3)), chance.choice((1, 3, 30))
     outer = chance.choice([*CONTAINERS])
     big = f"mib({size if number < 30 else 0.5})"
@@ -308,7 +395,7 @@ def planted_program(seed):
         loop.insert(0, [TRAINS])
     elif found_as == PEAK:
         loop.append(["net(torch.ones(1, 8, device='cuda'))"])
-    if found_as == GROWTH:
+    if found_as in {GROWTH, GARBAGE}:
         loop.append(["gpu_memory.step()"])
     lines = [
         *filter(None, body),
@@ -318,6 +405,7 @@ def planted_program(seed):
     mark = {
         LEAK: "max_leak_mib=0, baseline=False",
         GROWTH: "steady=True, baseline=False",
+        GARBAGE: "steady=True, max_leak_mib=0, baseline=False",
         PEAK: "",
     }[found_as]
     # After the test a function's fixture lets go, as its variables do.
@@ -347,9 +435,18 @@ WRONG = "wrong, without the right one before it"
 def naming(program, result):
     """Return how a result names the holder, and what it names."""
     verdict = result and result["verdict"]
+    if program.found_as == GARBAGE and verdict and verdict["kind"] == "within":
+        notes = result["measurement"]["notes"]
+        said = any(note.startswith("what grew from step to step was garbage") for note in notes)
+        return RIGHT if said else NOT_NAMED, notes
     if not verdict or verdict["kind"] not in {"leaked", "regressed"}:
         return f"the verdict is {verdict and verdict['kind']}", []
-    if program.found_as == PEAK:
+    if program.found_as == EDIT:
+        lead = verdict["lead"]
+        named = [lead["sentence"]] if lead["kind"] == "edit" else []
+        for note in verdict["notes"]:
+            named += note.split("; ") if note.startswith("edited since") else []
+    elif program.found_as == PEAK:
         named = [
             " and ".join(dict.fromkeys(keeper["text"] for keeper in cause["keepers"]))
             for cause in verdict["causes"]
