@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator: statistics, settings, versions, and a clean state before each step.
+"""PyTorch's caching allocator: settings, versions, and a clean state before each step.
 
 All functions expect torch to be imported and CUDA initialised.
 """
@@ -11,27 +11,26 @@ import time
 import warnings
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices import driver
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measurement import Peak, Provenance
+from pytest_gpumem.measurement import Provenance
 from pytest_gpumem.meter.host_memory import empty_pinned_cache
 from pytest_gpumem.meter.plugs import WORKSPACES
+from pytest_gpumem.meter.reading import current
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import begin_count, begin_count_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pytest_gpumem.measurement import DeviceInfo
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """environment variable: if it is set, whatever its value, PyTorch bypasses its cache"""
-PINNED: Final = "pinned"
-"""key of the pinned host memory's statistics, which only the first device's have"""
 MAX_COLLECTIONS: Final = 50
 """limit of collections in a row: each one may free what keeps the next one's garbage alive"""
 SWITCHED_OFF: Final = Note(
@@ -40,58 +39,6 @@ SWITCHED_OFF: Final = Note(
     "and not on again: memory allocated without this allocator is in no peak; later tests "
     "use the allocator again",
 )
-Stats = dict[str, Any]
-"""one device's statistics, in the form of ``memory_stats_as_nested_dict``"""
-
-
-def current(device: int) -> Peak:
-    """Return the bytes that a device's allocator holds now."""
-    return current_in(VIEW.stats(device))
-
-
-def current_in(stats: Stats) -> Peak:
-    """Return the current bytes in these statistics."""
-    return _bytes(stats, "current")
-
-
-def peak_in(stats: Stats) -> Peak:
-    """Return the peak bytes in these statistics."""
-    return _bytes(stats, "peak")
-
-
-def unrequested_in(stats: Stats) -> int:
-    """Return the bytes of live blocks in excess of what was requested.
-
-    PyTorch rounds requests up, and does not split a small remainder off a free block. The excess
-    depends on the free blocks, and so on everything that ran before.
-    """
-    if "segment" not in stats:
-        return 0
-    allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
-    return int(allocated["current"] - requested["current"])
-
-
-def peak_active(stats: Stats) -> int:
-    """Return the peak bytes of active blocks, including freed ones that wait for a stream."""
-    return int(stats["active_bytes"]["all"]["peak"]) if "segment" in stats else 0
-
-
-def _bytes(stats: Stats, figure: str) -> Peak:
-    pinned = stats[PINNED][figure] if PINNED in stats else 0
-    if "segment" not in stats:  # nothing was allocated on this device yet
-        return Peak(0, 0, pinned)
-    allocated, reserved = stats["allocated_bytes"], stats["reserved_bytes"]
-    return Peak(allocated["all"][figure], reserved["all"][figure], pinned)
-
-
-def alloc_retries(all_stats: Sequence[Stats]) -> int:
-    """Return how often the allocators emptied their caches and retried a request."""
-    return sum(stats.get("num_alloc_retries", 0) for stats in all_stats)
-
-
-def segments_held(all_stats: Sequence[Stats]) -> int:
-    """Return the number of segments that the allocators hold."""
-    return sum(stats["segment"]["all"]["current"] for stats in all_stats if "segment" in stats)
 
 
 def require_native_allocator() -> None:

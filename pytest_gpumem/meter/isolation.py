@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import PINNED, current_in, settle
-from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
+from pytest_gpumem.meter.allocator import settle
+from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus, plus
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.meter.plugs import Plugs
+from pytest_gpumem.meter.reading import PINNED, Reading
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
@@ -17,7 +18,6 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from pytest_gpumem.meter.allocator import Stats
     from pytest_gpumem.notes import Note
 
 
@@ -43,8 +43,8 @@ class Isolation:
         self._pinned_lost = 0
         """bytes of foreign pinned memory that were freed; PyTorch may still cache them"""
 
-    def stats(self) -> list[Stats]:
-        """Return the allocator's statistics of each device; most of a measurement's time goes here.
+    def read(self) -> Reading:
+        """Read the allocators' statistics; most of a measurement's time goes here.
 
         The first device's include the statistics of pinned host memory, which belongs to the
         process.
@@ -57,7 +57,12 @@ class Isolation:
             if active < first.pinned:  # foreign pinned memory was freed
                 self._pinned_lost += first.pinned - active
                 self.kept_foreign[0] = replace(first, pinned=active)
-        return all_stats
+        return Reading.of(all_stats, self._others())
+
+    def _others(self) -> list[Peak]:
+        """Return the memory that is not the step's own: foreign memory and the plugs."""
+        plugs = (Peak(size, 0) for size in self.plugs.sizes)
+        return list(map(plus, self.kept_foreign, plugs))
 
     @property
     def foreign(self) -> list[Peak]:
@@ -68,24 +73,21 @@ class Isolation:
             for kept, nbytes in zip(self.kept_foreign, released, strict=True)
         ]
 
-    def separate(self, *, count_held: bool) -> list[Stats]:
-        """Treat memory held now as foreign, on settled devices; return the statistics afterwards.
+    def separate(self, *, count_held: bool) -> None:
+        """Treat memory held now as foreign, on settled devices.
 
         With ``count_held``, the memory held now belongs to the step.
         """
-        all_stats = self.stats()
-        held = [current_in(stats) for stats in all_stats]
+        held = list(self.read().held)
         foreign = [NOTHING] * len(held) if count_held else held
         if any(peak.reserved for peak in foreign):  # else the free blocks are the step's own
             self.plugs.fill()
-            all_stats = self.stats()
         blocks = {}
         if any(peak.allocated for peak in foreign):
             blocks = self.blocks()
             self._divided = has_gaps(VIEW.segments())
         self.initial_foreign, self.kept_foreign = foreign, list(foreign)
         self._pins = Pins(self.devices, blocks)
-        return all_stats
 
     def stop(self) -> None:
         """Release the plugs, and unpin foreign memory."""
@@ -104,7 +106,7 @@ class Isolation:
 
     def is_empty(self) -> bool:
         """Return whether the devices hold no memory, so that there is nothing to settle."""
-        return all(current_in(stats) == NOTHING for stats in self.stats())
+        return all(peak == NOTHING for peak in self.read().held)
 
     def has_new_blocks(self) -> bool:
         """Return whether a block is allocated that was not when the last step began.
@@ -204,23 +206,11 @@ class Isolation:
             *notes_of(NoteKind.EARLIER_SEGMENTS, on_reserved),
         ]
 
-    def own(self, peaks: Sequence[Peak]) -> list[Peak]:
-        """Subtract foreign memory and the plugs from the allocators' figures."""
-        return [
-            minus(peak, foreign, Peak(plug, 0))
-            for peak, foreign, plug in zip(peaks, self.kept_foreign, self.plugs.sizes, strict=True)
-        ]
-
     def own_of(self, held: Peak, device: int) -> Peak:
         """Return the step's own part of the memory ``held``; all of it on a device not measured."""
         if device not in self.devices:
             return held
-        index = self.devices.index(device)
-        return minus(held, self.kept_foreign[index], Peak(self.plugs.sizes[index], 0))
-
-    def own_now(self) -> list[Peak]:
-        """Return the step's own memory now."""
-        return self.own([current_in(stats) for stats in self.stats()])
+        return minus(held, self._others()[self.devices.index(device)])
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return each live block's bytes by (device, address), foreign ones too, without plugs."""

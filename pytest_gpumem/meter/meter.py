@@ -14,21 +14,15 @@ from pytest_gpumem.devices.torch_import import hide_from_compiler
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     SWITCHED_OFF,
-    alloc_retries,
     collect_all,
     collect_garbage,
-    current_in,
     is_switched_off,
     own_garbage_only,
-    peak_active,
-    peak_in,
     provenance,
     require_native_allocator,
     reset_peaks,
-    segments_held,
     settle,
     switch_on,
-    unrequested_in,
 )
 from pytest_gpumem.meter.compile_watch import COMPILER
 from pytest_gpumem.meter.dropout_state import DROPOUT
@@ -59,8 +53,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.measurement import OutOfMemory, PinnedCount
-    from pytest_gpumem.meter.allocator import Stats
+    from pytest_gpumem.measurement import DeviceUse, OutOfMemory, PinnedCount
+    from pytest_gpumem.meter.reading import Reading
     from pytest_gpumem.recording.recording import Known, Recording
 
 
@@ -101,8 +95,8 @@ class Meter:
         meter = weakref.proxy(self)
         self._garbage = GarbageWatch(partial(Meter.requested, meter))
         self.steps = Steps(partial(Meter.requested, meter), self._garbage)
-        self._unrequested_before = [0] * count
-        """``unrequested_in`` of each device when the step began"""
+        self._first: Reading
+        """the reading when the step began"""
         self._steady = steady
         self._optimizers = OptimizerWatch(
             partial(Meter._before_step, meter),
@@ -116,7 +110,8 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._extra_room = 0
-        self._retries = 0
+        self._retries_apart = 0
+        """the allocator's retries in runs that do not belong to the step"""
         self._left_off = False
         """whether the step had disabled the caching allocator, which is enabled again"""
         self._use: UseWatch
@@ -148,9 +143,8 @@ class Meter:
         # needed.
         needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
-        all_stats = self.isolation.separate(count_held=count_held)
+        self.isolation.separate(count_held=count_held)
         self.make_room()
-        self._retries = alloc_retries(all_stats)
         self._stack.callback(self.isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
@@ -171,17 +165,18 @@ class Meter:
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
         self._stack.callback(switch_on)  # runs first: only the caching allocator can free the plugs
-        self._begin(all_stats)
+        self._begin()
 
-    def _begin(self, all_stats: Sequence[Stats]) -> None:
-        """Start counting from these statistics of the allocators."""
-        held = [current_in(stats) for stats in all_stats]
+    def _begin(self) -> None:
+        """Start counting from the memory held now."""
+        with Uncounted():
+            self._first = self.isolation.read()
         WATCH.start(self.isolation.own_of)
-        self._unrequested_before = [unrequested_in(stats) for stats in all_stats]
+        self._retries_apart = 0
         self.steps.forget()
         self._garbage.forget()
         self._garbage.start()
-        self._use.start([peak.reserved for peak in held])
+        self._use.start([peak.reserved for peak in self._first.held])
         self._loops_before = LOOPS.begun - LOOPS.alive
         self.host.start()
         self._began = beginning()
@@ -189,7 +184,7 @@ class Meter:
             reset_peaks(self.devices)
         self._stepping = False
         self._compiler = CompilerMemory()
-        self._whole.begin(self.isolation.own(held))
+        self._whole.begin(self._first.own_held)
         self._open = [self._whole]
 
     def stop(self) -> None:
@@ -200,18 +195,19 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak per device."""
-        return self.isolation.own_now()
+        return list(self.isolation.read().own_held)
 
     def requested(self) -> list[int]:
         """Return the requested bytes of the step's live tensors, one figure per device.
 
         Unlike allocated bytes, they do not depend on the allocator's free blocks.
         """
-        all_stats = self.isolation.stats()
-        own = self.isolation.own([current_in(stats) for stats in all_stats])
+        reading = self.isolation.read()
         return [
-            peak.allocated - unrequested_in(stats) + before
-            for peak, stats, before in zip(own, all_stats, self._unrequested_before, strict=True)
+            held.allocated - unrequested + before
+            for held, unrequested, before in zip(
+                reading.own_held, reading.unrequested, self._first.unrequested, strict=True
+            )
         ]
 
     def make_room(self, extra: int | None = None) -> None:
@@ -243,27 +239,24 @@ class Meter:
         """Add the peaks so far to every open tally, unless a nested meter is counting."""
         if self not in ACTIVE[:-1]:
             with Uncounted():
-                self._note(self.isolation.stats())
+                self._note()
 
-    def _note(self, all_stats: Sequence[Stats]) -> None:
+    def _note(self) -> Reading:
         if self.isolation.see_lost():
             self._follow_foreign()
-        highest = [peak_in(stats) for stats in all_stats]
-        peaks = self.isolation.own(highest)
-        active = self.isolation.own([Peak(peak_active(stats), 0) for stats in all_stats])
+        reading = self.isolation.read()
         for tally in self._open:
-            tally.raise_to(
-                peaks, active=[peak.allocated for peak in active], stepping=self._stepping
-            )
+            tally.raise_to(reading.own_highest, active=reading.own_active, stepping=self._stepping)
         self._use.look(
-            [current_in(stats).reserved for stats in all_stats],
-            [peak.reserved for peak in highest],
+            [peak.reserved for peak in reading.held],
+            [peak.reserved for peak in reading.highest],
         )
+        return reading
 
     @property
     def alloc_retries(self) -> int:
         """How often the allocator emptied its cache because the device was full."""
-        return alloc_retries(self.isolation.stats()) - self._retries
+        return self.isolation.read().retries - self._first.retries - self._retries_apart
 
     def _before_step(self) -> None:
         self._stepping = False  # after an error in the last step no hook was called
@@ -327,8 +320,8 @@ class Meter:
         """
         self.resettle()
         open_tallies, refusals = self._open, WATCH.count
-        retries = alloc_retries(self.isolation.stats())
-        held = self.counted()
+        before = self.isolation.read()
+        held = before.own_held
         tally = Tally(held)
         self._open, self._stepping = [tally], False
         began = beginning()
@@ -340,7 +333,7 @@ class Meter:
         finally:
             refused = WATCH.count > refusals
             WATCH.forget(refusals)
-            self._retries += alloc_retries(self.isolation.stats()) - retries
+            self._retries_apart += self.isolation.read().retries - before.retries
             self.resettle()
             if refused:
                 self.await_release(sum(peak.allocated for peak in held))
@@ -461,17 +454,17 @@ class Meter:
             self._recorder = Recorder(at_moment)
             self._recorder.start(self.isolation.plugs.blocks)
             self._stack.callback(self._recorder.abandon)
-        all_stats = self.isolation.stats()
-        self._retries = alloc_retries(all_stats)
-        self._begin(all_stats)
+        self._begin()
         if self._recorder is not None:
             for known in taken:
                 self._recorder.take(known)
 
     @property
-    def ran_apart(self) -> bool:
-        """Whether code ran in ``apart`` (a search's probes), whose memory is not the step's."""
-        return bool(self._apart)
+    def is_unused(self) -> bool:
+        """Whether the step and the runs apart used no memory, not even outside of PyTorch."""
+        if self._apart or any(peak.reserved or peak.pinned for peak in self.peaks()):
+            return False
+        return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
 
     @property
     def records(self) -> bool:
@@ -529,6 +522,10 @@ class Meter:
 
     # -- the result --
 
+    def _device_use(self, reading: Reading) -> tuple[DeviceUse, ...]:
+        """Return the memory in use on each device, also outside of PyTorch."""
+        return self._use.result([peak.reserved for peak in reading.held])
+
     def result(
         self,
         *,
@@ -537,13 +534,10 @@ class Meter:
         notes: Sequence[Note] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        all_stats = self.isolation.stats()
-        self._note(all_stats)
-        segments = segments_held(all_stats)
+        reading = self._note()
         whole = tally is None
-        held = [current_in(stats) for stats in all_stats]
-        use = self._use.result([peak.reserved for peak in held]) if whole else ()
-        retained = self.isolation.own(held)
+        use = self._device_use(reading) if whole else ()
+        retained = list(reading.own_held)
         if whole and any(peak.allocated for peak in retained):
             collect_garbage()
             retained = self.counted()
@@ -575,7 +569,7 @@ class Meter:
             held=without_few_pinned(self.isolation.initial_foreign),
             retained=without_few_pinned(retained),
             alloc_retries=self.alloc_retries,
-            segments=segments,
+            segments=reading.segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
             began=tuple(tally.start) if tally else (),

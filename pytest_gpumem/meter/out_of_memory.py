@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.meter.allocator import current
+from pytest_gpumem.meter.reading import current
 from pytest_gpumem.sizes import parse_size
 from pytest_gpumem.source_lines import is_users, shown_path
 

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pytest_gpumem.devices.memory_cap import set_cap
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, peak_in
 from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.meter.plugs import Plugs
+from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.replay.alternatives import NoRangeError, add_alternatives
 from pytest_gpumem.replay.request_script import SHARED, RequestScript, ServedRequests

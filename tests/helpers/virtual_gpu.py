@@ -24,7 +24,8 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, peak_in, settle
+from pytest_gpumem.meter.allocator import settle
+from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
 
 MIB = 1 << 20
