@@ -9,6 +9,7 @@ from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.rerun import shown_error
+from pytest_gpumem.testrun.second_runs import ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,9 @@ def advice(
         unread = "no variant was tried, because the test does not read gpu_memory.variant"
         return [*notes_of(NoteKind.TRIAL, [*hints, unread])]
     for name, options in run.spec.variants.items():
-        with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
+        with runner.trial(
+            item, ADVICE, run.inputs._replace(variant=options), handled=error
+        ) as trial:
             if trial.passed and trial.left:
                 left = f"{format_size(trial.left)} that earlier runs left behind"
                 hints.append(f"variant {name!r} fits beside {left}")
@@ -77,7 +80,9 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
 
     def tried(size: int) -> Probe | None:
         """Run the test with another batch size; return None if it fails in another way."""
-        with runner.trial(item, run.inputs._replace(batch_size=size), handled=error) as trial:
+        with runner.trial(
+            item, ADVICE, run.inputs._replace(batch_size=size), handled=error
+        ) as trial:
             # Memory left by earlier runs changes the figures, and may be just what is missing.
             if trial.left or not (trial.passed or trial.out_of_memory):
                 return None

@@ -23,7 +23,8 @@ from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explainer import Explainer
-from pytest_gpumem.testrun.rerun import may_run_again, ran_again
+from pytest_gpumem.testrun.rerun import may_run_again
+from pytest_gpumem.testrun.second_runs import EXPANDABLE, LINES, PINNED, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,9 +103,9 @@ class PeakExplainer(Explainer):
             if is_recorded:
                 found = self._explanations(recorded or run.recorded(test.measured))
             elif again:
-                with self._runner.again(test.item, record=True) as attempt:
+                with self._runner.again(test.item, LINES, record=True) as attempt:
                     if attempt.passed:
-                        second_run = ran_again("where its peak comes from")
+                        second_run = attempt.note
                         found = self._explanations(run.recorded(test.measured))
                     else:
                         found = Explanations(run.meter.recording())
@@ -141,9 +142,9 @@ class PeakExplainer(Explainer):
         pinned = [result.part for result in results if result.is_pinned_too_much]
         if pinned and again and found.second_run is None:
             watch = PinWatch()
-            with watch.watching(), self._runner.again(test.item, record=False) as attempt:
+            with watch.watching(), self._runner.again(test.item, PINNED, record=False) as attempt:
                 lines = watch.lines(self._runner.root) if attempt.passed else ()
-            notes = [ran_again("which lines pin memory")] * attempt.ran
+            notes = [attempt.note] if attempt.note else []
             measured = {**test.measured}
             for part in pinned:
                 spec, kept = measured[part]
@@ -176,7 +177,7 @@ class PeakExplainer(Explainer):
         breakdowns = {}
         for size in sizes:
             inputs = run.inputs._replace(batch_size=size)
-            with self._runner.trial(item, inputs, record=True) as trial:
+            with self._runner.trial(item, SIZES, inputs, record=True) as trial:
                 if trial.passed:
                     told = explanations(run.recorded([""]), self._runner.root, timelines=False)
                     for attribution in told.attributions.get("", ())[device : device + 1]:
@@ -224,7 +225,9 @@ class PeakExplainer(Explainer):
         if run.info.is_predicted:  # on a real GPU a run may take long
             with expandable_segments() as switched:
                 if switched:
-                    with self._runner.again(test.item, record=False, uncapped=uncapped) as attempt:
+                    with self._runner.again(
+                        test.item, EXPANDABLE, record=False, uncapped=uncapped
+                    ) as attempt:
                         if attempt.passed and not attempt.left:
                             expandable = {part: _fullest(run.peaks_of(part)) for part in peaks}
         explained = []

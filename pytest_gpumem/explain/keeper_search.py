@@ -15,7 +15,7 @@ from pytest_gpumem.measurement import ExtraBlocks, LinePeak
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.source_lines import Line, qualified, shown_path, source_code, users_line
-from pytest_gpumem.testrun.rerun import ran_again
+from pytest_gpumem.testrun.second_runs import KEEPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,10 +109,12 @@ class KeeperFinder:
         attributions = list(explanations.attributions[part])
         told = attributions[device]
         if search.has_moments:
-            with self._runner.again(item, record=True, at_moment=search.at_moment) as attempt:
+            with self._runner.again(
+                item, KEEPERS, record=True, at_moment=search.at_moment
+            ) as attempt:
                 keepers = search.keepers() if attempt.passed else ()
             names.append(frozenset(keeper.name for keeper in keepers))
-            second_run = ran_again("what keeps its blocks") if attempt.ran else None
+            second_run = attempt.note
             attributions[device] = replace(told, keepers=keepers)
         else:
             second_run = None

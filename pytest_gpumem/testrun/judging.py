@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.baselines.store import BaselineStore
+    from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.verdict import Policy, Why
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.notes import Note
+    from pytest_gpumem.recording.recording import Recorded, Recording
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -31,7 +33,7 @@ Measured = tuple["MemorySpec", "Measurement"]
 
 
 class EndedTest(NamedTuple):
-    """What is judged of a marked test that has ended."""
+    """A marked test that has ended, with all that is known of it so far; never changed in place."""
 
     item: MarkedItem
     run: Run
@@ -39,6 +41,31 @@ class EndedTest(NamedTuple):
     """the parts to judge by name; "" is the whole test"""
     relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
     """limits that depend on other parts, by part; from the first run, as the peaks are"""
+    children: Sequence[Child] = ()
+    """its child processes that used a GPU"""
+    recorded: Recorded | None = None
+    """what its finished recording shows"""
+    error: BaseException | None = None
+    """the out-of-memory error that ended it"""
+    debugging: bool = False
+    """whether a debugger needs the error's frames: then the body does not run again"""
+    results: Sequence[Result] = ()
+    """once it is judged"""
+
+    @property
+    def whole(self) -> Measurement:
+        """The whole test's measurement."""
+        return self.measured[""][1]
+
+    @property
+    def recording(self) -> Recording | None:
+        """The finished recording, if any."""
+        return self.recorded.recording if self.recorded else None
+
+    def with_whole(self, measurement: Measurement) -> EndedTest:
+        """Replace the whole test's measurement."""
+        spec, _ = self.measured[""]
+        return self._replace(measured={**self.measured, "": (spec, measurement)})
 
     def noted(self, note: Note) -> EndedTest:
         """Add a note to each measurement."""

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.notes import Note
+    from pytest_gpumem.testrun.second_runs import SecondRun
 
 FixtureKey = Hashable
 
@@ -23,6 +25,12 @@ class Attempt(NamedTuple):
     """bytes that earlier runs of the test left behind, which this run's figures include"""
     out_of_memory: bool = False
     """whether a trial failed by running out of memory"""
+    why: SecondRun | None = None
+
+    @property
+    def note(self) -> Note | None:
+        """The note that the test ran a second time; None if it did not, or another note says so."""
+        return self.why.note if self.why is not None and self.why.finds and self.ran else None
 
     @property
     def ran(self) -> bool:

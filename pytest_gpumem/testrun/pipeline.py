@@ -1,6 +1,6 @@
 """What happens after a marked test's body has ended: measure, judge, explain, judge again.
 
-Each method's docstring says when it runs the test's body again (docs/explanation/second-runs.md).
+A plain test is measured and judged. Everything else is a stage, which applies or does not.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices import virtual
-from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.fit.scaling import Scaling, grows_evenly
 from pytest_gpumem.judge.result import describe_budget, too_much, with_others
-from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measurement import PeakRange
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
-from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.snapshots import write_snapshot
-from pytest_gpumem.replay.size_range import is_replayed, with_ranges
+from pytest_gpumem.replay.size_range import is_replayed
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.child_processes import ChildProcesses
 from pytest_gpumem.testrun.judging import EndedTest
-from pytest_gpumem.testrun.leaks import judged_leak, require_steps, with_growth
-from pytest_gpumem.testrun.rerun import may_run_again, ran_again, shown_error
+from pytest_gpumem.testrun.leaks import judged_leak
+from pytest_gpumem.testrun.part_limits import bounds
+from pytest_gpumem.testrun.ranges import Ranges
+from pytest_gpumem.testrun.rerun import shown_error
+from pytest_gpumem.testrun.searches import search_measurements
+from pytest_gpumem.testrun.second_runs import OUT_OF_MEMORY
+from pytest_gpumem.testrun.slope import Slope
+from pytest_gpumem.testrun.stage import through
+from pytest_gpumem.testrun.steady import Steady
+from pytest_gpumem.testrun.timed_plans import TimedPlans
+from pytest_gpumem.testrun.unknown_sizes import UnknownSizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,18 +38,15 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.judging import Judging, Measured
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Ended, Runner
     from pytest_gpumem.testrun.run import Run
+    from pytest_gpumem.testrun.stage import Stage
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
-TIMED_BEFORE: Final = Note(
-    NoteKind.RUN, "the peaks are those of a second run, for which cuDNN had timed its plans"
-)
 MEMORY_LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "card"),
     *("max_mib_per_sample", "max_fixed_gib", "max_pinned_gib"),
@@ -66,6 +68,11 @@ class Pipeline:
         self._judging = judging
         self._explainer = explainer
         self._snapshots = snapshots
+        self._unknown_sizes = UnknownSizes(runner)
+        self._before_verdict: tuple[Stage, ...] = (
+            *(Steady(runner, explainer), Slope(runner, explainer), Ranges(), ChildProcesses()),
+        )
+        self._after_verdict: tuple[Stage, ...] = (TimedPlans(runner), self._unknown_sizes)
         self._leak_recording: Recording | None = None
         """the recording of a passed test with ``max_leak_mib``, until it is torn down"""
 
@@ -116,107 +123,41 @@ class Pipeline:
     # -- a test that passed --
 
     def _passed(self, item: MarkedItem, run: Run, ended: Ended) -> list[Result]:
-        """Return the results of a test that passed.
-
-        A test whose memory grows from step to step runs again; one with several batch sizes runs
-        once with each.
-        """
-        spec, runner, explainer = run.spec, self._runner, self._explainer
+        """Return the results of a test that passed."""
+        spec, explainer = run.spec, self._explainer
         module, notes = module_of(item.nodeid), list(ended.notes)
         if module.startswith("../") and spec.baseline:
             path = self._judging.store.path(run.info.key, module)
             sentence = f"the test is outside pytest's root folder: its baseline is {path}"
             notes.append(Note(NoteKind.BASELINE, sentence))
-        parts, searches = run.part_measurements(), run.search_measurements()
-        relations = {part: run.bounds(part) for part in parts}
+        parts, found = run.part_measurements(), search_measurements(run)
         unused = run.is_unused
         if unused:
-            notes += unused_notes(run, ended.children, runner.root / module)
-        whole = run.measurement(notes)
-        require_steps(run)
-        recorded = None
+            notes += unused_notes(run, ended.children, self._runner.root / module)
+        test = EndedTest(
+            *(item, run, {"": (spec, run.measurement(notes)), **parts}),
+            relations={part: bounds(run.parts, part) for part in parts},
+            children=ended.children,
+        )
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # needs the recording now
         if explainer.explains(spec) or (runs_on and run.meter.records):
-            recorded = run.recorded(["", *parts])
-        recording = recorded.recording if recorded else None
-        self._leak_recording = recording if spec.max_leak_mib is not None else None
-        whole = with_growth(runner, explainer, item, run, whole, recording)
-        if spec.batch_sizes is not None:
-            whole = self._with_slope(item, run, whole)
-        measured = with_ranges(run, {"": (spec, whole), **parts}, recording)
-        below = run.child_measurements(ended.children)
-        test = EndedTest(item, run, by_hook(item, measured | below), relations)
-        results = self._judging.results(test)
-        grew = any(result.verdict.kind is Kind.REGRESSED for result in results)
-        if grew and TIMED in whole.notes and may_run_again(spec):
-            test = self._with_timed_plans(test)
-            results = self._judging.results(test)
-        if too_much(results) and run.device.values.bounds(run.root):
-            if recorded is None and run.meter.records:  # after the second run it would be too late
-                recorded = run.recorded(["", *parts])
-            test = self._with_bounds(test)
-            results = self._judging.results(test)
-        results, recording = explainer.explained(test, results, recorded)
+            test = test._replace(recorded=run.recorded(test.measured))
+        self._leak_recording = test.recording if spec.max_leak_mib is not None else None
+        test = through(self._before_verdict, test)
+        test = self._judged(test._replace(measured=by_hook(item, test.measured)))
+        for stage in self._after_verdict:
+            if stage.applies(test):
+                test = self._judged(stage(test))
+        results, recording = explainer.explained(test, [*test.results], test.recorded)
         results = with_others(results, self._judging.why)
-        results += self._judging.results(EndedTest(item, run, by_hook(item, searches)))
+        results += self._judging.results(EndedTest(item, run, by_hook(item, found)))
         if unused:  # a baseline of nothing would fail every run that uses the device
+            below = test.measured.keys() - {"", *parts}
             results = [result if result.part in below else unrecorded(result) for result in results]
         return self._followed_up(test, results, recording, uncapped=False)
 
-    def _with_slope(self, item: MarkedItem, run: Run, measurement: Measurement) -> Measurement:
-        """Run a test with its smaller batch sizes, and add the slope to its measurement.
-
-        The line is fitted to the peaks outside of optimizer steps, on the fullest device: an
-        optimizer step's memory does not grow with the batch, and would hide the growth at small
-        batches.
-
-        Raises:
-            GpuMemError: the test fails with one of them.
-        """
-        sizes = run.spec.batch_sizes or ()
-        passes = run.meter.passes()
-        device = passes.index(max(passes, key=lambda peak: peak.allocated))
-        points = {sizes[-1]: passes[device]}
-        left = 0
-        for size in sizes[:-1]:
-            with self._runner.trial(item, run.inputs._replace(batch_size=size)) as trial:
-                if not trial.passed:
-                    error = shown_error(trial.error)
-                    raise GpuMemError(
-                        f"@pytest.mark.gpu_memory(batch_sizes={list(sizes)})",
-                        f"the test failed with batch size {size}: "
-                        f"{error or 'one rank cannot run again without the others'}",
-                        "make the test pass with every size, or leave out the sizes that fail",
-                    )
-                points[size] = run.meter.passes()[device]
-                left = max(left, trial.left)
-        scaling = Scaling.of(points)
-        notes = list(measurement.notes)
-        if left:
-            sentence = (
-                f"{format_size(left)} that runs with other batch sizes left behind are counted "
-                "in the figures of smaller sizes: the real growth is larger than shown"
-            )
-            notes.append(Note(NoteKind.SLOPE, sentence))
-        if not grows_evenly(scaling):
-            notes += self._explainer.off_the_line(item, run, scaling, device)
-        return replace(measurement, slope=scaling.slope, notes=tuple(notes))
-
-    def _with_timed_plans(self, test: EndedTest) -> EndedTest:
-        """Run a test again if cuDNN's timing of plans may have raised its peaks; use the new peaks.
-
-        A second run times no plans, in whichever order tests run.
-        """
-        with self._runner.again(test.item, record=False) as attempt:
-            if not attempt.passed or attempt.left:
-                return test
-            measured = {
-                part: (spec, replace(kept, peaks=test.run.peaks_of(part) or kept.peaks))
-                for part, (spec, kept) in test.measured.items()
-            }
-        spec, whole = measured[""]
-        measured[""] = spec, replace(whole, notes=(*whole.notes, TIMED_BEFORE))
-        return test._replace(measured=measured)
+    def _judged(self, test: EndedTest) -> EndedTest:
+        return test._replace(results=self._judging.results(test))
 
     # -- a test that ran out of memory --
 
@@ -239,7 +180,9 @@ class Pipeline:
         second_run = needed = None
         if not debugging:
             records = self._explainer.enabled or self._snapshots is not None
-            with self._runner.again(item, error, record=records, uncapped=True) as attempt:
+            with self._runner.again(
+                item, OUT_OF_MEMORY, error, record=records, uncapped=True
+            ) as attempt:
                 peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
                 if peaks:
                     recorded = run.recorded([part])
@@ -261,43 +204,17 @@ class Pipeline:
                 batch_norm = recording is not None and recording.batch_norm
                 hints = self._explainer.advice(item, needed, error, batch_norm=batch_norm)
                 measurement = replace(measurement, hints=(*hints, *measurement.hints))
-            second_run = ran_again("what it needs") if attempt.ran else None
-        test = EndedTest(item, run, by_hook(item, {part: (spec, measurement)}))
-        test = self._with_bounds(test, error, debugging=debugging)
+            second_run = attempt.note
+        measured = by_hook(item, {part: (spec, measurement)})
+        test = self._judged(EndedTest(item, run, measured, error=error, debugging=debugging))
+        if self._unknown_sizes.applies(test):
+            test = self._judged(self._unknown_sizes(test))
         results, recording = self._explainer.explained(
-            test, self._judging.results(test), recorded, second_run, again=False
+            test, [*test.results], recorded, second_run, again=False
         )
         return self._followed_up(test, results, recording, uncapped=True)
 
     # -- every test --
-
-    def _with_bounds(
-        self, test: EndedTest, error: BaseException | None = None, *, debugging: bool = False
-    ) -> EndedTest:
-        """Add the range of its peaks to a test in which unknown sizes are at their maximum.
-
-        The test runs again with the minimum sizes, for the lower end.
-        """
-        run = test.run
-        places = run.device.values.bounds(run.root)
-        if not places:
-            return test
-        least: dict[str, tuple[Peak, ...]] = {}
-        if may_run_again(run.spec) and not debugging:
-            values = run.device.values
-            with (
-                values.least_sizes(),
-                self._runner.again(
-                    test.item, error, record=False, uncapped=error is not None
-                ) as attempt,
-            ):
-                if attempt.passed and not attempt.left:
-                    least = {part: run.peaks_of(part) for part in test.measured}
-        measured = {
-            part: (spec, bounded(kept, least.get(part, ()), places))
-            for part, (spec, kept) in test.measured.items()
-        }
-        return test._replace(measured=measured)
 
     def _followed_up(
         self, test: EndedTest, results: list[Result], recording: Recording | None, *, uncapped: bool
@@ -320,31 +237,6 @@ def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Mea
         part: (spec, item.measured(part, measurement))
         for part, (spec, measurement) in measured.items()
     }
-
-
-def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
-    """Mark a measurement as an upper bound; add its range if the least peaks are known.
-
-    ``places`` are the source lines whose unknown sizes are at their maximum.
-    """
-    needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
-    most = measurement.peaks if needed is None else (needed,)
-    sentence = (
-        f"how much {places} takes depends on values that are unknown, and the figures are a bound: "
-        "all is taken"
-    )
-    if least:
-        low, high = fullest(least), fullest(most)
-        sentence += (
-            f" (allocated {format_size(low.allocated)} to {format_size(high.allocated)}, reserved "
-            f"{format_size(low.reserved)} to {format_size(high.reserved)}, from none to all)"
-        )
-        if measurement.range is None and needed is None:
-            reason = f"sizes that depend on unknown values ({places})"
-            spanned = PeakRange(least, measurement.peaks, reason, judged=True)
-            measurement = replace(measurement, range=spanned)
-    note = Note(NoteKind.BOUND, sentence)
-    return replace(measurement, notes=(note, *measurement.notes))
 
 
 # -- a test that allocated nothing on its device --

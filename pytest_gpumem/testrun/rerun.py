@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.explainer import Explainer
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.run import Inputs, Run
+    from pytest_gpumem.testrun.second_runs import SecondRun
     from pytest_gpumem.testrun.wide_fixture import WideFixture
 
 MAX_ERROR_LENGTH: Final = 200
@@ -44,12 +45,6 @@ def may_run_again(spec: MemorySpec) -> bool:
     one with ``max_leak_mib`` may not: a second run would leave more memory.
     """
     return current_rank() is None and not spec.steady and spec.max_leak_mib is None
-
-
-def ran_again(purpose: str) -> Note:
-    """Return a note that the test ran a second time for this purpose."""
-    sentence = f"the test failed, and ran a second time to find {purpose}"
-    return Note(NoteKind.RUN, sentence)
 
 
 class Ended(NamedTuple):
@@ -274,6 +269,7 @@ class Runner:
     def again(  # noqa: PLR0913 - all in which a second run differs from the first
         self,
         item: MarkedItem,
+        why: SecondRun,
         error: BaseException | None = None,
         *,
         record: bool,
@@ -313,7 +309,7 @@ class Runner:
             item.runtest()
 
         attempt = item.run_again(error, prepare, execute)
-        attempt = attempt._replace(left=left if left >= MIN_LEFT else 0)
+        attempt = attempt._replace(left=left if left >= MIN_LEFT else 0, why=why)
         try:
             yield attempt
         finally:
@@ -331,6 +327,7 @@ class Runner:
     def trial(
         self,
         item: MarkedItem,
+        why: SecondRun,
         inputs: Inputs,
         *,
         handled: BaseException | None = None,
@@ -348,7 +345,7 @@ class Runner:
         assert self.run is not None  # noqa: S101 - for the type checker
         run, declared = self.run, self.run.inputs
         try:
-            with self.again(item, record=record, inputs=inputs) as attempt:
+            with self.again(item, why, record=record, inputs=inputs) as attempt:
                 error = attempt.error
                 short = error is not None and find_out_of_memory(error, handled) is not None
                 yield attempt._replace(out_of_memory=short)

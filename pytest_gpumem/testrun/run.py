@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -13,13 +13,12 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
-from pytest_gpumem.meter.allocator import provenance
 from pytest_gpumem.meter.host_memory import require_pinned_stats
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.recording.recording import Recorded
-from pytest_gpumem.relations import BEFORE, Bound, Relation, read_order, read_relations
-from pytest_gpumem.sizes import format_size, shown
+from pytest_gpumem.relations import Relation, read_order, read_relations
+from pytest_gpumem.sizes import shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.testrun.wide_fixture import WideFixtures
 
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
-    from pytest_gpumem.measurement import Attribution, Breakdown, DeviceInfo
+    from pytest_gpumem.measurement import Breakdown, DeviceInfo
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording, Span
@@ -44,8 +42,6 @@ __tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
 """bytes added to a virtual GPU's memory to find how much a step needs"""
-
-_LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib", "card")
 
 
 def _no_progress(_line: str) -> None:
@@ -73,7 +69,7 @@ class Part:
         if name == "active":
             return max(self.tally.active)
         peaks = self.tally.ends[1] if name == "held" else self.tally.peaks
-        return _most(peaks, "reserved" if name == "reserved" else "allocated")
+        return most(peaks, "reserved" if name == "reserved" else "allocated")
 
 
 @dataclass
@@ -190,9 +186,7 @@ class Run:
     @property
     def is_unused(self) -> bool:
         """Whether test, fixtures and probes used no memory, not even outside of PyTorch."""
-        if self.meter.ran_apart or any(peak.reserved or peak.pinned for peak in self.meter.peaks()):
-            return False
-        return not any(use.outside > 0 for use in self.measurement().device_use)
+        return self.meter.is_unused
 
     @property
     def card(self) -> Card | None:
@@ -238,7 +232,7 @@ class Run:
                 part.tally.notes = tally.notes
             figures.peaks = tuple(tally.peaks)
             figures.peak_active = max(tally.active)
-            figures.held_before, figures.held = (_most(end, "allocated") for end in tally.ends)
+            figures.held_before, figures.held = (most(end, "allocated") for end in tally.ends)
 
     def measurement(
         self, notes: Iterable[Note] = (), out_of_memory: OutOfMemory | None = None
@@ -260,81 +254,6 @@ class Run:
         """Require an order of parts by a figure."""
         for name, relation in read_order(chain, figure, self.parts):
             self.parts[name].relations += (relation,)
-
-    def bounds(self, name: str) -> list[Bound]:
-        """Return a part's limits that depend on other parts, or on the memory before the part."""
-        bounds = []
-        for relation in self.parts[name].relations if name in self.parts else ():
-            figure, part = relation.figure, self.parts[name]
-            if relation.part == BEFORE and BEFORE not in self.parts:
-                start = part.tally.ends[0]
-                reference = _most(start, "reserved" if figure == "reserved" else "allocated")
-            elif relation.part in self.parts:
-                reference = self.parts[relation.part].figure(figure)
-            elif relation.part:  # in a second run that part has not run: no figures
-                continue
-            else:
-                reference = 0
-            sizes = (
-                f"{member} {format_size(self.parts[member].figure(figure))}"
-                for member in relation.members
-            )
-            limit = relation.limit(reference)
-            bounds.append(Bound(relation, limit, part.figure(figure), ", ".join(sizes)))
-        return bounds
-
-    def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return each search's spec and measurement by the name of its baseline."""
-        return {
-            name: (
-                replace(self.spec, batch_size=None),
-                replace(
-                    self.meter.result(), peaks=(largest.peak,), notes=(), largest=largest.value
-                ),
-            )
-            for name, largest in self.searches.items()
-        }
-
-    def child_measurements(
-        self, children: Sequence[Child]
-    ) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return the spec and the measurement of the test's child processes, by part.
-
-        Each rank is a part, and all other processes together are one. A part has the devices that
-        its processes used, each with the highest peak of one process. The test's limits apply to
-        each part.
-        """
-        parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
-        for child in children:
-            fullest = parts.setdefault(child.part, {})
-            for index, peak in child.peaks.items():
-                known, told = fullest.get(index, (Peak(0, 0), None))
-                if peak.allocated > known.allocated:  # else keep the fullest process's explanation
-                    told = child.attributions.get(index)
-                allocated = max(known.allocated, peak.allocated)
-                fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), told
-        measured = {}
-        for part, fullest in parts.items():
-            if not fullest or part in self.parts:
-                continue
-            peaks, attributions = zip(*(fullest[index] for index in sorted(fullest)), strict=True)
-            known_all = all(child.ended for child in children if child.part == part)
-            spec = MemorySpec(
-                **{name: getattr(self.spec, name) for name in _LIMITS_OF_CHILDREN},
-                tolerance=self.spec.tolerance,
-                baseline=self.spec.baseline and known_all,  # else the fullest may be unknown
-            )
-            none = (Peak(0, 0),) * len(peaks)
-            measured[part] = (
-                spec,
-                Measurement(
-                    self.info,
-                    provenance(self.info),
-                    *(peaks, none, none),
-                    attributions=attributions if None not in attributions else (),
-                ),
-            )
-        return measured
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Describe an out-of-memory error that has just occurred."""
@@ -446,13 +365,14 @@ class PartFigures:
     @property
     def peak_allocated(self) -> int:
         """Peak bytes in live tensors, of the fullest device."""
-        return _most(self.peaks, "allocated")
+        return most(self.peaks, "allocated")
 
     @property
     def peak_reserved(self) -> int:
         """Peak bytes held by the caching allocator, of the fullest device."""
-        return _most(self.peaks, "reserved")
+        return most(self.peaks, "reserved")
 
 
-def _most(peaks: Sequence[Peak], figure: str) -> int:
+def most(peaks: Sequence[Peak], figure: str) -> int:
+    """Return a figure of the fullest device; 0 without devices."""
     return max((getattr(peak, figure) for peak in peaks), default=0)

@@ -8,7 +8,7 @@ from helpers import left_out
 
 from pytest_gpumem.devices.benchmark_mode import TIMED
 from pytest_gpumem.report.json_report import read_report
-from pytest_gpumem.testrun.pipeline import TIMED_BEFORE
+from pytest_gpumem.testrun.timed_plans import TIMED_BEFORE
 
 ON = {
     "switched": "torch.backends.cudnn.benchmark = True",

@@ -1,4 +1,4 @@
-"""The pages that name a test in each row: the tests are there."""
+"""What the pages on second runs say is in the code, and each test that they name is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import re
 import pytest
 from helpers.paths import ROOT
 
+from pytest_gpumem.testrun.second_runs import ALL
+
 PAGES = ROOT / "tests" / "tables"
+
+
+def test_the_page_lists_each_declared_second_run():
+    page = (ROOT / "docs/explanation/second-runs.md").read_text(encoding="utf-8")
+    rows = [f"| {run.cause} | {run.does} | {run.devices} |" for run in ALL]
+    table = page.partition("| the test failed because |")[2].partition("\n\n")[0]
+    assert table.splitlines()[2:] == rows
 
 
 @pytest.mark.parametrize("page", ["second-runs.md", "hard-places.md"])

@@ -1,0 +1,79 @@
+"""The range of peaks in which sizes that depend on unknown values are at their maximum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.judge.result import too_much
+from pytest_gpumem.measurement import PeakRange
+from pytest_gpumem.meter.peaks import fullest
+from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.rerun import may_run_again
+from pytest_gpumem.testrun.second_runs import LEAST_SIZES
+
+if TYPE_CHECKING:
+    from pytest_gpumem.measurement import Measurement, Peak
+    from pytest_gpumem.testrun.judging import EndedTest
+    from pytest_gpumem.testrun.rerun import Runner
+
+
+class UnknownSizes:
+    """Runs a test that takes too much by a bound again with the least sizes, for the lower end."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def applies(self, test: EndedTest) -> bool:
+        """See :class:`Stage`."""
+        return too_much(test.results) and bool(test.run.device.values.bounds(test.run.root))
+
+    def __call__(self, test: EndedTest) -> EndedTest:
+        """See :class:`Stage`."""
+        run, recorded = test.run, test.recorded
+        if recorded is None and run.meter.records:  # the second run begins a new recording
+            recorded = run.recorded(test.measured)
+        places = run.device.values.bounds(run.root)
+        least: dict[str, tuple[Peak, ...]] = {}
+        if may_run_again(run.spec) and not test.debugging:
+            with (
+                run.device.values.least_sizes(),
+                self._runner.again(
+                    *(test.item, LEAST_SIZES, test.error),
+                    record=False,
+                    uncapped=test.error is not None,
+                ) as attempt,
+            ):
+                if attempt.passed and not attempt.left:
+                    least = {part: run.peaks_of(part) for part in test.measured}
+        measured = {
+            part: (spec, bounded(kept, least.get(part, ()), places))
+            for part, (spec, kept) in test.measured.items()
+        }
+        return test._replace(measured=measured, recorded=recorded)
+
+
+def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
+    """Mark a measurement as an upper bound; add its range if the least peaks are known.
+
+    ``places`` are the source lines whose unknown sizes are at their maximum.
+    """
+    needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
+    most = measurement.peaks if needed is None else (needed,)
+    sentence = (
+        f"how much {places} takes depends on values that are unknown, and the figures are a bound: "
+        "all is taken"
+    )
+    if least:
+        low, high = fullest(least), fullest(most)
+        sentence += (
+            f" (allocated {format_size(low.allocated)} to {format_size(high.allocated)}, reserved "
+            f"{format_size(low.reserved)} to {format_size(high.reserved)}, from none to all)"
+        )
+        if measurement.range is None and needed is None:
+            reason = f"sizes that depend on unknown values ({places})"
+            spanned = PeakRange(least, measurement.peaks, reason, judged=True)
+            measurement = replace(measurement, range=spanned)
+    note = Note(NoteKind.BOUND, sentence)
+    return replace(measurement, notes=(note, *measurement.notes))
