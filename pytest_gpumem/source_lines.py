@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 _GENERATED: Final = re.compile(r"/(\w\w)/c\1[a-z2-7]{49}\.py$")
@@ -195,23 +195,34 @@ def docstring_lines(filename: str) -> frozenset[int]:
     """Return the lines of a file's docstrings and other constants that are statements."""
     return frozenset(
         line
-        for node in ast.walk(_parsed_file(filename))
+        for node in _statement_nodes(_parsed_file(filename))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     )
+
+
+def _statement_nodes(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield a file's statements without visiting expressions, which are most of the nodes."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for child in getattr(node, field, ()):
+                pending.append(child)
+                if isinstance(child, ast.stmt):
+                    yield child
 
 
 @functools.lru_cache(maxsize=256)
 def _statements(filename: str) -> tuple[tuple[int, int], ...]:
     """Return (first line, last line) of each statement in a file, the shortest first."""
     spans = []
-    for node in ast.walk(_parsed_file(filename)):
-        if isinstance(node, ast.stmt):
-            last = node.end_lineno or node.lineno
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body:
-                last = max(node.lineno, body[0].lineno - 1)
-            spans.append((node.lineno, last))
+    for node in _statement_nodes(_parsed_file(filename)):
+        last = node.end_lineno or node.lineno
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body:
+            last = max(node.lineno, body[0].lineno - 1)
+        spans.append((node.lineno, last))
     return tuple(sorted(spans, key=lambda span: span[1] - span[0]))
 
 

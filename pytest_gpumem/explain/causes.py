@@ -294,7 +294,7 @@ def _place_of_row(row: BreakdownRow) -> tuple[str, int]:
 def _is_edited(row: BreakdownRow) -> bool:
     code = without_comment(row.site.code if row.site else "")
     old_code = without_comment(row.old_code)
-    return bool(old_code) and old_code != code and alike(old_code, code) >= MIN_ALIKE
+    return bool(old_code) and old_code != code and is_alike(old_code, code)
 
 
 def _further_reasons(
@@ -342,3 +342,11 @@ def without_comment(code: str) -> str:
 def alike(old: str, new: str) -> float:
     """Return the similarity of two lines' code, from 0 to 1."""
     return SequenceMatcher(None, old, new).ratio()
+
+
+def is_alike(old: str, new: str) -> bool:
+    """Return whether one line may be the other, edited."""
+    matcher = SequenceMatcher(None, old, new)
+    # The upper bounds first: thousands of edits are compared, and ratio() is slow.
+    bounds = matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio
+    return all(ratio() >= MIN_ALIKE for ratio in bounds)

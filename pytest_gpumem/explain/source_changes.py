@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.explain.causes import MIN_ALIKE, alike, without_comment
+from pytest_gpumem.explain.causes import is_alike, without_comment
 from pytest_gpumem.files.git import GitError, run_git
 from pytest_gpumem.source_lines import docstring_lines
 
@@ -121,11 +121,7 @@ def _edits_of_hunk(path: str, first: int, old: Sequence[str], new: Sequence[str]
         if _is_nothing(code):
             continue
         earlier = next(
-            (
-                at
-                for at in range(waiting, len(old_codes))
-                if alike(old_codes[at], code) >= MIN_ALIKE
-            ),
+            (at for at in range(waiting, len(old_codes)) if is_alike(old_codes[at], code)),
             None,
         )
         if earlier is None:

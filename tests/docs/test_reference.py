@@ -229,7 +229,7 @@ def test_the_python_api_has_a_directive_for_every_public_name():
 def test_every_page_with_a_program_is_run_by_a_test():
     programs = {page for page in PAGES if blocks(page, "python")}
     assert programs == {
-        "explanation/facade.md",
+        "architecture.md",
         "how-to/distributed.md",
         "how-to/existing-suites.md",
         "how-to/find-leaks.md",

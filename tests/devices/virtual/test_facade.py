@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 from helpers.virtual_gpu import MIB
 from helpers.warm import warm_python
 
-(PROGRAM,) = blocks("explanation/facade.md", "python")
+(PROGRAM,) = blocks("architecture.md", "python")
 """of another tool, that wants a step's peak on a card: nothing but torch and the facade"""
 TELL = """
 import json
