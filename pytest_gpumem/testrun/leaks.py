@@ -91,7 +91,7 @@ def with_growth(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, item, run, growing)
     # The same number of steps is enough: an assertion on the peak may fail after them.
-    is_alike = again.recording is not None and len(again.ends) == len(ends)
+    is_alike = again.ran and len(again.ends) == len(ends)
     if is_alike:
         collected = list(zip(*(end.requested for end in again.ends), strict=True))
         with_garbage = _levels(again.ends)
@@ -123,8 +123,9 @@ class _Collecting(NamedTuple):
     """A second run of a test, with a garbage collection after each step."""
 
     ends: Sequence[StepEnd]
+    ran: bool
     recording: Recording | None
-    """None if it did not run"""
+    """None if it did not run, or was not recorded"""
     holders: dict[int, tuple[Holder, ...]]
     """the holders of the grown blocks at the end of the last step, by the device's index"""
 
@@ -136,6 +137,7 @@ def _run_collecting(
     steps, last = run.meter.steps, run.meter.steps.last_noted
     holders: dict[int, tuple[Holder, ...]] = {}
     recording: Recording | None = None
+    ran = False
 
     def look(noted: int) -> None:
         if noted == last:
@@ -144,11 +146,12 @@ def _run_collecting(
     steps.search = look
     try:
         with runner.again(item, record=True) as attempt:
-            if attempt.ran:
+            ran = attempt.ran
+            if ran:
                 recording = run.meter.recording()
     finally:
         steps.search = None
-    return _Collecting(steps.ends, recording, holders)
+    return _Collecting(steps.ends, ran, recording, holders)
 
 
 def _judged(
