@@ -12,7 +12,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pytest_gpumem.notes import Hinted, Note
 
-DeviceKind = Literal["cuda", "virtual"]
+DeviceKind = str
+""""virtual", "cuda", or the type that torch gives another accelerator: "xpu", "mps" """
 Signed = Annotated[int, "may be below zero"]
 """an integer that may be negative; all other integers of records are sizes or counts"""
 
@@ -62,13 +63,13 @@ class DeviceInfo:
 
     kind: DeviceKind
     name: str
-    """the card ("T4") of a virtual GPU, CUDA's device name ("NVIDIA H200") of a real one"""
+    """the card ("T4") of a virtual GPU, the device name ("NVIDIA H200") of a real one"""
     total_memory: int
-    """bytes of device memory as CUDA reports it"""
+    """bytes of device memory as its driver reports it; 0 if unknown"""
     capability: tuple[int, int]
-    """CUDA compute capability"""
+    """CUDA compute capability; (0, 0) of another accelerator"""
     sm_count: int
-    """number of streaming multiprocessors"""
+    """number of streaming multiprocessors; 0 of another accelerator"""
     context: int = 0
     """bytes of it that the CUDA context uses (from the card's profile; 0 if unknown)"""
 
@@ -79,6 +80,11 @@ class DeviceInfo:
         Computed values are in host memory, and no driver or other process uses device memory.
         """
         return self.kind == "virtual"
+
+    @property
+    def device_type(self) -> str:
+        """The type of its tensors' devices."""
+        return "cuda" if self.is_predicted else self.kind
 
     @property
     def key(self) -> str:

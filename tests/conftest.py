@@ -19,6 +19,7 @@ from helpers import installed_packages, known_driver, known_plugins
 from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
 from helpers.paths import TESTS
+from helpers.standin import built_standin
 from helpers.suites import Suite
 from helpers.virtual_gpu import CARD_80GIB, virtual_card, virtual_device
 from helpers.warm import SHARED, warm_python
@@ -179,6 +180,12 @@ def virtual_gpu(request):
     importlib.import_module("torch._dynamo")  # which the first optimizer imports
     hide_objects()
     return torch
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory):
+    """The folder of the stand-in accelerator's module, which a process may import."""
+    return built_standin(tmp_path_factory)
 
 
 @pytest.fixture

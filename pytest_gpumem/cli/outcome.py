@@ -33,7 +33,7 @@ BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
 """as in a shell: 128 plus the number of SIGINT"""
 
-DEVICES: Final = ("auto", "cuda", "virtual")
+DEVICES: Final = ("auto", "cuda", "accelerator", "virtual")
 """values of ``--gpumem-device`` except none; repeated here so as not to import the plugin"""
 PREDICTED: Final = "memory is predicted; kernels did not run"
 """printed below figures of the virtual GPU"""

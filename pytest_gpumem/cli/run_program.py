@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if outcome is not None:
         return outcome
     # A pytest session in the program uses this device and card for its marked tests.
-    os.environ[RUN_DEVICE] = "virtual" if choice.card else "cuda"
+    os.environ[RUN_DEVICE] = choice.device.option
     os.environ[RUN_CARD] = card.name
     return Outcome("", measure_program(program, choice, arguments))
 
@@ -292,7 +292,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     for name, index, peak in peaks:
         sizes = format_size(peak.allocated), format_size(peak.reserved)
         share = f"{peak.reserved / room:.0%}" if room else ""
-        rows.append((name, f"cuda:{index}", *sizes, share))
+        rows.append((name, f"{info.device_type}:{index}", *sizes, share))
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
     first = 0 if children else 1  # a single process needs no name
     table = tabulate(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,11 +58,9 @@ def await_autograd() -> list[object]:
     if not has_autograd_threads():
         return objects
     with torch.inference_mode(mode=False), torch.enable_grad():
-        for device in range(torch.cuda.device_count()):
-            # Skip unused devices: their threads hold nothing, and a CUDA context would take memory.
-            if not _was_used(device):
-                continue
-            leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
+        # Skip unused devices: their threads hold nothing, and a CUDA context would take memory.
+        for device in VIEW.backend.used_devices():
+            leaf = _empty_leaf(device)
             view, gradient = leaf.view(0), leaf.detach()  # a GPU runs nothing for these
             objects += [leaf, view, view.grad_fn, gradient]
             with unawaited():
@@ -111,12 +110,11 @@ def is_outermost_pass() -> bool:
     return torch._C._current_graph_task_id() == -1 and not getattr(_this_thread, "waits", False)
 
 
-def _was_used(device: int) -> bool:
-    """Return whether this process has a context on a device."""
+def _empty_leaf(device: int) -> torch.Tensor:
+    """Return a leaf of a device that takes no memory there."""
     import torch
 
-    bindings: Any = torch._C  # torch 2.14's stubs lack some of them
-    return bool(bindings._cuda_hasPrimaryContext(device))
+    return torch.empty(0, device=f"{VIEW.backend.device_type}:{device}", requires_grad=True)
 
 
 @contextmanager
@@ -180,10 +178,7 @@ class NodeNumbers:
 
     def align(self) -> None:
         """Advance the devices' threads to the number at which the step began."""
-        import torch
-
-        devices = {*filter(_was_used, range(torch.cuda.device_count()))}
-        new = devices - self._aligned
+        new = {*VIEW.backend.used_devices()} - self._aligned
         if new and _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
             self._aligned |= new
 
@@ -206,7 +201,7 @@ def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
             return gradients[0]
 
     for device in sorted(devices):
-        leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+        leaf = _empty_leaf(device)
         apply: Any = OnThread.apply
         _gradients(apply(leaf), leaf, torch.empty_like(leaf))
 
@@ -233,7 +228,7 @@ def _run_apart(function: Callable[[], object]) -> bool:
     compiler = sys.modules.get("torch._dynamo.compiled_autograd")
     if (
         torch._C._current_graph_task_id() != -1
-        or torch.cuda.is_current_stream_capturing()
+        or VIEW.backend.is_capturing()
         or getattr(compiler, "compiled_autograd_enabled", False)
     ):
         return False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pytest_gpumem.backend import CUDA, Backend
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -136,6 +138,13 @@ class Device:
     """A kind of GPU that steps can run on; the methods here are a real GPU's."""
 
     values = ValueEngine()
+    backend: Backend = CUDA
+    option = "cuda"
+    """the value of ``--gpumem-device`` that chooses this kind"""
+
+    def describe(self) -> list[str]:
+        """Return sentences for the session's header: what it is, and what it cannot do."""
+        return [f"{self.option} device"]
 
     def alternatives(self) -> Alternatives:
         """Return all that may differ on a GPU from the run since ``open``."""

@@ -65,6 +65,8 @@ def version(kind: str = "cuda") -> str:
 
     if kind == "virtual":
         return kind
+    if kind != "cuda":
+        return "unknown"
     if not torch.version.hip:
         return nvidia_version()
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,6 +174,9 @@ CAPS: Final = MemoryCaps()
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
     """Restore the test's fractions of some devices after the block, and lift the limits."""
+    if not VIEW.backend.caps:
+        yield
+        return
     fractions = {device: CAPS.cap(device).fraction for device in device_range(devices)}
     try:
         yield
@@ -191,6 +195,8 @@ def set_cap(device: int, limit: int | None, foreign: int = 0) -> None:
         limit: bytes, foreign memory included.
         foreign: bytes reserved by earlier tests, which do not count towards the test's fraction.
     """
+    if not VIEW.backend.caps:
+        return
     cap = CAPS.cap(device)
     cap.limit, cap.foreign = limit, foreign
     CAPS.apply(device)

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices import virtual
+from pytest_gpumem.devices.accelerator import (
+    OPTION,
+    AcceleratorDevice,
+    accelerator_expected,
+    ask,
+)
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.devices.driver import visible_gpus
@@ -50,7 +56,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.
 
     Args:
-        kind: "auto", "cuda", "virtual" or "none".
+        kind: "auto", "cuda", "accelerator", "virtual" or "none".
         card: the virtual GPU's card.
         worker: pytest-xdist's name of this worker ("gw1"); workers share the machine's GPUs. "":
             not a worker.
@@ -65,6 +71,10 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     if kind == "cuda" or (kind == "auto" and not named and real_gpu_expected()):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
+    asks = kind == "auto" and not named and not is_inherited() and accelerator_expected()
+    found = ask() if asks else None
+    if kind == OPTION or found is not None:
+        return Choice(AcceleratorDevice(found, shared=bool(worker), first=first), demanded=True)
     try:
         device = virtual.load(card)
         device.first, device.least = first, rank.local_size if rank else 1
@@ -75,13 +85,18 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         return Choice(None, f"there is no GPU here, and no virtual GPU: {error}")
 
 
+def is_inherited() -> bool:
+    """Return whether a marked test, or gpumem run, started this process on its virtual GPU."""
+    return virtual.INHERITED in os.environ
+
+
 def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     """Return whether this machine has a GPU for the installed torch, and does not hide it.
 
     For a ROCm build of torch it is AMD's, otherwise NVIDIA's.
     """
-    if virtual.INHERITED in os.environ:
-        return False  # a marked test, or gpumem run, has started this process: it sees no driver
+    if is_inherited():
+        return False  # it sees no driver
     # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False

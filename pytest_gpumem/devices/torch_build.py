@@ -19,6 +19,8 @@ class TorchBuild:
     """the CUDA version it was built for, "13.2"; None for a build without CUDA"""
     hip: str | None = None
     """the HIP version it was built for, of AMD's ROCm; None for any other build"""
+    xpu: str | None = None
+    """the version of Intel's compiler it was built with; None for any other build"""
 
 
 def torch_folder() -> Path | None:
@@ -43,8 +45,9 @@ def installed_torch() -> TorchBuild | None:
         source = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return TorchBuild("unknown", None)
-    version, cuda, hip = (_assigned(source, name) for name in ("__version__", "cuda", "hip"))
-    return TorchBuild(version or "unknown", cuda, hip)
+    names = "__version__", "cuda", "hip", "xpu"
+    version, cuda, hip, xpu = (_assigned(source, name) for name in names)
+    return TorchBuild(version or "unknown", cuda, hip, xpu)
 
 
 def _assigned(source: str, name: str) -> str | None:

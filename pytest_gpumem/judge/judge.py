@@ -182,11 +182,17 @@ def _out_of_memory(case: Case) -> Verdict | None:
     oom, device = case.measurement.out_of_memory, case.measurement.device
     if oom is None:
         return None
-    caps = [limit for limit in case.limits if limit.name in {"max_gib", "card"}]
+    size = device.total_memory - device.context  # 0: unknown
+    caps = [
+        limit
+        for limit in case.limits
+        if limit.name in {"max_gib", "card"} and not 0 < size < limit.nbytes
+    ]
     cap = min(caps, key=lambda limit: limit.nbytes, default=None)
-    size = cap.nbytes if cap else device.total_memory - device.context
+    size = cap.nbytes if cap else size
     step = "the step" if case.spec.batch_size is None else f"batch size {case.spec.batch_size}"
-    place = f"in {cap}" if cap else f"on {device.name} ({format_size(size)})"
+    place = f"in {cap}" if cap else f"on {device.name}"
+    place += f" ({format_size(size)})" * (cap is None and size > 0)
     place += case.on_device(oom.device_index)
     held = f"{format_size(oom.allocated)} were allocated, {format_size(oom.reserved)} reserved"
     requested = (

@@ -47,9 +47,7 @@ def require_native_allocator() -> None:
     Raises:
         DeviceError: the backend is cudaMallocAsync or a pluggable allocator.
     """
-    import torch
-
-    backend = torch.cuda.get_allocator_backend()
+    backend = VIEW.backend.allocator()
     if backend != "native":
         raise DeviceError(
             f"PyTorch's allocator {backend}",
@@ -100,11 +98,9 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
     If memory is left, ``needs_collection`` decides whether to collect garbage; the default is to
     collect.
     """
-    import torch
-
     measured = device_range(devices)
     for device in measured:
-        torch.cuda.synchronize(device)
+        VIEW.backend.synchronize(device)
     if any(current(device).reserved for device in measured):
         WORKSPACES.clear(measured)
     # With many modules loaded a collection takes a tenth of a second: skip it if it cannot help.
@@ -206,7 +202,7 @@ def provenance(info: DeviceInfo) -> Provenance:
 
     return Provenance(
         torch=str(torch.__version__),
-        cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda),
+        cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda or "none"),
         cudnn=cudnn_version(),
         driver=driver.version(info.kind),
         allocator=os.environ.get(

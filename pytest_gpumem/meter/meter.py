@@ -82,12 +82,10 @@ class Meter:
         steady: bool = False,
     ) -> None:
         """Create it; ``record`` records the step, ``steady`` notes the memory after each step."""
-        import torch
-
         self.device = device
         self.info = info
         self.count = count
-        first = torch.cuda.current_device()
+        first = VIEW.backend.current_device()
         self.devices = range(first, first + count)
         self.isolation = Isolation(self.devices)
         # A weak reference avoids a cycle: the next meter's collection would find this meter as
@@ -115,7 +113,7 @@ class Meter:
         self._left_off = False
         """whether the step had disabled the caching allocator, which is enabled again"""
         self._use: UseWatch
-        self._recorder = Recorder() if record else None
+        self._recorder = Recorder() if record and VIEW.backend.lists_blocks else None
         self._began = 0.0
         self._apart: list[Span] = []
         """time spans of runs that do not belong to the step"""
@@ -363,7 +361,7 @@ class Meter:
     @contextmanager
     def _recorded(self, tally: Tally, *, record: bool) -> Iterator[None]:
         recorder = self._recorder
-        if recorder is not None or not record:
+        if recorder is not None or not (record and VIEW.backend.lists_blocks):
             yield
             if recorder is not None and record:
                 tally.recording = recorder.so_far()
@@ -447,7 +445,7 @@ class Meter:
         NODE_NUMBERS.begin()
         self.resettle()
         self._optimizers.forget()
-        if record:
+        if record and VIEW.backend.lists_blocks:
             if self._recorder is not None:
                 self._recorder.abandon()
             # An error may have stopped the old recorder in the middle of a step.
@@ -491,11 +489,9 @@ class Meter:
     @property
     def capacity(self) -> int:
         """Bytes that the step may reserve on a device: the cap, or the device's memory."""
-        import torch
-
         if self._limit is not None:
             return self._limit
-        free = [torch.cuda.mem_get_info(device)[0] for device in self.devices]
+        free = [VIEW.backend.memory_info(device)[0] for device in self.devices]
         counted = [peak.reserved for peak in self.counted()]
         return min(map(sum, zip(free, counted, strict=True)))
 
@@ -550,6 +546,12 @@ class Meter:
             own += [*self.isolation.notes(self._whole.peaks), *DROPOUT.notes]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
+        if out_of_memory is not None and not WATCH.observes:
+            text = (
+                f"{VIEW.backend.title} does not tell what was allocated when it refused the "
+                "request: the figures are the highest until then"
+            )
+            own.append(Note(NoteKind.LIMIT, text))
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())

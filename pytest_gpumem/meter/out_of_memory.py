@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.meter.reading import current
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import parse_size
 from pytest_gpumem.source_lines import is_users, shown_path
 
@@ -40,7 +41,8 @@ class Refusal:
 class OutOfMemoryWatch:
     """Observes every out-of-memory error of this process after the first ``start``."""
 
-    _attached = False
+    observes = False
+    """whether PyTorch reports the errors; if not, only what the last one's message says is known"""
     _refusals: list[Refusal]
     _own: Callable[[Peak, int], Peak]
 
@@ -49,7 +51,6 @@ class OutOfMemoryWatch:
 
     def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
         """Forget earlier errors; ``own`` reduces a device's memory to the step's part."""
-        import torch
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:
             self._refusals.append(Refusal(device, requested, self._own(current(device), device)))
@@ -57,9 +58,8 @@ class OutOfMemoryWatch:
         self._refusals.clear()
         self._own = own
         # PyTorch cannot detach an observer: attach one for the life of the process.
-        if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
-            torch._C._cuda_attach_out_of_memory_observer(observe)
-            self._attached = True
+        if not self.observes:
+            self.observes = VIEW.backend.observe_refusals(observe)
 
     @property
     def count(self) -> int:

@@ -166,12 +166,12 @@ class GraphWorkspaces:
             torch.cuda.caching_allocator_delete(address)
             del self._kept[device, address]
         if not graph_blocks:
-            torch._C._cuda_clearCublasWorkspaces()
+            VIEW.backend.clear_workspaces()
             return
         rooms, freed = Plugs(devices), Plugs(devices)
         with Uncounted():  # a collection's freed blocks would be mistaken for workspaces
             rooms.fill()  # then only the workspaces' blocks become free
-            torch._C._cuda_clearCublasWorkspaces()
+            VIEW.backend.clear_workspaces()
             freed.fill()
         for (device, address), size in freed.take().items():
             if any(

@@ -20,12 +20,15 @@ from collections import Counter, defaultdict
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_gpumem.backend import CUDA
 from pytest_gpumem.patches import Patch
 from pytest_gpumem.source_lines import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from pytest_gpumem.backend import Backend
 
     Stats = dict[str, Any]
     """a device's statistics, nested as by ``torch.cuda.memory_stats_as_nested_dict``"""
@@ -34,8 +37,8 @@ STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
-PINNED_STATS: Final = "_cuda_hostMemoryStats"
-PINNED_PEAK_RESET: Final = "_cuda_resetPeakHostMemoryStats"
+PINNED_STATS: Final = CUDA.bindings.pinned_stats
+PINNED_PEAK_RESET: Final = CUDA.bindings.reset_pinned_peaks
 SNAPSHOT: Final = "_cuda_memorySnapshot"
 HISTORY: Final = "_cuda_record_memory_history"
 LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
@@ -171,6 +174,8 @@ class AllocatorView:
     """Wraps PyTorch's bindings and still reads the allocator's real figures."""
 
     def __init__(self) -> None:
+        self.backend: Backend = CUDA
+        """whose devices are measured"""
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
         """by device and statistic: the test's peak until the measurement last reset the real one"""
@@ -236,7 +241,7 @@ class AllocatorView:
         The retries are counted over the whole process, whatever the test's code has reset.
         """
         self.install()
-        stats: Stats = self._real[STATS[0]](device)
+        stats = self.backend.complete(self._real[self.backend.bindings.stats](device))
         if stats:
             stats[RETRIES] += self._earlier_retries[device]
         return stats
@@ -252,8 +257,14 @@ class AllocatorView:
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return ``torch.cuda.memory_snapshot()`` including the measurement's blocks."""
+        """Return ``torch.cuda.memory_snapshot()`` including the measurement's blocks.
+
+        It is empty if the allocator lists none.
+        """
         import torch
+
+        if not self.backend.lists_blocks:
+            return []
 
         with self._unchanged(), _inductor_not_imported():
             segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_without_traces())
@@ -285,7 +296,7 @@ class AllocatorView:
     def reset_peaks(self, device: int) -> None:
         """Reset the real peaks; the test's code keeps reading the highest."""
         self._note_peaks(device)
-        self._real[PEAK_RESETS[0]](device)
+        self._real[self.backend.bindings.reset_peaks](device)
 
     def pinned_stats(self) -> PinnedStats:
         """Return the real statistics; none before torch 2.10, where names and peaks differ."""
@@ -296,21 +307,21 @@ class AllocatorView:
 
     def _read_pinned(self) -> Stats:
         self.install()
-        read = self._real.get(PINNED_STATS)
+        read = self._real.get(self.backend.bindings.pinned_stats)
         return {} if read is None else read()  # an older torch does not have it
 
     def reset_pinned_peaks(self) -> None:
         """Reset the real peaks of pinned host memory; the test's code keeps reading the highest."""
         for path, peak in _peaks(self._read_pinned()):
             self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), peak)
-        reset = self._real.get(PINNED_PEAK_RESET)
+        reset = self._real.get(self.backend.bindings.reset_pinned_peaks)
         if reset is not None:
             reset()
 
     def empty_cache(self) -> None:
         """Call ``torch.cuda.empty_cache()`` for the measurement."""
         self.install()
-        self._real[RELEASES[0]]()
+        self._real[self.backend.bindings.empty_cache]()
 
     @contextmanager
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
@@ -327,7 +338,7 @@ class AllocatorView:
             yield
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
         for device in devices:
-            self._real[PEAK_RESETS[0]](device)
+            self._real[self.backend.bindings.reset_peaks](device)
 
     def add_plug(self, plug: Plug) -> None:
         """Show a block as free from now on."""
@@ -373,7 +384,7 @@ class AllocatorView:
             for path, share in plug.freed_figures():
                 self._hidden[plug.device][path] += sign * share
         for device in devices:
-            self._real[PEAK_RESETS[0]](device)
+            self._real[self.backend.bindings.reset_peaks](device)
 
     @contextmanager
     def emptying(self, empty: Callable[[Callable[[], object]], object]) -> Iterator[None]:
@@ -528,7 +539,7 @@ class AllocatorView:
         self._earlier_retries[device] = self.stats(device).get(RETRIES, 0)
         result: object = binding(device)
         hidden = self._hidden[device]
-        for path, value in _figures(self._real[STATS[0]](device)):
+        for path, value in _figures(self._real[self.backend.bindings.stats](device)):
             if path[-1] in TOTALS or _is_counter(path):
                 hidden[path] = max(0, min(hidden[path], value))  # a total of 0 hides nothing
         return result

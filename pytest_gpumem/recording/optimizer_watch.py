@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.plain_tensors import gradients_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
@@ -127,7 +128,7 @@ class OptimizerWatch:
                     for value in (state.values() if isinstance(state, dict) else ())
                     if isinstance(value, torch.Tensor)
                     for part in plain_tensors(value)
-                    if part.is_cuda
+                    if part.device.type == VIEW.backend.device_type
                 )
 
     def _steps_around(self, wrapper: FrameType) -> list[int]:
@@ -186,7 +187,10 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
     if len(without_gradient) == len(trained):
         return 0
     return sum(
-        part.nbytes for param in without_gradient for part in plain_tensors(param) if part.is_cuda
+        part.nbytes
+        for param in without_gradient
+        for part in plain_tensors(param)
+        if part.device.type == VIEW.backend.device_type
     )
 
 

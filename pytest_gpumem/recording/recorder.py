@@ -65,13 +65,11 @@ class Recorder:
 
         With ``keep_workspaces`` they stay, as a CUDA graph may write to them, and count as "other".
         """
-        import torch
-
         recording = self._recording
         if not keep_workspaces:
             # Only its free event here shows that a block is a workspace.
             start = beginning()
-            torch._C._cuda_clearCublasWorkspaces()
+            VIEW.backend.clear_workspaces()
             recording.cleared.append(Span(start, now()))
         snapshot = VIEW.snapshot()
         self.abandon()

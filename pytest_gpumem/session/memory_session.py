@@ -57,7 +57,9 @@ class MemorySession:
             settings.policy, launcher=launcher, accept=session_accept_command(settings)
         )
         judging = Judging([self.store, *nearest_stores], policy)
-        if settings.attribution == "off" and settings.snapshots is None:
+        device = runner.choice.device
+        explained = device is not None and device.backend.lists_blocks
+        if not explained or (settings.attribution == "off" and settings.snapshots is None):
             self.explainer = Explainer(judging)
         else:
             # Nothing else imports explain: explaining takes no part in measuring.

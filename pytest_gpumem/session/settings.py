@@ -83,7 +83,7 @@ def _output(text: str, **more: Any) -> Any:  # noqa: ANN401 - likewise
     return field(metadata={"option": option, "output": partial(Output, **more)})
 
 
-DEVICES: Final = ("auto", "cuda", "virtual", "none")
+DEVICES: Final = ("auto", "cuda", "accelerator", "virtual", "none")
 """values of ``--gpumem-device``"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 FIRST_OPTIONS: Final = 5
@@ -178,9 +178,10 @@ class Settings:
     )
     device: str = _option(
         "auto",
-        "where marked tests run: `auto` (on a real GPU if there is one, else on the virtual GPU; "
-        "without both they are skipped, or fail if `CI` is set), `cuda`, `virtual`, or `none` "
-        "(they are skipped)",
+        "where marked tests run: `auto` (on a CUDA GPU if there is one, else on the accelerator "
+        "that `torch.accelerator` names, else on the virtual GPU; without any they are skipped, or "
+        "fail if `CI` is set), `cuda`, `accelerator` (XPU, MPS, NPU), `virtual`, or `none` (they "
+        "are skipped)",
         choices=DEVICES,
         repeated=True,
         shown=True,

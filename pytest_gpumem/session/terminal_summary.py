@@ -48,7 +48,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
     further = [other.name for other in named[1:]]
     if card is None:
-        sentences = ["cuda device"]
+        sentences = choice.device.describe()
     else:
         sentences = session_text.header((named or [card])[0].info, cards=further)
     if settings.all:

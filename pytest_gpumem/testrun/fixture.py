@@ -40,7 +40,9 @@ class GpuMemory:
         """The test's devices: the number that its marker declares (``devices=2``), or one."""
         import torch
 
-        return [torch.device("cuda", index) for index in self._run.meter.devices]
+        return [
+            torch.device(self._run.info.device_type, index) for index in self._run.meter.devices
+        ]
 
     @property
     def batch_size(self) -> int:

@@ -11,6 +11,7 @@ from pytest_gpumem.devices.children import CHILDREN, process_notes
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.notes import Note, NoteKind, notes_of
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
@@ -139,18 +140,17 @@ class Runner:
 
     def _look_at_cuda(self, culprit: str) -> None:
         """End captures, and check whether CUDA fails every call, as after an illegal address."""
-        torch = sys.modules.get("torch")
-        if self._broken is not None or torch is None or not torch.cuda.is_initialized():
+        if self._broken is not None or "torch" not in sys.modules:
             return
-        if not torch.cuda.device_count():  # initialised, but for a virtual GPU that is hidden now
+        if not VIEW.backend.is_initialized():
             return
         GRAPHS.end_captures()
         try:
-            torch.cuda.synchronize()
+            VIEW.backend.synchronize()
         except RuntimeError as error:
             self._broken = DeviceError(
-                "the CUDA device",
-                f"an error in {culprit} left CUDA unusable in this process "
+                f"the {VIEW.backend.title} device",
+                f"an error in {culprit} left {VIEW.backend.title} unusable in this process "
                 f"({str(error).splitlines()[0]})",
                 "correct that test; until then run it in a session of its own (--deselect)",
             )

@@ -16,6 +16,7 @@ from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
 from pytest_gpumem.meter.host_memory import require_pinned_stats
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.recording import Recorded
 from pytest_gpumem.relations import Relation, read_order, read_relations
 from pytest_gpumem.sizes import shown
@@ -154,10 +155,10 @@ class Run:
             test's last line may have ended before the kernel did.
         """
         __tracebackhide__ = True
-        torch = sys.modules.get("torch")
-        if not self.info.is_predicted and torch is not None and torch.cuda.is_initialized():
+        backend = VIEW.backend
+        if not self.info.is_predicted and "torch" in sys.modules and backend.is_initialized():
             for number in self.meter.devices:
-                torch.cuda.synchronize(number)
+                backend.synchronize(number)
 
     def close(self) -> None:
         """Close the device."""
@@ -260,7 +261,9 @@ class Run:
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
-        held = refusal.held or self.meter.counted()[device]
+        # Python has freed what the error's own line held: without an observer that is not known.
+        known = self.meter.counted() if WATCH.observes else self.meter.peaks()
+        held = refusal.held or known[device]
         site = site_of(error.__traceback__, self.root)
         return OutOfMemory(
             requested=refusal.requested,

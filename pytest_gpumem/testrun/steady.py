@@ -94,7 +94,7 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, test.item, run, growing)
     # The same number of steps is enough: an assertion on the peak may fail after them.
-    is_alike = again.recording is not None and len(again.ends) == len(ends)
+    is_alike = again.ran and len(again.ends) == len(ends)
     if is_alike:
         collected = list(zip(*(end.requested for end in again.ends), strict=True))
         with_garbage = _levels(again.ends)
@@ -126,8 +126,9 @@ class _Collecting(NamedTuple):
     """A second run of a test, with a garbage collection after each step."""
 
     ends: Sequence[StepEnd]
+    ran: bool
     recording: Recording | None
-    """None if it did not run"""
+    """None if it did not run, or was not recorded"""
     holders: dict[int, tuple[Holder, ...]]
     """the holders of the grown blocks at the end of the last step, by the device's index"""
 
@@ -139,6 +140,7 @@ def _run_collecting(
     steps, last = run.meter.steps, run.meter.steps.last_noted
     holders: dict[int, tuple[Holder, ...]] = {}
     recording: Recording | None = None
+    ran = False
 
     def look(noted: int) -> None:
         if noted == last:
@@ -147,11 +149,12 @@ def _run_collecting(
     steps.search = look
     try:
         with runner.again(item, GROWTH, record=True) as attempt:
-            if attempt.ran:
+            ran = attempt.ran
+            if ran:
                 recording = run.meter.recording()
     finally:
         steps.search = None
-    return _Collecting(steps.ends, recording, holders)
+    return _Collecting(steps.ends, ran, recording, holders)
 
 
 def _judged(

@@ -12,6 +12,7 @@ CARDS = "how-to/many-cards.md"
 RANKS = "how-to/distributed.md"
 SUITES = "how-to/existing-suites.md"
 PARTS = "how-to/measuring-parts.md"
+ACCELERATORS = "how-to/other-accelerators.md"
 PROGRAMS = "how-to/outside-pytest.md"
 
 
@@ -225,3 +226,13 @@ def test_a_part_is_held_to_another_as_the_page_shows(suite):
     text = files(PARTS)["test_checkpointing.py"]
     suite.write("test_checkpointing.py", text.replace("less_than=plain", 'less_than="0.1 * plain"'))
     assert "over budget: peak allocated of" in suite.run().flat
+
+
+# Other accelerators than CUDA
+
+
+def test_the_test_for_other_accelerators_runs_on_the_virtual_gpu_too(suite):
+    """On another accelerator: devices/test_accelerator.py, with a step small enough to compute."""
+    (source,) = blocks(ACCELERATORS, "python")
+    session = suite.run(source=source)
+    assert session.verdicts() == {"test_step": "no baseline"}

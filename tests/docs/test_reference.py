@@ -237,6 +237,7 @@ def test_every_page_with_a_program_is_run_by_a_test():
         "how-to/from-max-memory-allocated.md",
         "how-to/many-cards.md",
         "how-to/measuring-parts.md",
+        "how-to/other-accelerators.md",
         "how-to/outside-pytest.md",
         "how-to/reading-a-failure.md",
         "how-to/will-it-fit.md",

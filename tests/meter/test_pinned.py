@@ -196,7 +196,7 @@ def test_an_older_torch_has_no_figure_and_refuses_limits(suite, monkeypatch):
     session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_pinned_gib=1)"))
     assert session.outcomes == {"errors": 1}
     assert f"max_pinned_gib=1: torch {torch.__version__} does not tell how much" in session.flat
-    assert "install torch 2.10 or newer, or leave out this limit" in session.flat
+    assert "with torch 2.10 or newer, or leave out this limit" in session.flat
 
 
 # Its baselines

@@ -125,6 +125,7 @@ def require_possible(count: int) -> None:
 class VirtualDevice(Device):
     """A process's only virtual GPU (``VirtualDevice.load``); up to 16 devices of one card."""
 
+    option = "virtual"
     first = 0
     """index in this process of the first device to measure on"""
     least = 1

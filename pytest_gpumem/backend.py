@@ -1,0 +1,124 @@
+"""PyTorch's functions for one type of device: CUDA's here, those of others in a subclass.
+
+Code that measures calls them through ``VIEW.backend`` of ``recording/allocator_view.py``, and does
+not know which type it has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Bindings(NamedTuple):
+    """The names of functions of ``torch._C``; "" for one that the backend does not have."""
+
+    stats: str
+    reset_peaks: str
+    empty_cache: str
+    pinned_stats: str = ""
+    reset_pinned_peaks: str = ""
+
+
+class Backend:
+    """CUDA's functions, on NVIDIA's GPUs or on AMD's."""
+
+    title = "CUDA"
+    device_type = "cuda"
+    """the type of its tensors' devices"""
+    bindings = Bindings(
+        "_cuda_memoryStats",
+        "_cuda_resetPeakMemoryStats",
+        "_cuda_emptyCache",
+        "_cuda_hostMemoryStats",
+        "_cuda_resetPeakHostMemoryStats",
+    )
+    lists_blocks = True
+    """whether the allocator lists its segments and blocks, now and over time (its history), and
+    gives out blocks that no tensor has"""
+    caps = True
+    """whether the allocator can be limited to fewer bytes than the device has"""
+
+    def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Return statistics of ``bindings.stats`` with every figure that a measurement reads."""
+        return stats
+
+    def allocator(self) -> str:
+        """Return the name of the allocator that serves tensors; only "native" has statistics."""
+        import torch
+
+        return str(torch.cuda.get_allocator_backend())
+
+    def is_initialized(self) -> bool:
+        """Return whether this process uses devices that it still sees."""
+        import torch
+
+        # A virtual GPU that was used and is hidden now is no such device.
+        return torch.cuda.is_initialized() and bool(torch.cuda.device_count())
+
+    def current_device(self) -> int:
+        """Return the index of PyTorch's current device."""
+        import torch
+
+        return torch.cuda.current_device()
+
+    def used_devices(self) -> list[int]:
+        """Return the devices on which this process has a context, or may have one."""
+        import torch
+
+        bindings: Any = torch._C  # torch 2.14's stubs lack some of them
+        devices = range(torch.cuda.device_count())
+        return [device for device in devices if bindings._cuda_hasPrimaryContext(device)]
+
+    def synchronize(self, device: int | None = None) -> None:
+        """Wait for the kernels of a device; None: the current one.
+
+        Raises:
+            RuntimeError: PyTorch's report of a kernel's error.
+        """
+        import torch
+
+        torch.cuda.synchronize(device)
+
+    def is_capturing(self) -> bool:
+        """Return whether the current stream captures a graph, which may not wait."""
+        import torch
+
+        return torch.cuda.is_current_stream_capturing()
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Return the free and the total bytes of a device.
+
+        Raises:
+            RuntimeError: they are not known.
+        """
+        import torch
+
+        free, total = torch.cuda.mem_get_info(device)
+        return free, total
+
+    def clear_workspaces(self) -> None:
+        """Free cuBLAS's workspaces, which PyTorch keeps for later calls."""
+        import torch
+
+        torch._C._cuda_clearCublasWorkspaces()
+
+    def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
+        """Call ``observe`` whenever the allocator refuses a request, until the process ends.
+
+        Its arguments are the device, the bytes requested, the allocator's limit and the free bytes.
+
+        Returns:
+            whether PyTorch does so.
+        """
+        import torch
+
+        if not hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
+            return False
+        torch._C._cuda_attach_out_of_memory_observer(observe)
+        return True
+
+
+CUDA: Final = Backend()

@@ -1,0 +1,401 @@
+"""Another accelerator than CUDA, through torch.accelerator alone: XPU, MPS, and those of packages.
+
+torch.accelerator names one accelerator of a process, and has its statistics since torch 2.9. This
+file is also the program of a process that asks for it: to ask, torch has to be imported, and a
+session must not import torch before it has chosen its device. It prints an Accelerator as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.backend import CUDA, Backend, Bindings
+from pytest_gpumem.devices.base import Device
+from pytest_gpumem.devices.cuda import locked
+from pytest_gpumem.devices.driver import SLOW_S
+from pytest_gpumem.devices.memory_use import UseWatch
+from pytest_gpumem.devices.torch_build import installed_torch
+from pytest_gpumem.errors import DeviceError, TooSmallError
+from pytest_gpumem.measurement import DeviceInfo
+from pytest_gpumem.recording.allocator_view import VIEW
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.measurement import DeviceUse
+
+OPTION: Final = "accelerator"
+"""the value of ``--gpumem-device`` that chooses it"""
+PROBE: Final = MIB
+"""bytes that are allocated to see what the allocator counts"""
+DRI: Final = Path("/dev/dri")
+"""the folder of Linux's device files of GPUs, of Intel's too"""
+OTHERS: Final = ("cuda", "xpu", "mps")
+"""types that torch itself has, one of which a process may have beside a package's"""
+AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""torch imports no packages of backends by itself where this is 0"""
+
+
+class Accelerator(NamedTuple):
+    """What a process finds out about its accelerator."""
+
+    device_type: str
+    name: str
+    lacks: Sequence[str]
+    """sentences on what it cannot do"""
+
+
+class AcceleratorBackend(Backend):
+    """The functions of torch.accelerator."""
+
+    bindings = Bindings(
+        "_accelerator_getDeviceStats", "_accelerator_resetPeakStats", "_accelerator_emptyCache"
+    )
+    lists_blocks = False
+    caps = False
+
+    def __init__(self, device_type: str = "") -> None:
+        """Use the accelerator of this type; "" until torch has been asked."""
+        self.title = self.device_type = device_type
+        self.devices = range(0)
+        """the devices that tests use"""
+        self._uncounted: list[str] = []
+        """statistics that its allocator leaves at zero"""
+
+    def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Let allocated bytes stand for bytes that this allocator does not count."""
+        return stats | dict.fromkeys(self._uncounted, stats["allocated_bytes"])
+
+    def allocator(self) -> str:
+        """Return "native": it was seen to count."""
+        return "native"
+
+    def is_initialized(self) -> bool:
+        """Return whether tests have used it."""
+        return bool(self.devices)
+
+    def current_device(self) -> int:
+        """See :meth:`Backend.current_device`."""
+        import torch
+
+        return torch.accelerator.current_device_index()
+
+    def used_devices(self) -> list[int]:
+        """See :meth:`Backend.used_devices`."""
+        return [*self.devices]
+
+    def synchronize(self, device: int | None = None) -> None:
+        """See :meth:`Backend.synchronize`."""
+        import torch
+
+        torch.accelerator.synchronize(device)
+
+    def is_capturing(self) -> bool:
+        """Return False: torch.accelerator does not tell."""
+        return False
+
+    def clear_workspaces(self) -> None:
+        """Do nothing: torch.accelerator has no such function."""
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """See :meth:`Backend.memory_info`."""
+        import torch
+
+        try:
+            free, total = torch.accelerator.get_memory_info(device)
+        except AttributeError:  # torch 2.9
+            raise RuntimeError(f"{self.title} does not tell its free memory") from None
+        return free, total
+
+    def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
+        """Return False: torch.accelerator tells of none."""
+        del observe
+        return False
+
+    def prove(self, device: int) -> list[str]:
+        """Allocate a block, and see what its allocator counts; return what it lacks.
+
+        Raises:
+            DeviceError: it does not count what a measurement needs.
+        """
+        import torch
+
+        given = f"the {self.title} device"
+        if not hasattr(torch._C, self.bindings.stats):
+            problem = f"torch {torch.__version__} has no statistics of accelerators"
+            raise DeviceError(given, problem, "install torch 2.9 or newer")
+        place = torch.device(self.device_type, device)
+        torch.empty(0, device=place)  # the allocator has statistics once it is initialised
+        try:
+            VIEW.reset_peaks(device)
+            before = VIEW.stats(device)
+        except RuntimeError as error:
+            raise DeviceError(
+                given,
+                f"its allocator has no statistics ({str(error).splitlines()[0]})",
+                "install torch 2.13 or newer, the first with those of MPS"
+                if self.device_type == "mps"
+                else "install a release of the backend whose allocator is a c10::DeviceAllocator",
+            ) from error
+        block = torch.empty(PROBE, dtype=torch.uint8, device=place)
+        held = VIEW.stats(device)
+        del block
+        after = VIEW.stats(device)
+        VIEW.reset_peaks(device)
+        reset = VIEW.stats(device)
+        VIEW.empty_cache()
+
+        def nbytes(stats: dict[str, Any], name: str, figure: str = "current") -> int:
+            return int(stats[name]["all"][figure])
+
+        most = nbytes(held, "allocated_bytes")
+        if most - nbytes(before, "allocated_bytes") < PROBE:
+            missing = "no allocated memory"
+        elif nbytes(after, "allocated_bytes", "peak") < most:
+            missing = "no peak"
+        elif nbytes(reset, "allocated_bytes", "peak") >= most:
+            missing = "no peak that can be reset"
+        else:
+            names = "reserved_bytes", "active_bytes", "requested_bytes"
+            self._uncounted = [name for name in names if nbytes(held, name) < PROBE]
+            return self._lacks(device)
+        remedy = "install a release of the backend that does, or write --gpumem-device=none"
+        raise DeviceError(given, f"its allocator counts {missing}", remedy)
+
+    def _lacks(self, device: int) -> list[str]:
+        """Return sentences on what it cannot do."""
+        sentences = [
+            f"{self.title} records no history: a failure names no lines",
+            f"{self.title} cannot be limited: max_gib is compared after the test",
+        ]
+        if "reserved_bytes" in self._uncounted:
+            sentences.append(
+                f"{self.title} counts no reserved memory: allocated memory stands for it"
+            )
+        with suppress(RuntimeError):
+            self.memory_info(device)
+            return sentences
+        return [*sentences, f"{self.title} does not tell how much memory it has"]
+
+
+class AcceleratorDevice(Device):
+    """The devices of the accelerator that torch.accelerator names."""
+
+    option = OPTION
+
+    def __init__(
+        self, found: Accelerator | None = None, *, shared: bool = False, first: int = 0
+    ) -> None:
+        """Use the accelerator of this machine.
+
+        Args:
+            found: what another process found out, if one was asked.
+            shared: other processes (pytest-xdist's workers) measure on it too, one at a time.
+            first: the first device to use; those before it belong to other ranks.
+        """
+        self.backend: AcceleratorBackend = AcceleratorBackend()
+        self._found = found
+        self._asked = False
+        self._shared = shared
+        self._first = first
+        self._turn = ExitStack()
+
+    def describe(self) -> list[str]:
+        """Return its name and what it cannot do; it asks another process."""
+        if self._found is None and not self._asked:
+            self._found, self._asked = ask(), True
+        found = self._found
+        if found is None:
+            return ["accelerator device: the one that the tests' own imports register"]
+        name = "" if found.name == found.device_type else f" {found.name}"
+        return [f"{found.device_type} device{name}", *found.lacks]
+
+    def await_use(self, count: int, begin: Callable[[], None]) -> None:
+        """Call the function now: torch.accelerator does not tell of a first use."""
+        del count
+        begin()
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
+        import torch
+
+        device_type = accelerator_type()
+        if card is not None:
+            raise DeviceError(
+                f"card={card.name!r}",
+                f"this is a CUDA GPU, and the test runs on {device_type}",
+                "leave card out and write max_gib, or write --gpumem-device=virtual",
+            )
+        visible = torch.accelerator.device_count()
+        if self._first + count > visible:
+            raise TooSmallError(
+                f"LOCAL_RANK={self._first}" if self._first else f"devices={count}",
+                f"this machine shows {visible} {device_type} device{'s' * (visible != 1)}",
+                "request fewer devices, or write --gpumem-device=virtual",
+            )
+        numbers = range(self._first, self._first + count)
+        if self._shared:
+            self.close()
+            self._turn.enter_context(locked(f"{device_type}-{number}" for number in numbers))
+        if self.backend.device_type != device_type:
+            self.backend = AcceleratorBackend(device_type)
+        VIEW.backend = backend = self.backend
+        torch.accelerator.set_device_index(self._first)
+        if not set(numbers) <= set(backend.devices):
+            self._found = tried(backend, numbers)
+            backend.devices = numbers
+        total = 0
+        with suppress(RuntimeError):
+            total = backend.memory_info(self._first)[1]
+        name = device_name(device_type, self._first)
+        return DeviceInfo(device_type, name, total, (0, 0), sm_count=0)
+
+    def close(self) -> None:
+        """Let the code between marked tests have CUDA's figures, and other processes the device."""
+        if VIEW.backend is self.backend and self._shared:
+            with suppress(RuntimeError):
+                VIEW.empty_cache()
+        VIEW.backend = CUDA
+        self._turn.close()
+
+    def watch(self, devices: range) -> UseWatch:
+        """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        return AcceleratorUse(devices, self.backend)
+
+    def join_alone(
+        self, rank: int, size: int, *, by_program: bool = False
+    ) -> AbstractContextManager[None]:
+        """Refuse: a rank without the others is one of CUDA.
+
+        Raises:
+            DeviceError: always.
+        """
+        del rank, by_program
+        raise DeviceError(
+            f"world_size={size}",
+            f"one rank alone needs NCCL, and the test runs on {self.backend.title}",
+            "start all ranks with torchrun, or write --gpumem-device=virtual",
+        )
+
+
+class AcceleratorUse(UseWatch):
+    """Reads a device's memory when something ends, if its backend tells it."""
+
+    source = "torch.accelerator.get_memory_info, when parts and the step began and ended"
+
+    def __init__(self, devices: range, backend: Backend) -> None:
+        super().__init__(devices)
+        self._backend = backend
+
+    def used(self, device: int) -> int:
+        """Return the bytes that are not free; 0 if they are not known."""
+        with suppress(RuntimeError):
+            free, total = self._backend.memory_info(device)
+            return total - free
+        return 0
+
+    def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
+        """Return each device's readings; none if they are not known."""
+        readings = super().result(reserved)
+        return readings if any(use.peak for use in readings) else ()
+
+
+def accelerator_type() -> str:
+    """Return the type of the accelerator that torch names and that has a device.
+
+    Raises:
+        DeviceError: there is none, it has no device, or it is CUDA.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    given = f"--gpumem-device={OPTION}"
+    if accelerator is None:
+        raise DeviceError(
+            given,
+            f"torch {torch.__version__} has no accelerator here",
+            "install a build of torch with one, or import its package in conftest.py",
+        )
+    if accelerator.type == "cuda":
+        raise DeviceError(
+            given, "the accelerator of this torch is CUDA", "write --gpumem-device=cuda"
+        )
+    if not torch.accelerator.is_available():
+        raise DeviceError(
+            given,
+            f"{accelerator.type} is registered and shows no device",
+            "look whether its driver works here",
+        )
+    return str(accelerator.type)
+
+
+def device_name(device_type: str, device: int) -> str:
+    """Return a device's name, or its type if the backend's module has no names."""
+    import torch
+
+    try:
+        return str(torch.get_device_module(device_type).get_device_name(device))
+    except (AttributeError, RuntimeError):
+        return device_type
+
+
+def accelerator_expected() -> bool:
+    """Return whether torch may have an accelerator other than CUDA, without importing torch."""
+    if os.environ.get(AUTOLOAD, "1") != "0" and entry_points(group="torch.backends"):
+        return True
+    if sys.platform == "darwin":
+        return True
+    if sys.platform != "win32" and not DRI.exists():
+        return False
+    # Looking for torch may load the virtual GPU: do it only if there may be a GPU of Intel's.
+    build = installed_torch()
+    return build is not None and build.xpu is not None
+
+
+def ask() -> Accelerator | None:
+    """Let another process import torch and try its accelerator; None if there is none to use."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_gpumem.devices.accelerator"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SLOW_S,
+            check=True,
+        )
+        return Accelerator(*json.loads(done.stdout.splitlines()[-1]))
+    return None
+
+
+def tried(backend: AcceleratorBackend, devices: range) -> Accelerator:
+    """Try some devices of this process's accelerator.
+
+    Raises:
+        DeviceError: they do not count what a measurement needs.
+    """
+    import torch
+
+    device_type = backend.device_type
+    others = [
+        f"memory on {other}, which this torch has too, is not counted"
+        for other in OTHERS
+        if other != device_type and torch.get_device_module(other).is_available()
+    ]
+    lacks = dict.fromkeys(lack for device in devices for lack in backend.prove(device))
+    return Accelerator(device_type, device_name(device_type, devices[0]), [*lacks, *others])
+
+
+if __name__ == "__main__":
+    VIEW.backend = AcceleratorBackend(accelerator_type())
+    sys.stdout.write(json.dumps(tried(VIEW.backend, range(1))))

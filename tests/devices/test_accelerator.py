@@ -1,0 +1,334 @@
+"""Accelerators other than CUDA, on a backend of PyTorch for tests alone (programs/standin).
+
+It is registered in processes of their own: a process has one accelerator, and here it is CUDA.
+"""
+
+import os
+
+import pytest
+from helpers.virtual_gpu import child, run_python
+
+from pytest_gpumem.devices import accelerator, select
+from pytest_gpumem.devices.accelerator import Accelerator, AcceleratorDevice, accelerator_expected
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.select import choose
+from pytest_gpumem.devices.torch_build import TorchBuild
+
+FOUND = Accelerator("xpu", "Intel Arc", ["xpu records no history"])
+README = """
+@pytest.mark.gpu_memory(max_gib=0.5, batch_size=4)
+def test_step(gpu_memory):
+    layer = torch.nn.TransformerEncoderLayer(64, 4, {width}, batch_first=True)
+    layer.to(gpu_memory.device)
+    samples = torch.randn(gpu_memory.batch_size, 16, 64, device=gpu_memory.device)
+    layer(samples).sum().backward()
+"""
+"""the README's test, with gpu_memory.device, and small enough to be computed"""
+
+
+@pytest.fixture
+def accelerated(suite, standin):
+    """Sessions whose tests import the stand-in."""
+    suite.write("conftest.py", f"import sys\nsys.path.insert(0, {str(standin)!r})\nimport standin")
+    suite.pytester.makeini("[pytest]\ngpumem_device = accelerator")
+    return suite
+
+
+def run(suite, *args, source=None):
+    """Run a session; its header would ask another process for the accelerator."""
+    return suite.run_warm("--no-header", *args, source=source)
+
+
+# ---- a test's way ----
+
+
+def test_the_readmes_test_is_recorded_repeated_and_judged(accelerated):
+    session = run(accelerated, "--gpumem-update-baselines", source=README.format(width=256))
+    assert session.outcomes == {"passed": 1}
+    (path,) = accelerated.baselines()
+    assert path == "standin-Stand-in-1000/test_it.json"
+    recorded = accelerated.baselined()["test_it.py::test_step"]
+    assert 0 < recorded[0] <= recorded[1] < 2
+    session = run(accelerated)
+    assert session.outcomes == {"passed": 1}
+    assert session.table["test_step"]["verdict"] == "ok"
+    session = run(accelerated, source=README.format(width=65536))
+    assert session.outcomes == {"failed": 1}
+    assert "regressed" in session.flat
+    assert "peak allocated" in session.flat
+
+
+SEVERAL = """
+kept = []
+
+@pytest.mark.gpu_memory(max_leak_mib=1)
+def test_leaks(gpu_memory):
+    kept.append(mib(3, gpu_memory.device))
+
+@pytest.mark.gpu_memory
+def test_beside_what_was_left(gpu_memory):
+    mib(7, gpu_memory.device)
+
+@pytest.mark.gpu_memory
+def test_has_parts(gpu_memory):
+    with gpu_memory.measure("small"):
+        mib(5, gpu_memory.device)
+    with gpu_memory.measure("large", max_gib=0.01):
+        mib(50, gpu_memory.device)
+
+@pytest.mark.gpu_memory(max_gib=2, batch_size=8)
+def test_does_not_fit(gpu_memory):
+    kept_here = [mib(100, gpu_memory.device), mib(1000, gpu_memory.device)]
+
+@pytest.mark.gpu_memory(steady=True)
+def test_grows(gpu_memory):
+    grown = []
+    for _ in range(6):
+        grown.append(mib(2, gpu_memory.device))
+        gpu_memory.step()
+
+@pytest.mark.gpu_memory(devices=2)
+def test_has_two_devices(gpu_memory):
+    sizes = [mib(11 + device.index, device) for device in gpu_memory.devices]
+
+@pytest.fixture(scope="module")
+def model():
+    return mib(20, "standin")
+
+@pytest.mark.gpu_memory
+def test_uses_a_wide_fixture(model):
+    mib(4, "standin")
+
+@pytest.mark.gpu_memory
+def test_uses_it_too(model):
+    mib(6, "standin")
+"""
+
+
+REFUSED = """
+@pytest.mark.gpu_memory(devices=3)
+def test_has_three_devices(gpu_memory):
+    pass
+
+@pytest.mark.gpu_memory(card="T4")
+def test_names_a_card(gpu_memory):
+    pass
+
+@pytest.mark.gpu_memory(world_size=8, rank=3)
+def test_is_a_rank(gpu_memory):
+    pass
+
+@pytest.mark.gpu_memory(max_pinned_gib=1)
+def test_pins(gpu_memory):
+    pass
+"""
+
+
+def test_leaks_parts_steps_fixtures_and_several_devices_are_judged(accelerated):
+    session = run(accelerated, source=SEVERAL)
+    assert session.outcomes == {"passed": 5, "failed": 3, "errors": 1}
+    rows = {name: float(row["allocated"].lstrip(">")) for name, row in session.table.items()}
+    assert rows == {
+        "test_leaks": 3,
+        "test_beside_what_was_left": 7,
+        "test_has_parts": 50,
+        "test_has_parts (small)": 5,
+        "test_has_parts (large)": 50,
+        "test_does_not_fit": 100,
+        "test_grows": 12,
+        "test_has_two_devices": 12,
+        "test_uses_a_wide_fixture": 24,
+        "test_uses_it_too": 26,
+    }
+    for sentence in (
+        "leaked: 3.00 MiB still allocated after the test, max_leak_mib=1",
+        "part large: over budget: peak reserved of 55.00 MiB is 44.76 MiB over max_gib=0.01",
+        "batch size 8 does not fit on Stand-in 1000 (1024.00 MiB): it asked for 1000.00 MiB more",
+        "when 100.00 MiB were allocated",
+        "standin does not tell what was allocated when it refused the request: the figures are",
+        "leaked: allocated memory grew by 2.00 MiB in each of the last 3 of 6 steps",
+        "standin does not list its blocks: if the test freed some of the 6.00 MiB that",
+    ):
+        assert sentence in session.flat
+    assert "garbage in reference cycles" not in session.flat  # the second run collected it
+
+
+def test_what_it_cannot_do_is_refused_by_name(accelerated):
+    session = run(accelerated, source=REFUSED)
+    assert session.outcomes == {"errors": 4}
+    for sentence in (
+        "devices=3: this machine shows 2 standin devices; request fewer devices",
+        "card='T4': this is a CUDA GPU, and the test runs on standin; leave card out",
+        "world_size=8: one rank alone needs NCCL, and the test runs on standin; start all ranks",
+        "does not tell how much host memory is pinned for standin",
+    ):
+        assert sentence in session.flat
+
+
+def test_workers_of_xdist_have_the_figures_of_one_process(accelerated):
+    run(accelerated, "--gpumem-update-baselines", source=README.format(width=256))
+    session = run(accelerated, "-n2", "--dist=each")
+    assert session.outcomes == {"passed": 2}
+    assert session.table["test_step"]["verdict"] == "ok"
+
+
+def test_baselines_of_cuda_are_not_compared(accelerated):
+    run(accelerated, "--gpumem-update-baselines", source=README.format(width=256))
+    folder = accelerated.path / "baselines"
+    path = folder / "standin-Stand-in-1000" / "test_it.json"
+    text = path.read_text().replace("standin-Stand-in-1000", "cuda-Stand-in-1000")
+    path.unlink()
+    (folder / "cuda-Stand-in-1000").mkdir()
+    (folder / "cuda-Stand-in-1000" / "test_it.json").write_text(text)
+    session = run(accelerated)
+    assert session.outcomes == {"passed": 1}
+    assert session.table["test_step"]["verdict"] == "incomparable"
+    assert "baselines: 0 of 1 compared, 1 recorded on cuda-Stand-in-1000 only" in session.out
+
+
+# ---- what it finds out about a backend ----
+
+
+def test_what_a_backend_lacks_is_said_by_name(standin):
+    """Of each: the sentences before the first test, or the refusal."""
+    code = """
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        import standin, torch
+        from pytest_gpumem.devices.accelerator import AcceleratorDevice
+        from pytest_gpumem.errors import DeviceError
+
+        for lacking in ("", "reserved info", "allocated", "peak", "devices"):
+            os.environ["STANDIN_LACKS"] = lacking
+            device = AcceleratorDevice()
+            try:
+                info = device.open(None, 1)
+                print(lacking, [info.key, info.total_memory, *device.describe()], sep="|")
+            except DeviceError as error:
+                print(lacking, error, sep="|")
+            device.close()
+        del os.environ["STANDIN_LACKS"]
+        torch.cuda.is_available = lambda: True
+        device = AcceleratorDevice()
+        device.open(None, 1)
+        print("two accelerators", device.describe()[-1], sep="|")
+    """
+    lines = child(code, card=None, warm=True, args=[str(standin)]).splitlines()
+    told = dict(line.split("|", 1) for line in lines)
+    limits = [
+        "standin device Stand-in 1000",
+        "standin records no history: a failure names no lines",
+        "standin cannot be limited: max_gib is compared after the test",
+    ]
+    more = [
+        "standin counts no reserved memory: allocated memory stands for it",
+        "standin does not tell how much memory it has",
+    ]
+    remedy = "install a release of the backend that does, or write --gpumem-device=none"
+    assert told == {
+        "": str(["standin-Stand-in-1000", 1 << 30, *limits]),
+        "reserved info": str(["standin-Stand-in-1000", 0, *limits, *more]),
+        "allocated": f"the standin device: its allocator counts no allocated memory; {remedy}",
+        "peak": f"the standin device: its allocator counts no peak; {remedy}",
+        "devices": "--gpumem-device=accelerator: standin is registered and shows no device; look "
+        "whether its driver works here",
+        "two accelerators": "memory on cuda, which this torch has too, is not counted",
+    }
+
+
+def test_an_allocator_without_statistics_is_refused(standin):
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import standin
+        from pytest_gpumem.devices.accelerator import AcceleratorDevice
+
+        AcceleratorDevice().open(None, 1)
+    """
+    done = run_python(code, str(standin), warm=True, STANDIN_LACKS="statistics")
+    assert "the standin device: its allocator has no statistics (" in done.stderr
+    assert "whose allocator is a c10::DeviceAllocator" in done.stderr
+
+
+def test_without_an_accelerator_it_says_what_to_do():
+    code = """
+        from pytest_gpumem.devices.accelerator import AcceleratorDevice
+        AcceleratorDevice().open(None, 1)
+    """
+    done = run_python(code, warm=True)
+    assert "the accelerator of this torch is CUDA; write --gpumem-device=cuda" in done.stderr
+
+
+# ---- which device a session has ----
+
+
+def test_an_allocator_that_counts_no_requested_bytes_is_measured_by_allocated_ones(
+    accelerated, monkeypatch
+):
+    """As PyTorch's own reference backend, torch_openreg: growth is that of allocated bytes."""
+    monkeypatch.setenv("STANDIN_LACKS", "requested")
+    session = run(accelerated, "-k", "grows or parts", source=SEVERAL)
+    assert "allocated memory grew by 2.00 MiB in each of the last 3 of 6 steps" in session.flat
+    assert session.table["test_has_parts"]["allocated"] == "50.00"
+
+
+@pytest.fixture
+def expected(monkeypatch):
+    """A machine on which torch may have an accelerator, and another process finds one."""
+    monkeypatch.setattr(select, "accelerator_expected", lambda: True)
+    monkeypatch.setattr(select, "ask", lambda: FOUND)
+    monkeypatch.setattr(select, "real_gpu_expected", lambda: False)
+
+
+def test_auto_takes_cuda_before_another_accelerator_before_the_virtual_gpu(expected, monkeypatch):
+    card = CARDS["T4"]
+    device = choose("auto", card).device
+    assert isinstance(device, AcceleratorDevice)
+    assert device.describe() == ["xpu device Intel Arc", "xpu records no history"]
+    monkeypatch.setattr(select, "ask", lambda: None)
+    assert choose("auto", card).device.option == "virtual"
+    monkeypatch.setattr(select, "real_gpu_expected", lambda: True)
+    assert isinstance(choose("auto", card).device, CudaDevice)
+    assert isinstance(choose("accelerator", card).device, AcceleratorDevice)
+
+
+@pytest.fixture
+def expects(monkeypatch, tmp_path):
+    """Tell whether a machine of this kind may have an accelerator."""
+
+    def expects(platform, packages=(), xpu=None, dri=tmp_path):
+        monkeypatch.setattr(accelerator, "DRI", dri)
+        monkeypatch.setattr(accelerator.sys, "platform", platform)
+        monkeypatch.setattr(accelerator, "entry_points", lambda group: packages)
+        build = TorchBuild("2.15.0", None, xpu=xpu)
+        monkeypatch.setattr(accelerator, "installed_torch", lambda: build)
+        return accelerator_expected()
+
+    return expects
+
+
+def test_torch_is_imported_to_ask_only_where_it_may_have_an_accelerator(expects, tmp_path):
+    assert expects("darwin")
+    assert not expects("win32")
+    assert expects("win32", xpu="20250301")
+    assert not expects("linux")
+    assert expects("linux", xpu="20250301")
+    assert not expects("linux", xpu="20250301", dri=tmp_path / "missing")
+
+
+def test_a_package_that_torch_imports_by_itself_is_expected(expects, monkeypatch):
+    assert expects("linux", ["torch_npu"])
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert not expects("linux", ["torch_npu"])
+
+
+def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, standin, monkeypatch):
+    """Of itself: torch imports the stand-in, as it does a package that is installed."""
+    paths = [str(standin), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    session = suite.run_apart(source=README.format(width=256))
+    assert session.outcomes == {"passed": 1}
+    assert "gpumem: standin device Stand-in 1000" in session.out
+    assert session.out.count("standin cannot be limited: max_gib is compared after the test") == 1
+    assert "Peak memory in MiB on standin-Stand-in-1000" in session.out

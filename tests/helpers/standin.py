@@ -1,0 +1,61 @@
+"""The stand-in accelerator (programs/standin), built once for all workers of a run of the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from filelock import FileLock
+
+from helpers.paths import TESTS
+
+STANDIN = "STANDIN"
+"""the variable with its folder, in a session of tests that run on it"""
+SOURCES = TESTS / "programs" / "standin"
+BUILD = """
+import sys
+from torch.utils.cpp_extension import load
+
+load(
+    "libstandin",
+    [sys.argv[1]],
+    build_directory=sys.argv[2],
+    is_python_module=False,
+    extra_cflags=["-O0"],  # built in half the time
+    with_cuda=False,
+)
+"""
+ENTRY_POINT = "[torch.backends]\nstandin = standin:autoload\n"
+METADATA = "Metadata-Version: 2.1\nName: standin\nVersion: 1\n"
+
+
+def built_standin(tmp_path_factory):
+    """The folder of the stand-in's module; skips where it cannot be built."""
+    for tool in ("c++", "ninja"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"the stand-in accelerator cannot be built here: there is no {tool}")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "standin"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "standin.py").exists():
+            build(folder)
+    return folder
+
+
+def build(folder):
+    """Build it; with the folder on the path, torch imports it by itself, as an installed package.
+
+    A process of its own does it: PyTorch loads what it has built.
+    """
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", BUILD, SOURCES / "standin.cpp", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    info = folder / "standin-1.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "entry_points.txt").write_text(ENTRY_POINT)
+    (info / "METADATA").write_text(METADATA)
+    shutil.copy(SOURCES / "standin.py", folder)
