@@ -197,7 +197,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
         line = session_text.quiet_line(
             results,
-            skipped_tests=len(session_results.skipped) + hidden[False],
+            skipped_tests=len(session_results.skipped + session_results.too_large) + hidden[False],
             skipped_files=hidden[True],
         )
         lines += [tuple(line)] if line else []
@@ -235,8 +235,8 @@ def _every_test(session_results: SessionResults, verbosity: int, width: int) -> 
     lines += [(StyledText("gpumem: "), *number_words)] if number_words else []
     for paragraph in session_text.comparison_lines(results, width=width):
         lines += lines_of(paragraph)
-    for reason, number in Counter(session_results.skipped).items():
-        lines += lines_of(f"gpumem: {number} skipped: {reason}")
+    for sentence in session_results.skip_sentences:
+        lines += lines_of(f"gpumem: {sentence}")
     for sentence in hidden_skip_lines(session_results.hidden_skips.values()):
         lines += _told(sentence, width)
     return lines
