@@ -216,8 +216,11 @@ class ItemHooks:
             spec = spec_from_marks(marks, find_card=lambda name: find_card(name).name)
             self.opened_session().begin(PytestItem(item), spec)
         except TooSmallError as error:  # another machine's GPU may be large enough
-            automatic = self.opened_session().settings.device == "auto"
-            self._skip_or_fail(item, str(error), skip=automatic)
+            settings = self.opened_session().settings
+            if settings.skip_too_large:
+                item.user_properties.append(("gpumem_too_large", error.problem))
+                raise pytest.skip.Exception(f"gpumem: {error}", _use_item_location=True) from None
+            self._skip_or_fail(item, str(error), skip=settings.device == "auto")
         except GpuMemError as error:
             raise Failed(str(error)) from None
         if self.run is None and not PytestItem(item).declared:

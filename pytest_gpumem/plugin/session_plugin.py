@@ -17,6 +17,7 @@ from pytest_gpumem.plugin.pytest_item import cards_of, is_marked
 from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
 from pytest_gpumem.session.hidden_skip import HiddenSkip
 from pytest_gpumem.session.results import SessionResults
+from pytest_gpumem.session.settings import in_ci
 from pytest_gpumem.session.torchrun import open_rank_session
 
 if TYPE_CHECKING:
@@ -195,6 +196,8 @@ class GpuMemPlugin:
             properties = dict(report.user_properties)
             if report.skipped and "gpumem_skipped" in properties:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
+            if report.skipped and "gpumem_too_large" in properties:
+                self.results.too_large.append(str(properties["gpumem_too_large"]))
             if "gpumem_unmeasured" in properties:
                 self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
 
@@ -223,6 +226,7 @@ class GpuMemPlugin:
             complete = not self.results.problems  # otherwise a rank's figures may be missing
         failed = bool(self.results.failed_elsewhere) or not complete
         failed |= bool(self.results.unmeasured) and self.settings.absent_device_fails
+        failed |= self.results.all_too_large and in_ci()
         if self.settings.update_baselines:
             changes = self.results.changes() if complete else []
             self._updates = self._items.opened_session().store.update(changes)

@@ -104,6 +104,14 @@ def _ranged(
     replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
     ends = [peaks for peaks, _ in replays]
     unfit = sum(refused for _, refused in replays)
+    refusals = []
+    if replay.passed_over:
+        sentence = (
+            "the limit holds because other streams' events had happened: on a GPU, PyTorch may "
+            f"run out of memory at a request of {format_size(replay.passed_over)}, although a "
+            "block that it waits for (record_stream) has room (pytorch#189504)"
+        )
+        refusals.append(Note(NoteKind.STREAMS, sentence))
     results = {}
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
@@ -122,6 +130,7 @@ def _ranged(
             if sizes[0] != sizes[1]:
                 figures.append(f"{name} {sizes[0]} to {sizes[1]}")
         notes = [note for note in measurement.notes if note.kind not in TOLD]
+        notes += [] if part else refusals
         if figures:
             judged = "; the largest figures are compared with limits" if spanned.judged else ""
             if tuple(map(unpinned, measurement.peaks)) == spanned.most:

@@ -37,6 +37,7 @@ from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.replay.alternatives import NoRangeError, add_alternatives
 from pytest_gpumem.replay.request_script import SHARED, RequestScript, ServedRequests
+from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -106,6 +107,8 @@ class WorkspaceReplay:
         self._run = run
         self.alone: dict[str, tuple[Peak, ...]] = {}
         """the replay's peaks of the test and its parts with the run's own sizes"""
+        self.passed_over = 0
+        """bytes of the largest request that PyTorch may refuse on a GPU, as :class:`_Stage` says"""
         self._windows = {part: run.windows(part) for part in parts}
         self._scripts: list[RequestScript] = []
         first = run.meter.devices.start
@@ -190,12 +193,23 @@ class WorkspaceReplay:
             finally:
                 stage.end()
             unfit += stage.unfit
+            self.passed_over = max(self.passed_over, stage.passed_over)
             for part, peak in peaks.items():
                 limit = run.limit_of(part)
                 if limit is not None and peak.reserved > limit:
                     raise NoRangeError(UNFIT)
                 columns[part].append(peak)
         return {part: tuple(column) for part, column in columns.items()}, unfit
+
+
+def segment_of(size: int) -> int:
+    """Return the bytes of the segment that PyTorch asks the device for, to serve a request.
+
+    As get_allocation_size in c10/cuda/CUDACachingAllocator.cpp, without expandable segments.
+    """
+    if size <= MIB:
+        return 2 * MIB
+    return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
 
 
 def unpinned(peak: Peak) -> Peak:
@@ -219,6 +233,8 @@ class _Stage:
 
         self.unfit = 0
         """number of workspaces that did not fit"""
+        self.passed_over = 0
+        """bytes of the largest request that only a block fits which a wait has freed"""
         self._torch = torch
         self._device = device
         self._run = run
@@ -245,6 +261,8 @@ class _Stage:
         held = self._base.reserved - initial.reserved
         run.device.make_room([held] * run.meter.count)
         limit = None if run.limit is None else run.limit + held
+        self._limit = run.info.total_memory - run.info.context + held if limit is None else limit
+        """bytes that the allocator may reserve"""
         set_cap(device, limit, held)
 
     def end(self) -> None:
@@ -336,14 +354,22 @@ class _Stage:
     def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
         """Allocate a request with this size; return whether it fitted.
 
-        The allocator waits for other streams before it fails.
+        The allocator waits for other streams before it fails. Then it asks the device for a new
+        segment, and looks at no block that the wait has freed (pytorch#189504): one that would
+        serve this request counts in ``passed_over``.
         """
         old_bytes = current(self._device).allocated if is_late else 0
         if not self._try(number, size, request):
             waiting = sum(self._waiting.values())
             self._end_waiting([*self._waiting])
+            if waiting:
+                VIEW.empty_cache()
+            reserved = current(self._device).reserved
             if not waiting or not self._try(number, size, request):
                 return False
+            grown = current(self._device).reserved > reserved
+            if not grown and reserved + segment_of(size) > self._limit:
+                self.passed_over = max(self.passed_over, size)
             old_bytes -= waiting
         if is_late:
             self._streamed[number] = current(self._device).allocated - old_bytes

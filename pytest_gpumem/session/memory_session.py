@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.baselines.store import BaselineStore
-from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.session.origin import session_accept_command
@@ -75,6 +75,7 @@ class MemorySession:
             )
             self.explainer = PeakExplainer(self.runner, judging, explain_policy)
         judging.why = self.explainer.why
+        self._judging = judging
         self._pipeline = Pipeline(self.runner, judging, self.explainer, settings.snapshots)
 
     @property
@@ -88,7 +89,11 @@ class MemorySession:
         return self.runner.run
 
     def begin(self, item: MarkedItem, spec: MemorySpec) -> None:
-        """Open the device for a test; ``run`` stays None if the session has no device."""
+        """Open the device for a test; ``run`` stays None if the session has no device.
+
+        Raises:
+            TooSmallError: the machine has too few or too small GPUs for the test.
+        """
         self.runner.begin(
             item,
             spec,
@@ -96,6 +101,12 @@ class MemorySession:
             values=spec.values or self.settings.values,
             explainer=self.explainer,
         )
+        if self.settings.skip_too_large and self.run is not None:
+            try:
+                self._judging.require_room(item, spec, self.run.info)
+            except TooSmallError:
+                self.runner.end()
+                raise
 
     def finish(
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False

@@ -61,8 +61,7 @@ def session_report(
         f"{nodeid}: its worker crashed, so this report does not have the test"
         for nodeid in session_results.lost
     ]
-    for reason in dict.fromkeys(session_results.skipped):
-        remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
+    remarks += session_results.skip_sentences
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
     return Report(
         tuple(results),

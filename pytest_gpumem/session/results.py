@@ -5,11 +5,13 @@ Under torchrun the ranks' results are merged: a test's result is the worst rank'
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.session.settings import in_ci
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ class SessionResults:
         """tests with an error other than a verdict on memory, and those with an xfail"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped because there is no device"""
+        self.too_large: list[str] = []
+        """for each test that was skipped because it needs more memory than the device has: what the
+        device has"""
         self.unmeasured: list[str] = []
         """the reason of each unmarked test that an option would have measured, but that had no
         device: it ran as without the plugin"""
@@ -52,8 +57,28 @@ class SessionResults:
         """torchrun ranks that the results come from; 0: no torchrun"""
 
     def __bool__(self) -> bool:
-        of_tests = self._unread, self._read, self.skipped, self.unmeasured, self.hidden_skips
-        return any((*of_tests, self._problems))
+        skipped = self.skipped, self.too_large, self.unmeasured, self.hidden_skips
+        return any((self._unread, self._read, *skipped, self._problems))
+
+    @property
+    def all_too_large(self) -> bool:
+        """Whether no test was measured, and at least one was too large for the device."""
+        return bool(self.too_large) and not (self._unread or self._read)
+
+    @property
+    def skip_sentences(self) -> list[str]:
+        """A sentence per reason for which marked tests were skipped."""
+        sentences = [f"{n} skipped: {reason}" for reason, n in Counter(self.skipped).items()]
+        sentences += [
+            f"{n} skipped by --gpumem-skip-too-large: {room} (pytest -rs shows each need)"
+            for room, n in Counter(self.too_large).items()
+        ]
+        if self.all_too_large and in_ci():
+            sentences.append(
+                "no test was measured, and CI is set, so the session fails: run it on a larger "
+                "GPU, or select tests that fit this one"
+            )
+        return sentences
 
     def add(  # noqa: PLR0913 - what a report says
         self,

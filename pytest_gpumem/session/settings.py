@@ -256,6 +256,13 @@ class Settings:
         choices=("compare", *NOTE_OR_FAIL),
         shown=True,
     )
+    skip_too_large: bool = _option(
+        default=False,
+        text="skip a test that needs more memory than the GPU has, by its baseline or, without "
+        "one, by its limit; if `CI` is set, a session that measures no other test fails",
+        page="[Small and large GPUs](../how-to/many-cards.md#a-suite-for-small-and-large-gpus)",
+        shown=True,
+    )
     stale: Literal["note", "fail", "delete"] = _option(
         "note",
         "baselines whose tests are gone, after a full collection: `note`, `fail` or `delete`",

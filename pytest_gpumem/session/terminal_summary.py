@@ -197,7 +197,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
         line = session_text.quiet_line(
             results,
-            skipped_tests=len(session_results.skipped) + hidden[False],
+            skipped_tests=len(session_results.skipped + session_results.too_large) + hidden[False],
             skipped_files=hidden[True],
         )
         lines += [tuple(line)] if line else []
@@ -210,19 +210,30 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         written = [os.path.relpath(file) for file in updates.files]
         task = "" if brief else update_text.files_to_commit(written)
         lines += _told(task, width) if task else ()
-    command = session_words.next_command(results, updating=updating, arguments=arguments)
-    if verbosity >= 0 and command:
-        words = StyledText(printable(str(command)), "command")
-        lines.append((StyledText("gpumem: to record baselines: "), words))
-    for accept in dict.fromkeys(result.verdict.accept for result in results):
-        if accept and verbosity >= 0:
-            lead = "gpumem: to accept this run's figures on another machine: "
-            lines.append((StyledText(lead), StyledText(printable(accept), "command")))
+    if verbosity >= 0:
+        lines += _next_steps(results, width, updating=updating, arguments=arguments)
     return encodable_lines(lines, screen.encoding)
 
 
 def _told(sentence: str, width: int) -> list[Line]:
     return lines_of(wrapped("gpumem: ", sentence, width))
+
+
+def _next_steps(
+    results: Sequence[Result], width: int, *, updating: bool, arguments: Sequence[str]
+) -> list[Line]:
+    """Return lines that name the tests held to nothing, and the commands that record baselines."""
+    unheld = session_words.unheld_sentence(results)
+    lines = _told(printable(unheld), width) if unheld else []
+    command = session_words.next_command(results, updating=updating, arguments=arguments)
+    if command:
+        words = StyledText(printable(str(command)), "command")
+        lines.append((StyledText("gpumem: to record baselines: "), words))
+    for accept in dict.fromkeys(result.verdict.accept for result in results):
+        if accept:
+            lead = "gpumem: to accept this run's figures on another machine: "
+            lines.append((StyledText(lead), StyledText(printable(accept), "command")))
+    return lines
 
 
 def _every_test(session_results: SessionResults, verbosity: int, width: int) -> list[Line]:
@@ -235,8 +246,8 @@ def _every_test(session_results: SessionResults, verbosity: int, width: int) -> 
     lines += [(StyledText("gpumem: "), *number_words)] if number_words else []
     for paragraph in session_text.comparison_lines(results, width=width):
         lines += lines_of(paragraph)
-    for reason, number in Counter(session_results.skipped).items():
-        lines += lines_of(f"gpumem: {number} skipped: {reason}")
+    for sentence in session_results.skip_sentences:
+        lines += lines_of(f"gpumem: {sentence}")
     for sentence in hidden_skip_lines(session_results.hidden_skips.values()):
         lines += _told(sentence, width)
     return lines

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.errors import BaselineError, TooSmallError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup, unexplained
 from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.sizes import format_size
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import BaselineStore
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.verdict import Policy, Why
-    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recorded, Recording
     from pytest_gpumem.relations import Bound
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
 
-
+SIZE_LIMITS: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib")
+"""the marker's limits on the whole test's memory"""
 Measured = tuple["MemorySpec", "Measurement"]
 
 
@@ -92,6 +95,45 @@ class Judging:
         place = result.device_key, *split_nodeid(result.nodeid)
         paths = [store.path(*place[:2]) for store in self._stores]
         return next((path for path in paths if path.is_file()), paths[0])
+
+    def require_room(self, item: MarkedItem, spec: MemorySpec, device: DeviceInfo) -> None:
+        """Refuse a test that needs more memory than the device has.
+
+        A test that names its card is not refused: whether it fits there is what it asks.
+
+        Raises:
+            TooSmallError: the need is larger.
+        """
+        capacity = device.total_memory - device.context
+        need, source = self._need(item, spec, device.key)
+        if spec.card is None and need > capacity:
+            raise TooSmallError(
+                f"{format_size(need)} by {source}",
+                f"{device.name} has only {format_size(capacity)}",
+                "run this test on a larger GPU",
+            )
+
+    def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
+        """Return the bytes that a test is known to need, and how they are known; 0: unknown.
+
+        They are the peak reserved of its baseline: on this device or, as a test that does not fit
+        here has none of here, the smallest of other devices. Without a baseline of the same batch
+        size, they are the smallest limit, which the test's author expects to be enough.
+        """
+        place = (*split_nodeid(item.nodeid), "")
+        peaks: dict[str, int] = {}
+        with suppress(BaselineError):  # the verdict says that a file cannot be read
+            for store in self._stores if spec.baseline else ():
+                for key in (device_key, *store.other_devices(device_key, *place)):
+                    entry = store.get(key, *place)
+                    if entry is not None and entry.batch_size in {None, spec.batch_size}:
+                        peaks.setdefault(key, entry.peak_reserved)
+        if peaks:
+            key = device_key if device_key in peaks else min(peaks, key=peaks.__getitem__)
+            return peaks[key], f"the baseline of {key}"
+        limits = [(size, name) for name in SIZE_LIMITS if (size := spec.bytes_of(name)) is not None]
+        size, name = min(limits, default=(0, ""))
+        return size, f"{name}={getattr(spec, name)!r}" if name else ""
 
     def results(
         self, test: EndedTest, whys: Mapping[str, Why] = MappingProxyType({})

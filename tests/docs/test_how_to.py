@@ -85,7 +85,7 @@ def test_a_program_with_a_size_ends_as_the_page_says(tmp_path, virtual_gpu):
 
 
 def test_the_table_of_cards_is_what_the_pages_show(suite):
-    (shown,) = blocks(CARDS, "text")
+    shown = blocks(CARDS, "text")[0]
     assert shown in read(FITS)
     write(suite, CARDS, "test_it.py")
     out = suite.run().out
@@ -96,6 +96,14 @@ def test_the_option_takes_the_place_of_the_markers_cards(suite):
     write(suite, CARDS, "test_it.py")
     session = suite.run("--gpumem-cards=T4", "-k", "8 and not 18")
     assert session.outcomes == {"passed": 1, "deselected": 1}
+
+
+def test_a_suite_for_small_and_large_gpus_is_skipped_as_the_page_shows(suite):
+    suite.write("pyproject.toml", files(CARDS, "toml")["pyproject.toml"])
+    write(suite, CARDS, "test_sizes.py")
+    for command in blocks(CARDS, "console")[1].splitlines():
+        assert suite.run(*command.removeprefix("$ pytest ").split()).ret == 0
+    assert flat(blocks(CARDS, "text")[1]) in suite.run("--gpumem-card=T4", "-rs").flat
 
 
 # Find leaks

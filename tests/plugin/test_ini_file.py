@@ -28,6 +28,7 @@ VALUES = {
     "missing_baseline": "fail",
     "shrinkage": "fail",
     "provenance": "note",
+    "skip_too_large": True,
     "stale": "fail",
     "attribution": "on",
     "snapshots": "out/snapshots",

@@ -42,3 +42,10 @@ def test_it_is_skipped_under_auto_and_an_error_where_the_device_was_demanded(
     ended = suite.run(f"--gpumem-device={device}", "-rs", source=TESTS)
     assert ended.outcomes == {"passed": 1, **outcome}
     assert "devices=2: this machine shows 1 GPU; request fewer GPUs" in ended.flat
+
+
+def test_an_option_skips_it_on_a_demanded_device_too(suite):
+    suite.write("conftest.py", CONFTEST)
+    ended = suite.run("--gpumem-device=virtual", "--gpumem-skip-too-large", source=TESTS)
+    assert ended.outcomes == {"passed": 1, "skipped": 1}
+    assert "1 skipped by --gpumem-skip-too-large: this machine shows 1 GPU" in ended.flat

@@ -104,11 +104,11 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py, _all.py, _html.py, test_policies.py, ../cli/test_accept.py,
-# ../meter/test_host_memory.py
+# _cards.py, _visible.py, _values.py, _all.py, _html.py, _too_large.py, test_policies.py,
+# ../cli/test_accept.py, ../meter/test_host_memory.py
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "github"),
-    "artifact",
+    *("artifact", "skip_too_large"),
     *(
         "provenance",
         "stale",

@@ -238,6 +238,38 @@ def test_before_it_gives_up_pytorch_waits_for_other_streams(suite):
     assert most_of(session) == 42.00
 
 
+REUSES = """stream = torch.cuda.Stream()
+    SMALL[:] = [torch.ones(1, device="cuda")]
+    with_room = torch.empty(20 << 20, dtype=torch.uint8, device="cuda")
+    del with_room  # a segment of 20 MiB, which two tensors share
+    kept = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    tensor = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    use(tensor, stream)
+    del tensor
+    torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    assert kept is not None
+    SMALL.clear()"""
+
+
+def test_a_limit_that_holds_by_an_event_has_a_note(suite):
+    """pytorch#189504: after its wait PyTorch looks for no block in a segment that is in use."""
+    said = "the limit holds because other streams' events had happened"
+    tight = session_of(suite, REUSES, "max_gib=0.03")
+    assert tight.outcomes == {"passed": 1}
+    assert f"{said}: on a GPU, PyTorch may run out of memory at a request of 8.00 MiB" in tight.flat
+    assert said not in session_of(suite, REUSES, "max_gib=1").flat
+    # Here the wait frees a whole segment of 30 MiB too, whose room PyTorch asks for anew.
+    more = REUSES.replace(
+        "    SMALL[:] =",
+        """    large = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    use(large, stream)
+    SMALL[:] =""",
+    ).replace("del tensor", "del tensor, large")
+    assert said not in session_of(suite, more, "max_gib=0.058").flat
+    waits = REUSES.replace("del tensor\n", "del tensor\n    stream.synchronize()\n")
+    assert said not in session_of(suite, waits, "max_gib=0.03").flat
+
+
 def test_a_part_has_its_own_range(suite):
     body = """with gpu_memory.measure("part"):
         use_on_another_stream(2)

@@ -120,6 +120,28 @@ def next_command(
     return None if regressed else any_command.of(arguments)
 
 
+def unheld_sentence(results: Iterable[Result]) -> str:
+    """Name the tests that passed with nothing to compare their memory with; "" if there are none.
+
+    A test is held to something if any of its parts is.
+    """
+    held: dict[str, bool] = {}
+    for result in results:
+        compared = not result.verdict.uncompared or result.verdict.is_written
+        held[result.nodeid] = (
+            held.get(result.nodeid, False)
+            or compared
+            or bool(result.budget)
+            or result.verdict.failed
+        )
+    names = [nodeid for nodeid, is_held in held.items() if not is_held]
+    if not names:
+        return ""
+    lead = "1 test" if len(names) == 1 else f"{len(names)} tests"
+    more = [f"{len(names) - FEW} more"] if len(names) > FEW else []
+    return f"{lead} held to no baseline and no size limit: {', '.join([*names[:FEW], *more])}"
+
+
 def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
     """Return a sentence per device key: "9 of 10 compared, 1 missing"."""
     groups: dict[str, list[Result]] = {}
