@@ -113,8 +113,9 @@ class AcceleratorBackend(Backend):
 
         try:
             free, total = torch.accelerator.get_memory_info(device)
-        except AttributeError:  # torch 2.9
-            raise RuntimeError(f"{self.title} does not tell its free memory") from None
+        except (AttributeError, RuntimeError):  # torch 2.9 has no such function
+            problem = f"{self.title} does not tell how much memory it has: declare max_gib"
+            raise RuntimeError(problem) from None
         return free, total
 
     def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
@@ -194,28 +195,25 @@ class AcceleratorDevice(Device):
     option = OPTION
 
     def __init__(
-        self, found: Accelerator | None = None, *, shared: bool = False, first: int = 0
+        self, found: Accelerator | str | None = None, *, shared: bool = False, first: int = 0
     ) -> None:
         """Use the accelerator of this machine.
 
         Args:
-            found: what another process found out, if one was asked.
+            found: the answer of :func:`ask`; None: it was not asked.
             shared: other processes (pytest-xdist's workers) measure on it too, one at a time.
             first: the first device to use; those before it belong to other ranks.
         """
         self.backend: AcceleratorBackend = AcceleratorBackend()
         self._found = found
-        self._asked = False
         self._shared = shared
         self._first = first
         self._turn = ExitStack()
 
     def describe(self) -> list[str]:
         """Return its name and what it cannot do; it asks another process."""
-        if self._found is None and not self._asked:
-            self._found, self._asked = ask(), True
-        found = self._found
-        if found is None:
+        found = self._found = self._found or ask()
+        if isinstance(found, str):
             return ["accelerator device: the one that the tests' own imports register"]
         name = "" if found.name == found.device_type else f" {found.name}"
         return [f"{found.device_type} device{name}", *found.lacks]
@@ -362,20 +360,22 @@ def accelerator_expected() -> bool:
     return build is not None and build.xpu is not None
 
 
-def ask() -> Accelerator | None:
-    """Let another process import torch and try its accelerator; None if there is none to use."""
+def ask() -> Accelerator | str:
+    """Let another process import torch and try its accelerator; return why none can be used."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
+    try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest_gpumem.devices.accelerator"],
             env=environment,
             capture_output=True,
             text=True,
             timeout=SLOW_S,
-            check=True,
+            check=False,
         )
-        return Accelerator(*json.loads(done.stdout.splitlines()[-1]))
-    return None
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, LookupError, ValueError):
+        return "torch cannot be imported"
+    return answer if isinstance(answer, str) else Accelerator(*answer)
 
 
 def tried(backend: AcceleratorBackend, devices: range) -> Accelerator:
@@ -397,5 +397,8 @@ def tried(backend: AcceleratorBackend, devices: range) -> Accelerator:
 
 
 if __name__ == "__main__":
-    VIEW.backend = AcceleratorBackend(accelerator_type())
-    sys.stdout.write(json.dumps(tried(VIEW.backend, range(1))))
+    try:
+        VIEW.backend = AcceleratorBackend(accelerator_type())
+        sys.stdout.write(json.dumps(tried(VIEW.backend, range(1))))
+    except DeviceError as reason:
+        sys.stdout.write(json.dumps(str(reason)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.accelerator import (
     OPTION,
+    Accelerator,
     AcceleratorDevice,
     accelerator_expected,
     ask,
@@ -73,7 +74,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     asks = kind == "auto" and not named and not is_inherited() and accelerator_expected()
     found = ask() if asks else None
-    if kind == OPTION or found is not None:
+    if kind == OPTION or isinstance(found, Accelerator):
         return Choice(AcceleratorDevice(found, shared=bool(worker), first=first), demanded=True)
     try:
         device = virtual.load(card)
@@ -82,7 +83,8 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     except DeviceError as error:
         if kind == "virtual":
             return Choice(None, str(error), demanded=True)
-        return Choice(None, f"there is no GPU here, and no virtual GPU: {error}")
+        other = f" ({found})" if found else ""
+        return Choice(None, f"there is no GPU here{other}, and no virtual GPU: {error}")
 
 
 def is_inherited() -> bool:

@@ -13,6 +13,7 @@ from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
 from pytest_gpumem.meter.peaks import fullest
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.recording import Recorded
 from pytest_gpumem.sizes import duration, format_size, shown
 from pytest_gpumem.spec_fields import MAX_BATCH
@@ -163,6 +164,8 @@ class Prober:
                 shortage = "" if requested is None else f"{format_size(requested)} more requested"
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
+        if shortage is None and not VIEW.backend.caps and peak.reserved > self.meter.capacity:
+            shortage = f"{format_size(peak.reserved)} reserved"
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
 
 

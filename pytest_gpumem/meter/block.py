@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices import virtual
+from pytest_gpumem.devices.accelerator import AcceleratorDevice
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
@@ -64,8 +65,11 @@ class Measuring:
         import torch
 
         visible = torch.cuda.device_count()
+        device: Device = virtual.loaded() or CudaDevice()
         if visible:  # gpumem run starts measuring at CUDA's initialisation
             torch.cuda.init()
+        elif torch.accelerator.is_available():
+            device, visible = AcceleratorDevice(), torch.accelerator.device_count()
         if ACTIVE:
             outer = ACTIVE[-1]
             tally = self._stack.enter_context(outer.part())
@@ -84,7 +88,6 @@ class Measuring:
                 "for a virtual GPU, call pytest_gpumem.use_virtual_gpu() before torch is "
                 "imported, or measure in a test marked gpu_memory",
             )
-        device: Device = virtual.loaded() or CudaDevice()
         info = device.open(None, visible)
         meter = Meter(device, info, self._devices)
         with ExitStack() as stack:

@@ -4,6 +4,8 @@ It is registered in processes of their own: a process has one accelerator, and h
 """
 
 import os
+import re
+import sys
 
 import pytest
 from helpers.virtual_gpu import child, run_python
@@ -187,6 +189,48 @@ def test_baselines_of_cuda_are_not_compared(accelerated):
     assert "baselines: 0 of 1 compared, 1 recorded on cuda-Stand-in-1000 only" in session.out
 
 
+SEARCHED = """
+@pytest.mark.gpu_memory(max_gib=0.1)
+def test_searches_below_a_limit(gpu_memory):
+    largest = gpu_memory.largest(lambda size: mib(10 * size, gpu_memory.device))
+    assert largest.value == 10
+"""
+
+
+def test_a_search_compares_with_the_limit_that_nothing_holds_a_step_to(accelerated):
+    assert run(accelerated, source=SEARCHED).outcomes == {"passed": 1}
+
+
+def test_a_block_of_a_program_is_measured(standin):
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import standin, torch
+        import pytest_gpumem
+
+        with pytest_gpumem.measure() as measured:
+            torch.empty(30 << 20, dtype=torch.uint8, device="standin")
+        print(measured.peak_allocated >> 20, measured.measurement.device.key)
+    """
+    assert child(code, card=None, warm=True, args=[str(standin)]) == "30 standin-Stand-in-1000\n"
+
+
+@pytest.fixture
+def imported(standin, monkeypatch):
+    """New interpreters in which torch imports the stand-in, as it does a package."""
+    paths = [str(standin), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+def test_a_whole_program_is_measured(suite, imported):
+    code = 'import torch\ntorch.empty(40 << 20, dtype=torch.uint8, device="standin")'
+    path = suite.write("program.py", code)
+    command = (sys.executable, "-m", "pytest_gpumem", "run", "--device=accelerator", str(path))
+    done = suite.pytester.run(*command)
+    assert done.ret == 0
+    assert re.search(r"standin:0 +40.00 MiB", done.stderr.str())
+
+
 # ---- what it finds out about a backend ----
 
 
@@ -286,7 +330,7 @@ def test_auto_takes_cuda_before_another_accelerator_before_the_virtual_gpu(expec
     device = choose("auto", card).device
     assert isinstance(device, AcceleratorDevice)
     assert device.describe() == ["xpu device Intel Arc", "xpu records no history"]
-    monkeypatch.setattr(select, "ask", lambda: None)
+    monkeypatch.setattr(select, "ask", lambda: "mps is registered and shows no device")
     assert choose("auto", card).device.option == "virtual"
     monkeypatch.setattr(select, "real_gpu_expected", lambda: True)
     assert isinstance(choose("auto", card).device, CudaDevice)
@@ -323,10 +367,7 @@ def test_a_package_that_torch_imports_by_itself_is_expected(expects, monkeypatch
     assert not expects("linux", ["torch_npu"])
 
 
-def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, standin, monkeypatch):
-    """Of itself: torch imports the stand-in, as it does a package that is installed."""
-    paths = [str(standin), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, imported):
     session = suite.run_apart(source=README.format(width=256))
     assert session.outcomes == {"passed": 1}
     assert "gpumem: standin device Stand-in 1000" in session.out

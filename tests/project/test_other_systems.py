@@ -91,6 +91,8 @@ def test_a_marked_test_is_skipped_by_a_sentence_and_fails_in_ci(system, tmp_path
     path.write_text(SUITE)
     arguments = [LINUX_ALONE + SESSION, system, f"--rootdir={tmp_path}", str(path)]
     told = f"no virtual GPU: the virtual GPU: it needs Linux, and this system is {system}"
+    if system == "darwin":  # MPS is looked for: here torch's accelerator is CUDA
+        told = f"the accelerator of this torch is CUDA; write --gpumem-device=cuda), and {told}"
     done = run_python(*arguments, "-k", "plain")
     assert "1 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
     done = run_python(*arguments)
