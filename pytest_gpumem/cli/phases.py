@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch, wrapped_by
-from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
+from pytest_gpumem.recording.module_hooks import hook_calls
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Phases:
         """Start with the phase in which the program loads its model."""
         import torch
 
-        HOOKS_OF_MODULES.register(self._stack, self._before_module, lambda *_: None)
+        hook_calls(self._stack, self._before_module)
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         SAVES.wrap(torch, wrapped_by(self._save), self._stack)

@@ -16,7 +16,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pytest_gpumem.patches import Patch
-from pytest_gpumem.recording.module_hooks import HOOKS_OF_MODULES
+from pytest_gpumem.recording.module_hooks import hook_calls
 from pytest_gpumem.recording.optimizer_watch import steps_around
 from pytest_gpumem.recording.plain_tensors import gradients_of, place_of, plain_tensors
 from pytest_gpumem.recording.wrapped_functions import WRAPPED
@@ -120,7 +120,7 @@ class Observer:
         WRAPPED.wrap(stack, {each: arounds[name.rpartition(".")[2]] for name, each in observed})
         passes = PASSES.values(torch.autograd).values()
         WRAPPED.wrap(stack, dict.fromkeys(passes, self.around_backward), traced=False)
-        HOOKS_OF_MODULES.register(stack, self.enter_module, self.leave_module)
+        hook_calls(stack, self.enter_module, self.leave_module)
         WRAPPED.hook(stack, register_optimizer_step_pre_hook(self.begin_step))
         WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
 
