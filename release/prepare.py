@@ -47,23 +47,26 @@ class Edit(NamedTuple):
     """only the first release has the place"""
 
 
+ARCHIVE = r"https://github\.com/\S+/archive/main\.tar\.gz"
+"""from where pip installs the package before the first release"""
 EDITS = (
     Edit("pyproject.toml", r'(?m)^version = ".*"$', 'version = "{version}"'),
     Edit("release/recipe.yaml", r'(?m)^  version: ".*"$', '  version: "{version}"'),
     Edit("CITATION.cff", r"(?m)^version: .*$", "version: {version}"),
     Edit("CITATION.cff", r"(?m)^date-released: .*$", "date-released: {date}"),
     Edit("CHANGELOG.md", r"(?m)^## Unreleased$", "## {version} - {date}"),
+    Edit("README.md", rf"pip install {ARCHIVE}", "pip install pytest-gpumem", is_first=True),
+    Edit("README.md", r"You need Linux, a C compiler, and ", "You need Linux, and ", is_first=True),
     Edit(
-        "README.md",
-        r"No release is on PyPI yet: `pip install \.` in a clone works\. ",
-        "",
+        "docs/tutorial/gate-in-ci.md",
+        rf"pip install {ARCHIVE} torchvision",
+        "pip install pytest-gpumem torchvision",
         is_first=True,
     ),
     Edit(
         "docs/tutorial/gate-in-ci.md",
-        r"No release is on PyPI yet: "
-        r"instead of `pytest-gpumem`, write the folder of a clone\.\n\n",
-        "",
+        rf"pytest-gpumem\[html\] @ {ARCHIVE}",
+        "pytest-gpumem[html]",
         is_first=True,
     ),
 )

@@ -152,7 +152,7 @@ def missing(link):
     else:
         path = ROOT / re.sub(r"^/?(blob|tree)/main/", "", address.removeprefix(REPOSITORY))
         if address.rstrip("/") == REPOSITORY or re.match(
-            r"/(issues|security)", address.removeprefix(REPOSITORY)
+            r"/(issues|security|archive)", address.removeprefix(REPOSITORY)
         ):
             return ""
     return "" if path.exists() else f"{path} of {link}"

@@ -10,9 +10,9 @@ from helpers.pages import blocks, changed, files, flat, read, shows
 yaml = pytest.importorskip("yaml")
 
 PAGE = "tutorial/gate-in-ci.md"
-TEST = files(PAGE)["test_training.py"]
+UNMARKED, TEST = (files(PAGE)[name] for name in ("test_training.py", "test_training.py#2"))
 SETTINGS = files(PAGE, "toml")["pyproject.toml"]
-FIRST, WITHIN, REGRESSED, OUT_OF_MEMORY, HINT, REQUIREMENTS = blocks(PAGE, "text")
+ANSWER, FIRST, WITHIN, REGRESSED, OUT_OF_MEMORY, HINT, REQUIREMENTS = blocks(PAGE, "text")
 GROWTH, NEW_BASELINE = blocks(PAGE, "diff")
 GROWTH = GROWTH.replace("-        loss", "-        loss", 1)
 
@@ -34,6 +34,17 @@ def commit_as_the_page_does():
     git("init", "-q", "--initial-branch=main")
     git(*added.split())
     commit("A memory test of the ResNet-50 step")
+
+
+def test_the_first_answer_is_what_the_page_shows(same_torch, suite, monkeypatch):
+    pytest.importorskip("torchvision")
+    need_cudnn()
+    monkeypatch.setenv("COLUMNS", "80")
+    suite.write("test_training.py", UNMARKED)
+    command = re.search(r"^\$ pytest (--gpumem-all .*)$", read(PAGE), re.MULTILINE)[1]
+    session = suite.run(*command.split())
+    assert session.ret == 0
+    assert shows(session.out, ANSWER)
 
 
 def test_the_steps_print_what_the_page_shows(gate):

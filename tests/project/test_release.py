@@ -89,7 +89,7 @@ def test_a_release_is_built_from_its_own_commit_and_then_tagged(repository, inde
     assert git("status", "--porcelain") == ""
     assert git("worktree", "list").count("\n") == 0
     for name in FILES:
-        assert "No release is on PyPI" not in (root / name).read_text(encoding="utf-8")
+        assert "archive/main.tar.gz" not in (root / name).read_text(encoding="utf-8")
     assert f"git push --atomic origin main v0.2.0\n    python -m twine upload {dist}/*" in told
 
 
@@ -128,7 +128,7 @@ def test_the_next_release_follows_its_own_last_one(repository, index, capsys):
     assert git("tag").split() == ["v0.2.0", "v0.3"]
     assert "another project named gpumem (2.0)" in capsys.readouterr().err
     # what the first release takes away is gone by then, and not asked for
-    assert "No release is on PyPI" in (root / "README.md").read_text(encoding="utf-8")
+    assert "archive/main.tar.gz" in (root / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
