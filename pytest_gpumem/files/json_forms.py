@@ -3,7 +3,8 @@
 A record is a dataclass. Its form in a file is a ``msgspec.Struct`` derived from it, with fields of
 the same names in the same order, and fields that only the file has. Where a record's field is a
 number of bytes or a count, the form's field must not be negative; ``nbytes`` is called "bytes"
-there.
+there. msgspec can read dataclasses themselves, but ignores unknown fields: a misspelled one in a
+baseline would be dropped.
 """
 
 from __future__ import annotations

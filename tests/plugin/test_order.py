@@ -147,6 +147,38 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
     assert "test_fails left behind" not in session.flat
 
 
+CYCLES = """
+import random
+
+class Cycle:
+    def __init__(self, size):
+        self.itself = self
+        self.block = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.gpu_memory
+@pytest.mark.parametrize("seed", [1, 4, 8, 10])
+def test_cycles(seed):
+    rng = random.Random(seed)
+    width = rng.choice([64, 128, 256])
+    layers = [torch.nn.Linear(width, width) for _ in range(rng.randint(1, 6))]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = rng.choice([torch.optim.SGD, torch.optim.AdamW])(model.parameters(), lr=0.1)
+    size, objects = rng.randint(1, 8) * 2**20, rng.randint(0, 60)
+    for step in range(rng.randint(10, 60)):
+        model(torch.randn(32, width, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        Cycle(size)
+        kept = [[] for _ in range(objects)]
+"""
+
+
+def test_garbage_in_cycles_is_collected_at_the_same_steps_in_another_order(suite):
+    first = suite.run(source=CYCLES).figures()
+    names = [f"test_it.py::test_cycles[{seed}]" for seed in (10, 8, 4, 1)]
+    assert suite.run(*names).figures() == first
+
+
 FIXTURES = program("wide_fixtures.py")
 
 
