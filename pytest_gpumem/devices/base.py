@@ -107,7 +107,7 @@ class ValueEngine:
     def renew(self) -> None:
         """Reset the test's budget of values: its body runs, or runs again."""
 
-    def apart(self) -> AbstractContextManager[None]:
+    def separately(self) -> AbstractContextManager[None]:
         """Return a context whose values count towards no test's budget: a wider fixture's."""
         return nullcontext()
 

@@ -14,7 +14,7 @@ from pytest_gpumem.explain.categories import Blocks
 from pytest_gpumem.explain.edits import EditFinder, edited_since
 from pytest_gpumem.explain.explanations import Explanations, explanations
 from pytest_gpumem.explain.hints import fragmentation, is_fragmented
-from pytest_gpumem.explain.keeper_search import KeeperFinder, PinWatch
+from pytest_gpumem.explain.keeper_finder import KeeperFinder, PinWatch
 from pytest_gpumem.explain.lead import why
 from pytest_gpumem.explain.sites import sites
 from pytest_gpumem.fit.scaling import uneven

@@ -1,195 +1,290 @@
-"""Run a failed test once more: find keepers of a peak's blocks, or lines that pin host memory."""
+"""Find the keepers of blocks that a peak has beyond its baseline's, in a run of their own.
+
+A recording shows which blocks were alive at the peak. In another run of the same step the search
+waits for the last hook before the peak and the first one after it. There it identifies the same
+blocks by counting allocations, and climbs to the objects that refer to them. Of blocks that no name
+leads to, those that a garbage collection frees were garbage at that moment. The search keeps no
+tensor alive, and allocates nothing.
+"""
 
 from __future__ import annotations
 
-import sys
-import threading
+import gc
+from bisect import bisect_right
 from collections import Counter
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from math import inf
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.breakdowns import site_rows
-from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
-from pytest_gpumem.measurement import ExtraBlocks, LinePeak
-from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.explain.attributor import origin_of
+from pytest_gpumem.explain.keeper_choice import KeptBlock, choices
+from pytest_gpumem.explain.sites import place_of_origin, users_frame
+from pytest_gpumem.measurement import Keeper
 from pytest_gpumem.recording.allocator_view import VIEW
-from pytest_gpumem.source_lines import Line, qualified, shown_path, source_code, users_line
-from pytest_gpumem.testrun.second_runs import KEEPERS
+from pytest_gpumem.recording.referrers import Kept, kept_memory
+from pytest_gpumem.recording.ways import shared_words, with_way
+from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import FrameType
 
     from pytest_gpumem.breakdowns import SiteKey
-    from pytest_gpumem.explain.explanations import Explanations
-    from pytest_gpumem.explain.keepers import KeeperSearch
-    from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Breakdown, LineKey
-    from pytest_gpumem.testrun.marked_item import MarkedItem
-    from pytest_gpumem.testrun.rerun import Runner
+    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.measurement import Category, ExtraBlocks
+    from pytest_gpumem.recording.recording import Recording
+    from pytest_gpumem.source_lines import Line
 
-ALIKE: Final = 3
-"""after so many tests in a row with one first cause and the same keepers, tests with that cause are
-not run again: the report groups them anyway"""
-NO_MOMENT: Final = (
-    "no keeper is named, because no module's call, backward pass or optimizer's step begins or "
-    "ends while the blocks are there"
-)
-MAX_LINES: Final = 3
-RETURNS: Final = frozenset({"c_return", "c_exception"})
-"""profiler events after a C function, as PyTorch's are"""
+MAX_BLOCKS: Final = 100
+"""blocks of one line to look up, the oldest first"""
+CYCLES: Final = "reference cycles that Python's garbage collector has not freed yet"
+Identity = tuple[int, str, int]
+"""requested bytes, user file and user line of an allocation"""
 
 
-class KeeperFinder:
-    """Finds keepers for the tests of one process."""
+class _Candidate(NamedTuple):
+    """A block alive at the peak, on a line that has more blocks than in the baseline."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._names: dict[object, list[frozenset[str]]] = {}
-        """by first cause: the keepers' names of each test that was searched"""
+    key: SiteKey
+    """the growth that it may belong to; its category is "" where a line's categories count
+    together"""
+    line: int
+    category: Category
+    nbytes: int
+    unsplit: int
+    """bytes beyond the request"""
+    start: int
+    """index of the event that allocated it"""
+    step: int | None
+    """the training step that allocated it; None where steps are not known"""
+    earlier: bool
+    """whether an earlier step than the peak's allocated it (forward pass, without an optimizer)"""
+    last_moment: int
+    """the number of moments that it outlived"""
 
-    def search(
-        self, results: Sequence[Result], explanations: Explanations
-    ) -> tuple[str, int, KeeperSearch, list[frozenset[str]]] | None:
-        """Prepare the search for the keepers of a peak that is too high; None if there is none.
 
-        For a peak that grew, it looks for the blocks that the baseline did not have; for one over a
-        limit, for those of its largest source lines. After running out of memory the peak is that
-        of the failed run.
+class _Naming(NamedTuple):
+    """The parts of a keeper's name in a report."""
 
-        Returns:
-            the part, its device's index, the search, and the names that earlier searches with this
-            first cause found.
-        """
-        for result in sorted(results, key=lambda result: bool(result.part)):
-            scenes = explanations.scenes.get(result.part, ())
-            verdict, baselines = result.verdict, result.breakdowns_before
-            if not verdict.failed or not verdict.kind.too_much or verdict.beside:
-                continue
-            grown = verdict.kind is Kind.REGRESSED
-            far = beyond_tolerance(verdict.comparisons)
-            device = far[0].device if grown else result.device_over_limit
-            if device is None or len(scenes) <= device:
-                continue
-            scene = scenes[device]
-            if grown:
-                if not verdict.causes or len(baselines) <= device or far[0].peak == "reserved":
-                    continue
-                site = verdict.causes[0].site
-                extra = extra_blocks(scene.breakdown, baselines[device])
-            else:
-                sites = [line.site for line in result.held_lines]
-                site = next(iter(sites), None)
-                extra = {}
-                for held in sites:
-                    line = held.path, held.function, held.code, ""
-                    blocks, nbytes, _ = extra.get(line, (0, 0, 0))
-                    extra[line] = ExtraBlocks(blocks + held.blocks, nbytes + held.nbytes)
-            key = site and (verdict.kind, site.path, site.function, site.code, site.category)
-            names = self._names.setdefault(key, [])
-            alike = names[-ALIKE:]
-            if len(alike) == ALIKE and len(set(alike)) == 1:
-                return None
-            from pytest_gpumem.explain.keepers import KeeperSearch
+    before: str
+    kept: Kept
+    after: str
 
-            search = KeeperSearch(scene, extra, self._runner.root)
-            return (result.part, device, search, names) if search.has_candidates else None
-        return None
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Equal for blocks that one object keeps in the same way."""
+        return self.before, self.kept.name, self.kept.holder, self.after
 
-    def with_keepers(
-        self, item: MarkedItem, results: Sequence[Result], explanations: Explanations
-    ) -> Explanations:
-        """Run a failed test once more to find its blocks' keepers, and add them."""
-        planned = self.search(results, explanations)
-        if planned is None:
-            return explanations
-        part, device, search, names = planned
-        attributions = list(explanations.attributions[part])
-        told = attributions[device]
-        if search.has_moments:
-            with self._runner.again(
-                item, KEEPERS, record=True, at_moment=search.at_moment
-            ) as attempt:
-                keepers = search.keepers() if attempt.passed else ()
-            names.append(frozenset(keeper.name for keeper in keepers))
-            second_run = attempt.note
-            attributions[device] = replace(told, keepers=keepers)
-        else:
-            second_run = None
-            note = Note(NoteKind.BREAKDOWN, NO_MOMENT)
-            attributions[device] = replace(told, notes=(*told.notes, note))
-        return replace(
-            explanations,
-            attributions={**explanations.attributions, part: tuple(attributions)},
-            second_run=second_run,
+
+class KeeperSearch:
+    """Searches one run for the keepers of one device's blocks."""
+
+    def __init__(self, scene: Scene, extra: Mapping[SiteKey, ExtraBlocks], root: Path) -> None:
+        """Look for ``extra``, the blocks that each source line has more than in the baseline."""
+        self._extra = extra
+        self._device = scene.device.index
+        self._number: Counter[SiteKey] = Counter()
+        """all blocks of each line, looked up or not"""
+        self._candidates = list(self._candidates_of(scene, root))
+        self._sizes = frozenset(
+            scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
         )
+        recording = scene.device.recording
+        last = recording.moments_until(scene.time)
+        self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
+        """by moment number: the candidates that outlive the moment, by the identity of their
+        allocation and its count backwards from the moment"""
+        history = scene.device.history
+        for number in (last, last + 1):
+            if not 0 < number <= recording.moment:
+                continue
+            end = bisect_right(history.times, recording.time_of(number))
+            by_start = {
+                candidate.start: index
+                for index, candidate in enumerate(self._candidates)
+                if candidate.last_moment >= number
+            }
+            self._at_moment[number] = {
+                allocation: by_start[end - 1 - place]
+                for place, allocation in self._allocations(history.events[:end])
+                if end - 1 - place in by_start
+            }
+        self._namings: dict[int, _Naming] = {}
+        """by index of the candidate"""
 
-
-def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, ExtraBlocks]:
-    """Return how many more blocks each source line has than in the baseline, where that is known.
-
-    Blocks count per category: what a checkpoint's line allocates for the optimizer is separate from
-    what it allocates for the model. But a category depends on the moment: if a line has fewer
-    blocks of one category, they may count as another now, and its categories count together ("").
-    """
-    # The baseline has its unused bytes only in total: any of them may belong to one line.
-    unused = baseline.unsplit or 0
-    lines: dict[LineKey, dict[str, ExtraBlocks]] = {}
-    for row in site_rows(current, baseline):
-        if row.site is not None and row.baseline_blocks is not None:
-            key = row.site.path, row.site.function, row.site.code
-            more = ExtraBlocks(row.blocks - row.baseline_blocks, row.difference or 0, unused)
-            lines.setdefault(key, {})[row.site.category] = more
-    extra: dict[SiteKey, ExtraBlocks] = {}
-    for key, rows in lines.items():
-        if any(more.blocks < 0 or more.nbytes < 0 for more in rows.values()):
-            number = sum(more.blocks for more in rows.values())
-            rows = {"": ExtraBlocks(number, sum(more.nbytes for more in rows.values()), unused)}  # noqa: PLW2901 - the line's
-        extra.update({(*key, name): more for name, more in rows.items() if more.blocks > 0})
-    return extra
-
-
-class PinWatch:
-    """Finds the lines that pin memory by reading PyTorch's statistics after each C function."""
-
-    def __init__(self) -> None:
-        self._bytes: Counter[Line | None] = Counter()
-        self._total = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch this thread and the threads that it starts."""
-        self._total = self._pinned()
-        outer = sys.getprofile()
-        threading.setprofile(self._see)
-        sys.setprofile(self._see)
-        try:
-            yield
-        finally:
-            sys.setprofile(outer)
-            threading.setprofile(outer)
-
-    @staticmethod
-    def _pinned() -> int:
-        return VIEW.pinned_stats().owned.get("allocated", 0)
-
-    def _see(self, frame: FrameType, event: str, _argument: Any) -> None:  # noqa: ANN401 - unused
-        if event in RETURNS and (total := self._pinned()) != self._total:
-            self._bytes[users_line(frame)] += total - self._total
-            self._total = total
-
-    def lines(self, root: Path) -> tuple[LinePeak, ...]:
-        """Return the lines that pinned most, with their bytes, the largest first."""
-        return tuple(
-            LinePeak(
-                shown_path(line.filename, root),
-                line.line,
-                qualified(line.filename, line.line) or line.function,
-                source_code(line.filename, line.line),
-                nbytes,
+    def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
+        """Yield the blocks alive at the peak on the lines in question."""
+        device = scene.device
+        steps = scene.passes("optimizer")
+        # A training step ends with the step of the optimizer that stepped first.
+        lead = next(iter(steps[0].fresh), None) if steps else None
+        ends = [each.end for each in steps if lead in each.fresh]
+        rounds = ends or [call.end for call in scene.forwards]
+        peak_round = bisect_right(rounds, scene.time)
+        first = next((call.start for call in scene.forwards), inf)
+        for block in sorted(scene.alive, key=lambda block: block.start):
+            if block.start < 0:
+                continue
+            block_origin = origin_of(device, block)
+            line = place_of_origin(block_origin, root)
+            by_category: SiteKey = (*line, block_origin.category)
+            key = by_category if by_category in self._extra else (*line, "")
+            # PyTorch itself keeps the workspaces, as it did in the baseline.
+            if key not in self._extra or block_origin.category == "workspaces":
+                continue
+            self._number[key] += 1
+            if self._number[key] > MAX_BLOCKS:
+                continue
+            step = bisect_right(ends, block.time)
+            yield _Candidate(
+                key=key,
+                line=block_origin.line,
+                category=block_origin.category,
+                nbytes=block.size,
+                unsplit=block.unsplit,
+                start=block.start,
+                step=step + 1 if step < len(ends) else None,
+                earlier=first <= block.time and bisect_right(rounds, block.time) < peak_round,
+                last_moment=device.recording.moments_until(block.end_time),
             )
-            for line, nbytes in self._bytes.most_common(MAX_LINES)
-            if line is not None
+
+    def _allocations(
+        self, events: Sequence[dict[str, Any]]
+    ) -> Iterator[tuple[int, tuple[Identity, int]]]:
+        """Yield the allocations of the candidates' sizes, the last one first.
+
+        Each has its place from the end, its identity, and its count among equal ones. Counting is
+        per identity because another run may allocate more in between: the first one alone sets up
+        fixtures of wider scope.
+        """
+        number: Counter[Identity] = Counter()
+        for place, event in enumerate(reversed(events)):
+            if event["action"] == "alloc" and event["size"] in self._sizes:
+                frame = users_frame(event.get("frames") or ())
+                line = (frame["filename"], frame["line"]) if frame else ("", 0)
+                identity = (event["size"], *line)
+                number[identity] += 1
+                yield place, (identity, number[identity])
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether there is any block to search for."""
+        return bool(self._candidates)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a hook runs while any of the blocks is alive."""
+        return any(self._at_moment.values())
+
+    def at_moment(self, recording: Recording) -> None:
+        """Look for keepers, if this is the moment before or after the peak."""
+        candidates = self._at_moment.get(recording.moment, {})
+        if all(index in self._namings for index in candidates.values()):
+            return
+        with without_collections():  # a snapshot's objects would trigger one: garbage is sought
+            self._look(candidates, recording)
+
+    def _look(self, candidates: Mapping[tuple[Identity, int], int], recording: Recording) -> None:
+        events = VIEW.snapshot()["device_traces"][self._device]
+        last_use = {
+            event["addr"]: len(events) - 1 - index
+            for index, event in enumerate(events)
+            if event["action"] in {"alloc", "free_requested"}
+        }
+        """by address: the last event of its block, counted from the end"""
+        places = {
+            (self._device, events[-1 - place]["addr"]): candidates[allocation]
+            for place, allocation in self._allocations(events)
+            if allocation in candidates and last_use[events[-1 - place]["addr"]] == place
+        }
+        places = {place: index for place, index in places.items() if index not in self._namings}
+        if not places:
+            return
+        memory = kept_memory(
+            {place: self._candidates[index].nbytes for place, index in places.items()}
         )
+        unnamed = {place for place, kept in memory.items() if not kept.name}
+        garbage = self._collected() if unnamed else set()
+        for place, index in places.items():
+            kept = memory[place]
+            if place in unnamed and place[1] in garbage:
+                kept = Kept(name=CYCLES, way=kept.way)
+            naming = _naming_of(kept, recording)
+            if naming is not None:
+                self._namings[index] = naming
+
+    def _collected(self) -> set[int]:
+        """Collect garbage; return the addresses of the blocks that this frees."""
+        before = len(VIEW.snapshot()["device_traces"][self._device])
+        gc.collect()
+        events = VIEW.snapshot()["device_traces"][self._device][before:]
+        return {event["addr"] for event in events if event["action"] == "free_requested"}
+
+    def keepers(self) -> tuple[Keeper, ...]:
+        """Return the keepers of the extra blocks, the largest first."""
+        keepers = []
+        for key, extra in self._extra.items():
+            members = [at for at, candidate in enumerate(self._candidates) if candidate.key == key]
+            names = _texts([self._namings.get(at) for at in members])
+            blocks = [
+                KeptBlock(name, each.nbytes, each.unsplit, each.earlier)
+                for name, each in zip(names, (self._candidates[at] for at in members), strict=True)
+            ]
+            number, found = self._number[key], len(blocks)
+            if found != number:  # scale the growth down to the blocks that were looked up
+                of_blocks, nbytes = extra.blocks * found // number, extra.nbytes * found // number
+                extra = extra._replace(blocks=of_blocks, nbytes=nbytes)  # noqa: PLW2901
+            for choice in choices(blocks, extra):
+                own = [self._candidates[members[at]] for at in choice.blocks]
+                # Blocks of one line may be of two categories.
+                for category in dict.fromkeys(candidate.category for candidate in own):
+                    group = [candidate for candidate in own if candidate.category == category]
+                    steps = {candidate.step for candidate in group if candidate.step is not None}
+                    keeper = Keeper(
+                        path=key[0],
+                        line=group[0].line,
+                        category=category,
+                        text=choice.name,
+                        nbytes=sum(candidate.nbytes for candidate in group),
+                        blocks=len(group),
+                        steps=tuple(sorted(steps)),
+                    )
+                    keepers.append(keeper)
+        return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
+
+
+def _naming_of(kept: Kept, recording: Recording) -> _Naming | None:
+    """Return the parts of a keeper's name; None if it has none."""
+    if kept.is_gradient and kept.is_parameters and not kept.is_of_graph:
+        lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
+        since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
+        return _Naming("", Kept(name=f".grad of the parameters{since}"), "")
+    if not kept.name:
+        return None
+    after = "".join(f" and {other}" for other in kept.others)
+    if not kept.is_of_graph:
+        return _Naming(".grad of " if kept.is_gradient else "", kept, after)
+    line = recording.retained_graphs.get(kept.sequence)
+    if line is not None:
+        place = _file_and_line(line)
+        after = f", which backward(retain_graph=True) did not free ({place}){after}"
+    return _Naming("the graph of ", kept, after)
+
+
+def _texts(namings: Sequence[_Naming | None]) -> list[str]:
+    """Return the name of each block's keeper, "" without one; one keeper has one name."""
+    ways: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for naming in filter(None, namings):
+        ways.setdefault(naming.key, []).append(naming.kept.way)
+    return [
+        ""
+        if naming is None
+        else naming.before
+        + with_way(naming.kept.name, shared_words(ways[naming.key]))
+        + naming.after
+        for naming in namings
+    ]
+
+
+def _file_and_line(line: Line) -> str:
+    return f"{PurePath(line.filename).name}:{line.line}"

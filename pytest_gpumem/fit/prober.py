@@ -150,7 +150,7 @@ class Prober:
 
     def _run(self, step: Step, value: int, *, record: bool = False) -> tuple[Probe, Tally]:
         shortage = None
-        with self.meter.apart(record=record) as tally:
+        with self.meter.separately(record=record) as tally:
             # Reset the collector's counters, so that it runs at the same points in every probe,
             # whatever was printed since the last one.
             gc.collect()

@@ -125,9 +125,9 @@ class Isolation:
             whether foreign memory that the step had freed was returned to the devices.
         """
         self.plugs.release()
-        self._let_go()
+        self._unpin_released()
         settle(self.devices)
-        if self._let_go():  # blocks that the collection has just freed
+        if self._unpin_released():  # blocks that the collection has just freed
             with VIEW.hidden_counters(self.devices):
                 VIEW.empty_cache()
         changed = self._look_at_foreign()
@@ -140,7 +140,7 @@ class Isolation:
         Returns:
             its result; and whether foreign memory was returned to the devices.
         """
-        if not self._let_go():
+        if not self._unpin_released():
             return empty(), False
         self.plugs.release(self._pins.ranges)
         result = empty()
@@ -148,9 +148,9 @@ class Isolation:
         self.plugs.fill(self._pins.ranges)
         return result, changed
 
-    def _let_go(self) -> bool:
+    def _unpin_released(self) -> bool:
         """Unpin the foreign memory that the step has freed; return whether there was any."""
-        self._pins.look()
+        self._pins.find_released()
         dropped = self._pins.drop()
         self.returned |= dropped
         return bool(dropped)

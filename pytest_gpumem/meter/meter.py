@@ -108,14 +108,14 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._extra_room = 0
-        self._retries_apart = 0
+        self._separate_retries = 0
         """the allocator's retries in runs that do not belong to the step"""
         self._left_off = False
         """whether the step had disabled the caching allocator, which is enabled again"""
         self._use: UseWatch
         self._recorder = Recorder() if record and VIEW.backend.lists_blocks else None
         self._began = 0.0
-        self._apart: list[Span] = []
+        self._separate_spans: list[Span] = []
         """time spans of runs that do not belong to the step"""
         self._compiler = CompilerMemory()
         self.host = HostWatch()
@@ -170,7 +170,7 @@ class Meter:
         with Uncounted():
             self._first = self.isolation.read()
         WATCH.start(self.isolation.own_of)
-        self._retries_apart = 0
+        self._separate_retries = 0
         self.steps.forget()
         self._garbage.forget()
         self._garbage.start()
@@ -226,7 +226,7 @@ class Meter:
     def _empty_cache(self, empty: Callable[[], object]) -> object:
         """Call ``torch.cuda.empty_cache()`` for the test's code, with foreign memory it freed."""
         self.fold()
-        with self._recorder.ours(settles=False) if self._recorder else nullcontext():
+        with self._recorder.own_work(settles=False) if self._recorder else nullcontext():
             result, changed = self.isolation.empty_cache(empty)
         if changed:
             reset_peaks(self.devices)
@@ -254,7 +254,7 @@ class Meter:
     @property
     def alloc_retries(self) -> int:
         """How often the allocator emptied its cache because the device was full."""
-        return self.isolation.read().retries - self._first.retries - self._retries_apart
+        return self.isolation.read().retries - self._first.retries - self._separate_retries
 
     def _before_step(self) -> None:
         self._stepping = False  # after an error in the last step no hook was called
@@ -309,14 +309,14 @@ class Meter:
             tally.windows.append(Span(began, now()))
 
     @contextmanager
-    def apart(self, *, record: bool = False) -> Iterator[Tally]:
+    def separately(self, *, record: bool = False) -> Iterator[Tally]:
         """Tally the memory of a block of code that counts in no other tally.
 
         The device is settled before and after. Memory held before counts too.
 
         ``record`` stores a recording in the tally.
         """
-        self.resettle()
+        self.settle_again()
         open_tallies, refusals = self._open, WATCH.count
         before = self.isolation.read()
         held = before.own_held
@@ -324,19 +324,19 @@ class Meter:
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
-            with self._optimizers.apart(), self._recorded(tally, record=record):
+            with self._optimizers.separately(), self._recorded(tally, record=record):
                 yield tally
                 self.note()
                 tally.windows = [Span(began, now())]
         finally:
             refused = WATCH.count > refusals
             WATCH.forget(refusals)
-            self._retries_apart += self.isolation.read().retries - before.retries
-            self.resettle()
+            self._separate_retries += self.isolation.read().retries - before.retries
+            self.settle_again()
             if refused:
                 self.await_release(sum(peak.allocated for peak in held))
             self._open = open_tallies
-            self._apart.append(Span(began, now()))
+            self._separate_spans.append(Span(began, now()))
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -373,14 +373,14 @@ class Meter:
         finally:
             tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
 
-    def resettle(self) -> None:
+    def settle_again(self) -> None:
         """Settle in the middle of a step: keep counting its live memory, release its cache."""
         self.fold()
         self._left_off |= is_switched_off()
         switch_on()  # plugs need the caching allocator
         if self.isolation.is_empty():
             return
-        with self._recorder.ours() if self._recorder else nullcontext():
+        with self._recorder.own_work() if self._recorder else nullcontext():
             changed = self.isolation.settle()
         if changed:
             self._follow_foreign()
@@ -396,7 +396,7 @@ class Meter:
         self._use.release()
         await_autograd()
         collect_all()
-        self.resettle()
+        self.settle_again()
 
     def await_release(self, allocated: int) -> None:
         """Wait until a step that an error ended has freed its memory, and settle.
@@ -408,7 +408,7 @@ class Meter:
         """
         if sum(peak.allocated for peak in self.counted()) > allocated:
             await_autograd()
-            self.resettle()
+            self.settle_again()
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:
         """Return what the recording knows of the step's live blocks, by (device, address)."""
@@ -443,7 +443,7 @@ class Meter:
         """
         collect_all()
         NODE_NUMBERS.begin()
-        self.resettle()
+        self.settle_again()
         self._optimizers.forget()
         if record and VIEW.backend.lists_blocks:
             if self._recorder is not None:
@@ -460,7 +460,7 @@ class Meter:
     @property
     def is_unused(self) -> bool:
         """Whether the step and the runs apart used no memory, not even outside of PyTorch."""
-        if self._apart or any(peak.reserved or peak.pinned for peak in self.peaks()):
+        if self._separate_spans or any(peak.reserved or peak.pinned for peak in self.peaks()):
             return False
         return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
 
@@ -481,7 +481,7 @@ class Meter:
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return the time spans in which the whole step, or a part's tally, was measured."""
         spans = tally.windows if tally else [Span(self._began, now())]
-        holes = sorted([*self._apart, *self._compiler.spans], key=lambda span: span.start)
+        holes = sorted([*self._separate_spans, *self._compiler.spans], key=lambda span: span.start)
         return list(outside(spans, holes))
 
     # -- the cap --

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LARGE_SEGMENTS: Final = re.compile(r"large_segment_size_mb:(\d+)")
 """PyTorch's setting of an expandable segment's page size; the default is 20 MiB"""
-OURS: Final = 1
+OWN_REFERENCES: Final = 1
 """reference count of a storage that only a pin refers to"""
 
 
@@ -97,11 +97,11 @@ class Pins:
             self._loose |= {
                 place: plug.size for place, plug in plugs.items() if place not in self._pins
             }
-        VIEW.add_reader(self.look)
+        VIEW.add_reader(self.find_released)
 
     def stop(self) -> None:
         """Release all pins."""
-        VIEW.remove_reader(self.look)
+        VIEW.remove_reader(self.find_released)
         self._deaths.clear()
         self.drop()
         self._pins.clear()
@@ -110,12 +110,16 @@ class Pins:
 
     def _see_death(self, place: Place, _tensor: object) -> None:
         pin = self._pins.get(place)
-        if pin is not None and _references(pin.storage) <= OURS + 1:  # the dying tensor holds one
+        if (
+            pin is not None and _references(pin.storage) <= OWN_REFERENCES + 1
+        ):  # the dying tensor holds one
             self._release([place])
 
-    def look(self) -> None:
+    def find_released(self) -> None:
         """Find the blocks that the step has freed since the last call."""
-        places = [place for place, pin in self._pins.items() if _references(pin.storage) <= OURS]
+        places = [
+            place for place, pin in self._pins.items() if _references(pin.storage) <= OWN_REFERENCES
+        ]
         if places:
             self._release(places)
 
@@ -133,7 +137,7 @@ class Pins:
 
     def released_by_device(self) -> list[int]:
         """Return the bytes on each device that the step has freed and that are still pinned."""
-        self.look()
+        self.find_released()
         return self._by_device({place: pin.plug.size for place, pin in self.released.items()})
 
     def _by_device(self, sizes: Mapping[Place, int]) -> list[int]:

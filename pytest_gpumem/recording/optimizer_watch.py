@@ -82,7 +82,7 @@ class OptimizerWatch:
         self._progress.clear()
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def separately(self) -> Iterator[None]:
         """Forget the steps taken inside when the block ends."""
         outer, self._progress = self._progress, {}
         try:

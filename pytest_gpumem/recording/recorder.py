@@ -80,7 +80,7 @@ class Recorder:
         self._stack.close()
 
     @contextmanager
-    def ours(self, *, settles: bool = True) -> Iterator[None]:
+    def own_work(self, *, settles: bool = True) -> Iterator[None]:
         """Mark inside allocations as this package's: it settles, or empties the step's cache."""
         start = beginning()
         try:

@@ -140,7 +140,7 @@ class WorkspaceReplay:
             NoRangeError: they do not reproduce the peaks.
         """
         meter = self._run.meter
-        with meter.apart(), VIEW.hidden(meter.devices):
+        with meter.separately(), VIEW.hidden(meter.devices):
             self.alone, _ = self.peaks("usual")
             # After a retry, the program's requests may depend on the full device: alone it may
             # differ.

@@ -165,7 +165,7 @@ class Runner:
             yield
             return
         with self._run_for_set_up() as run:
-            with run.device.values.apart(), run.fixtures.set_up(name) as retained:
+            with run.device.values.separately(), run.fixtures.set_up(name) as retained:
                 yield
             if self._values == "off" and self._session_values != "off":
                 retained.values_lost_by = self._nodeid

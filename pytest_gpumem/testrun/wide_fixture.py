@@ -100,7 +100,7 @@ class _SetUp:
     def pause(self, asked_for: WideFixture | None = None) -> None:
         """End a stage: the set-up requests another fixture, or has ended."""
         self._stack.close()
-        self._meter.resettle()
+        self._meter.settle_again()
         self._paused_at = self._meter.counted()
         peaks = list(map(minus, self._tally.peaks, self._base))
         held = list(map(minus, self._paused_at, self._base))
@@ -161,7 +161,7 @@ class WideFixtures:
     def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
         """Exclude a fixture's memory from the fixture that requests it, if one does."""
         if not self._set_ups:
-            self._meter.resettle()
+            self._meter.settle_again()
             yield
             return
         asking = self._set_ups[-1]

@@ -10,7 +10,7 @@ from helpers.planted_holders import EDITS, PEAK, RIGHT, SHAPES, naming, planted_
 from helpers.random_growth import edited_program, wrong_cause
 from packaging.version import Version
 
-from pytest_gpumem.explain.keeper_search import KeeperFinder
+from pytest_gpumem.explain.keeper_finder import KeeperFinder
 
 HEAD = """\
 import pytest, torch

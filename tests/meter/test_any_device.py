@@ -95,7 +95,7 @@ def test_a_part_has_peaks_of_its_own(meter):
 def test_code_apart_counts_in_no_other_tally(meter):
     meter.start()
     kept = tensor(10 * MIB)
-    with meter.apart() as tally:
+    with meter.separately() as tally:
         tensor(70 * MIB)
     assert allocated(tally.peaks) == [80, 0]
     assert allocated(meter.result().peaks) == [10, 0]

@@ -112,7 +112,7 @@ def test_where_the_compiler_fails_all_counts(meter, compiler):
 
 
 def test_a_recording_leaves_the_time_out_and_what_runs_apart_in_it(meter, compiler):
-    with meter.apart():
+    with meter.separately():
         compiler.compile_fx(10)
     compiler.compile_fx(10)
     before, between, after = meter.windows()

@@ -138,7 +138,7 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
         for size in (MIB // 4, 64 * MIB, 3 * MIB // 2):  # the last one is not this step's
             before, held = set(setting_up.isolation.blocks()), setting_up.counted()[0]
             mine.append([tensor(size), tensor(MIB // 4)])
-            setting_up.resettle()
+            setting_up.settle_again()
             peak = setting_up.counted()[0]
             own = Peak(peak.allocated - held.allocated, peak.reserved - held.reserved)
             fixtures.append((own, set(setting_up.isolation.blocks()) - before))
@@ -146,12 +146,12 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
         meter.start()
         for own, blocks in fixtures[:2]:
-            meter.resettle()  # as before each fixture that the step uses
+            meter.settle_again()  # as before each fixture that the step uses
             meter.adopt([own], dict.fromkeys(blocks, ()))
         first_two = [fixture[0] for fixture in fixtures[:2]]
         adopted = meter.counted()[0]
         mine.pop()
-        meter.resettle()
+        meter.settle_again()
         freed = meter.counted()[0]
         meter.stop()
         mine.clear()
@@ -237,7 +237,7 @@ class RandomStep:
                 self.requests(10)
             self.figures += [tally.peaks, self.meter.counted()]
             if self.chance.random() < 0.4:
-                self.meter.resettle()
+                self.meter.settle_again()
             if self.chance.random() < 0.3:
                 torch.cuda.reset_peak_memory_stats()
             self.requests(5)
@@ -316,7 +316,7 @@ def test_settling_in_the_midst_of_a_step_loses_no_free(meter):
     meter.start()
     kept = tensor(100 * MIB)
     del left
-    meter.resettle()
+    meter.settle_again()
     work = tensor(30 * MIB)
     del work
     assert first(meter) == Peak(130 * MIB, 130 * MIB)

@@ -186,12 +186,12 @@ def test_devices_that_hold_nothing_are_not_settled():
         with virtual_card(CARD_80GIB, count=2) as device:
             meter = Meter(device, device.open(CARD_80GIB, 2), 2, record=True)
             meter.start()
-            meter.resettle()  # as at each use of a fixture of wider scope
+            meter.settle_again()  # as at each use of a fixture of wider scope
             kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda:1")
-            meter.resettle()
+            meter.settle_again()
             del kept
-            meter.resettle()  # the allocator has it as yet
-            meter.resettle()
+            meter.settle_again()  # the allocator has it as yet
+            meter.settle_again()
             print(len(meter.recording().ours))
             meter.stop()
     """  # in a process where no earlier test has pinned memory, which is memory of the devices too
@@ -248,7 +248,7 @@ def test_settling_within_a_step_keeps_its_memory_and_drops_its_cache(meter):
     meter.start()
     kept = tensor(30 * MIB)
     work(50 * MIB)
-    meter.resettle()
+    meter.settle_again()
     assert meter.counted()[0] == Peak(30 * MIB, 30 * MIB)
     assert meter.peaks()[0] == Peak(80 * MIB, 80 * MIB)
     del kept

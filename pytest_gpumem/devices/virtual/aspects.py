@@ -35,7 +35,7 @@ class Aspects:
         self._library = library
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
-        self._compilation = Compilation(self.values.computing_apart, self.workspaces)
+        self._compilation = Compilation(self.values.computing_separately, self.workspaces)
         self._unanswered = ""
 
     def install(self) -> None:

@@ -87,7 +87,7 @@ class VirtualValues(ValueEngine):
         return self._kept_mode
 
     @contextmanager
-    def computing_apart(self) -> Iterator[None]:
+    def computing_separately(self) -> Iterator[None]:
         """Compute values in a block of PyTorch's own code, outside of any test's budget.
 
         They are computed even if a run requests none, and while PyTorch traces.
@@ -96,7 +96,7 @@ class VirtualValues(ValueEngine):
 
         with ExitStack() as stack:
             if self._mode is not None:
-                stack.enter_context(self._mode.apart())
+                stack.enter_context(self._mode.separately())
             else:
                 mode = self._lasting_mode()
                 mode.full = False
@@ -109,9 +109,9 @@ class VirtualValues(ValueEngine):
         if self._mode is not None:
             self._mode.renew()
 
-    def apart(self) -> AbstractContextManager[None]:
-        """See :meth:`pytest_gpumem.devices.base.ValueEngine.apart`."""
-        return nullcontext() if self._mode is None else self._mode.apart()
+    def separately(self) -> AbstractContextManager[None]:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.separately`."""
+        return nullcontext() if self._mode is None else self._mode.separately()
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""

@@ -215,7 +215,7 @@ class ValueMode:
             self._library.set_value_limits(LIMITS.largest, LIMITS.budget, LIMITS.backed)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def separately(self) -> Iterator[None]:
         """Exclude the values of a block from any test's budget."""
         budget, rest = self.budget, self._library.value_budget()
         self.renew()
