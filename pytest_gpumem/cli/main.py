@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "cards": "card_table",
     "version": "version_info",
     "run": "run_program",
+    "model": "config_model",
     "verify": "verify.verify",
     "history": "recorded.history",
     "compare": "recorded.compare",

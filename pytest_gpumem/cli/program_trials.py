@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tabulate import tabulate
 
@@ -18,6 +17,7 @@ from pytest_gpumem.fit.prober import outcome
 from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.search import Largest
+    from pytest_gpumem.judge.result import Result
 
 GPUMEM_RUN: Final = (sys.executable, "-m", "pytest_gpumem.cli.main", "run")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
@@ -107,11 +108,10 @@ class ProgramTrials(NamedTuple):
                 failed |= bool(subprocess.run(command, check=False).returncode)
                 results = _results(report)
             sizes, word = ["", ""], "failed"
-            if results:
-                peaks = results[0]["measurement"]["peaks"]
-                sizes = [format_size(peaks[0][name]) for name in ("allocated", "reserved")]
-                kind = results[0]["verdict"]["kind"]
-                word = next(known.word for known in Kind if str(known) == kind)
+            if results and results[0].measurement is not None:
+                peak = results[0].measurement.peaks[0]
+                sizes = [format_size(nbytes) for nbytes in (peak.allocated, peak.reserved)]
+                word = results[0].verdict.kind.word
             rows.append((str(rank), *sizes, word))
         titles = ["rank", "peak allocated", "peak reserved", "verdict"]
         align = ("right", "right", "right", "left")
@@ -129,14 +129,16 @@ def read_rank_list(text: str, world_size: int) -> list[int]:
     return list(dict.fromkeys(ranks))
 
 
-def _results(report: Path) -> list[dict[str, Any]]:
-    if not report.exists():
-        return []
-    results: list[dict[str, Any]] = json.loads(report.read_bytes())["results"]
-    return results
+def _results(report: Path) -> tuple[Result, ...]:
+    return read_report(report).report.results if report.exists() else ()
 
 
-def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
+def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ...]:
+    """Run a program, and return its results: that it fitted, or that it ran out of memory.
+
+    Raises:
+        GpuMemError: the program failed for a reason other than memory.
+    """
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         report = Path(folder) / "gpumem.json"
         ended = subprocess.run(
@@ -149,17 +151,22 @@ def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
             check=False,
         )
         results = _results(report)
-    kinds = {result["verdict"]["kind"] for result in results}
-    refused = bool(kinds & {str(Kind.OUT_OF_MEMORY), str(Kind.OVER_BUDGET)})
-    if not results or (ended.returncode and not refused):
+    if not results or (ended.returncode and not any(map(is_refused, results))):
         own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
         problem = f"the program ended with status {ended.returncode}: {own.rpartition(chr(10))[2]}"
         remedy = "mend the program, or name an argument that the program has"
         raise GpuMemError(" ".join(program), problem, remedy)
-    peaks = [
-        Peak(peak["allocated"], peak["reserved"])
-        for result in results
-        for peak in result["measurement"]["peaks"]
-    ]
-    peak = max(peaks, key=lambda peak: peak.reserved)
-    return Probe(value, not refused, peak, peak)
+    return results
+
+
+def is_refused(result: Result) -> bool:
+    """Return whether a program did not get the memory that it asked for, or took too much."""
+    return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
+
+
+def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
+    results = measured(options, program)
+    peaks = [peak for result in results if result.measurement for peak in result.measurement.peaks]
+    highest = max(peaks, key=lambda peak: peak.reserved)
+    peak = Peak(highest.allocated, highest.reserved)
+    return Probe(value, not any(map(is_refused, results)), peak, peak)
