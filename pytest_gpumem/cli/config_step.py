@@ -86,7 +86,7 @@ def make_empty(model: Any) -> None:  # noqa: ANN401 - as above
         setattr(model.get_submodule(path), attribute, model.get_parameter(original))
 
 
-def train(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
+def train_two_steps(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
     """Train for two steps: the optimizer makes its state at the end of the first."""
     import torch
 
@@ -100,7 +100,7 @@ def train(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as
         optimizer.zero_grad()
 
 
-def write(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
+def write_tokens(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
     """Read a prompt and write tokens after it, keeping all keys and values."""
     import torch
 
@@ -128,7 +128,7 @@ def main() -> None:
 
         torch.distributed.init_process_group("nccl")
     model = new_model(options)
-    (write if options.inference else train)(model, options)
+    (write_tokens if options.inference else train_two_steps)(model, options)
 
 
 if __name__ == "__main__":
