@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LIMITS_OF_CHILDREN: Final = ("max_gib", "max_allocated_gib", "max_reserved_gib", "card")
 
 
-class ChildProcesses:
+class ChildProcessesStage:
     """Adds the parts of a test's child processes."""
 
     def applies(self, test: EndedTest) -> bool:

@@ -18,19 +18,19 @@ from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.snapshots import write_snapshot
 from pytest_gpumem.replay.size_range import is_replayed
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.child_processes import ChildProcesses
+from pytest_gpumem.testrun.child_processes import ChildProcessesStage
 from pytest_gpumem.testrun.judging import EndedTest
 from pytest_gpumem.testrun.leaks import judged_leak
 from pytest_gpumem.testrun.part_limits import bounds
-from pytest_gpumem.testrun.ranges import Ranges
+from pytest_gpumem.testrun.ranges import RangesStage
 from pytest_gpumem.testrun.rerun import shown_error
 from pytest_gpumem.testrun.searches import search_measurements
 from pytest_gpumem.testrun.second_runs import OUT_OF_MEMORY
-from pytest_gpumem.testrun.slope import Slope
+from pytest_gpumem.testrun.slope import SlopeStage
 from pytest_gpumem.testrun.stage import through
-from pytest_gpumem.testrun.steady import Steady
-from pytest_gpumem.testrun.timed_plans import TimedPlans
-from pytest_gpumem.testrun.unknown_sizes import UnknownSizes
+from pytest_gpumem.testrun.steady import SteadyStage
+from pytest_gpumem.testrun.timed_plans import TimedPlansStage
+from pytest_gpumem.testrun.unknown_sizes import UnknownSizesStage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,11 +68,16 @@ class Pipeline:
         self._judging = judging
         self._explainer = explainer
         self._snapshots = snapshots
-        self._unknown_sizes = UnknownSizes(runner)
+        self._unknown_sizes = UnknownSizesStage(runner)
         self._before_verdict: tuple[Stage, ...] = (
-            *(Steady(runner, explainer), Slope(runner, explainer), Ranges(), ChildProcesses()),
+            *(
+                SteadyStage(runner, explainer),
+                SlopeStage(runner, explainer),
+                RangesStage(),
+                ChildProcessesStage(),
+            ),
         )
-        self._after_verdict: tuple[Stage, ...] = (TimedPlans(runner), self._unknown_sizes)
+        self._after_verdict: tuple[Stage, ...] = (TimedPlansStage(runner), self._unknown_sizes)
         self._leak_recording: Recording | None = None
         """the recording of a passed test with ``max_leak_mib``, until it is torn down"""
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.judging import EndedTest
 
 
-class Ranges:
+class RangesStage:
     """Adds the ranges of :mod:`pytest_gpumem.replay.size_range`; the body does not run again."""
 
     def applies(self, test: EndedTest) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
 
 
-class Slope:
+class SlopeStage:
     """Runs a test with its smaller batch sizes, and adds the slope to its measurement.
 
     The line is fitted to the peaks outside of optimizer steps, on the fullest device: an

@@ -61,7 +61,7 @@ def require_steps(run: Run) -> None:
         )
 
 
-class Steady:
+class SteadyStage:
     """Judges the memory in use after each step of a ``steady`` test, and finds why it grows."""
 
     def __init__(self, runner: Runner, explainer: Explainer) -> None:

@@ -20,7 +20,7 @@ TIMED_BEFORE: Final = Note(
 )
 
 
-class TimedPlans:
+class TimedPlansStage:
     """Runs a test that grew again, and uses the new peaks.
 
     A second run times no plans, in whichever order tests run.

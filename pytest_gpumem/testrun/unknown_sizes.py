@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
 
 
-class UnknownSizes:
+class UnknownSizesStage:
     """Runs a test that takes too much by a bound again with the least sizes, for the lower end."""
 
     def __init__(self, runner: Runner) -> None:

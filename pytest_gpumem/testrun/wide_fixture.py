@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Known
 
 
-class Stage(NamedTuple):
+class SetUpStage(NamedTuple):
     """A stage of a fixture's set-up, without other fixtures' memory; one Peak per device."""
 
     peaks: list[Peak]
@@ -48,7 +48,7 @@ class WideFixture:
     name: str
     devices: tuple[str, int]
     """the device key, and the number of devices, of the test that set the fixture up"""
-    stages: list[Stage] = field(default_factory=list, repr=False)
+    stages: list[SetUpStage] = field(default_factory=list, repr=False)
     """the stages of its set-up; empty if the set-up took no memory"""
     known: Known = field(default_factory=dict, repr=False)
     """its blocks, with what the recording knows about them"""
@@ -85,7 +85,7 @@ class _SetUp:
     """A running set-up: its memory, without that of the fixtures it requests."""
 
     def __init__(self, meter: Meter) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[SetUpStage] = []
         self._meter = meter
         self._base = self._paused_at = meter.counted()
         self.resume()
@@ -104,7 +104,7 @@ class _SetUp:
         self._paused_at = self._meter.counted()
         peaks = list(map(minus, self._tally.peaks, self._base))
         held = list(map(minus, self._paused_at, self._base))
-        self.stages.append(Stage(peaks, held, asked_for))
+        self.stages.append(SetUpStage(peaks, held, asked_for))
 
 
 class WideFixtures:

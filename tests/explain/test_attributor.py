@@ -22,7 +22,7 @@ from helpers.wrapped_tensors import wrapped
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.run import Run
-from pytest_gpumem.testrun.wide_fixture import Stage, WideFixture
+from pytest_gpumem.testrun.wide_fixture import SetUpStage, WideFixture
 
 # ---- the memory equation ----
 
@@ -329,7 +329,7 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         device = virtual_device()
         with Run.open(MemorySpec(), device, ROOT, record=True) as run:
             run.start()
-            stages = [Stage([held], [held])]
+            stages = [SetUpStage([held], [held])]
             run.fixtures.use(WideFixture("model", run.fixtures.devices, stages))
         model(data(torch)).sum().backward()
         with run.part("after", {}):

@@ -19,7 +19,7 @@ OF_THE_FACADE = {
 OF_CUDNN = {
     "meter/allocator.py",  # its version is of the provenance
     "meter/dropout_state.py",  # PyTorch keeps its state of dropout: each test makes its own
-    "testrun/pipeline.py",  # plans that it timed: the test runs again
+    "testrun/timed_plans.py",  # plans that it timed: the test runs again
     "judge/verdict.py",  # the tolerance where it cannot be asked
 }
 
