@@ -50,7 +50,7 @@ def main() -> int:
     seeds = range(options.first, options.first + options.programs)
     programs = {f"test_{seed}.py": planted_program(seed) for seed in seeds}
     held = {name: program for name, program in programs.items() if program.found_as != EDIT}
-    results = found_in_one_session(held)
+    results = found_in_one_session(held) if held else []
     for name, program in programs.items():
         if program.found_as == EDIT:
             results += found_after_an_edit(name, program)

@@ -2,8 +2,8 @@
 
 Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
 then lines through which the grown line is called. Other edits are not linked to the growth; those
-in a function that allocates it or calls it are named before others. Of several edits only a run
-without each shows the cause (``gpumem blame``).
+in a function that allocates it or calls it, or in its class, are named before others. Of several
+edits only a run without each shows the cause (``gpumem blame``).
 """
 
 from __future__ import annotations
@@ -116,12 +116,17 @@ class _Growth:
     def distance(self, edit: Edit) -> int:
         """Return 0 for an edit in a function that allocates the growth or calls it.
 
-        1 for another one in a file of the allocations' call stacks, 2 for the others.
+        1 for one in another method of such a function's class, 2 for another one in a file of the
+        allocations' call stacks, 3 for the others.
         """
         if edit.path not in self._files:
-            return 2
+            return 3
         function = qualified(str(self._root / edit.path), edit.line)
-        return 0 if (edit.path, function) in self._functions else 1
+        if (edit.path, function) in self._functions:
+            return 0
+        owner = function.rpartition(".")[0]
+        owners = {(path, name.rpartition(".")[0]) for path, name in self._functions}
+        return 1 if owner and (edit.path, owner) in owners else 2
 
 
 class EditFinder:
