@@ -14,12 +14,12 @@ class SecondRun(NamedTuple):
     """One reason to run a test's body again."""
 
     cause: str
-    """completes "the test failed because", or another condition for trials"""
+    """what follows "the test failed because" in the page's table"""
     does: str
-    """completes "its second run\""""
+    """what follows "its second run" there"""
     devices: str = "both"
     finds: str = ""
-    """completes "the test failed, and ran a second time to find"; "" if another note says it"""
+    """what follows "the test failed, and ran a second time to find"; "" if another note says it"""
 
     @property
     def note(self) -> Note:
