@@ -79,11 +79,11 @@ def make_empty(model: Any) -> None:  # noqa: ANN401 - as above
     shared = [(name, first[parameter]) for name, parameter in named if first[parameter] != name]
     places = {name: (name.rpartition(".")[0], name.rpartition(".")[2]) for name, _ in shared}
     for path, attribute in places.values():
-        setattr(model.get_submodule(path), attribute, None)
+        model.get_submodule(path).register_parameter(attribute, None)
     model.to_empty(device="cuda")
     for name, original in shared:
         path, attribute = places[name]
-        setattr(model.get_submodule(path), attribute, model.get_parameter(original))
+        model.get_submodule(path).register_parameter(attribute, model.get_parameter(original))
 
 
 def train_two_steps(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
