@@ -85,6 +85,9 @@ class _Growth:
             (path, qualified(str(root / path), line)) for path, line in (*self._lines, *self._calls)
         }
         """functions that allocate the growth or call it"""
+        owners = {(path, name.rpartition(".")[0]) for path, name in self._functions}
+        self._classes = {(path, owner) for path, owner in owners if owner}
+        """the classes of these functions"""
         # That a model keeps its parameters and buffers says nothing about an edit.
         first = [cause for cause in causes[:1] if cause.category not in MADE]
         texts = [keeper.text for cause in first for keeper in cause.keepers]
@@ -124,9 +127,7 @@ class _Growth:
         function = qualified(str(self._root / edit.path), edit.line)
         if (edit.path, function) in self._functions:
             return 0
-        owner = function.rpartition(".")[0]
-        owners = {(path, name.rpartition(".")[0]) for path, name in self._functions}
-        return 1 if owner and (edit.path, owner) in owners else 2
+        return 1 if (edit.path, function.rpartition(".")[0]) in self._classes else 2
 
 
 class EditFinder:

@@ -110,9 +110,8 @@ class Pins:
 
     def _see_death(self, place: Place, _tensor: object) -> None:
         pin = self._pins.get(place)
-        if (
-            pin is not None and _references(pin.storage) <= OWN_REFERENCES + 1
-        ):  # the dying tensor holds one
+        dying = 1  # the dying tensor still holds one
+        if pin is not None and _references(pin.storage) <= OWN_REFERENCES + dying:
             self._release([place])
 
     def find_released(self) -> None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import re
 
+import pytest
 from helpers.planted_holders import EDITS, PEAK, RIGHT, SHAPES, naming, planted_program
 from helpers.random_growth import edited_program, wrong_cause
 from packaging.version import Version
@@ -453,6 +454,51 @@ def test_a_checkpoint_beside_the_model_that_loaded_it_leads(suite, monkeypatch):
         assert keeper["bytes"] == first["bytes"] == 16 << 20 | 16 << 10
     grew = "kept by local variable ckpt; peak allocated grew by 16.02 MiB"
     assert session.flat.count(grew) == 2
+
+
+GARBAGE = """
+import os
+import pytest, torch
+
+GROWN = os.environ.get("GROWN")
+
+
+class Node:
+    def __init__(self, data):
+        self.data, self.me = data, self
+
+
+def mib(n):
+    return torch.empty(n << 20, device="cuda", dtype=torch.uint8)
+
+
+@pytest.mark.gpu_memory
+def test_it():
+    net = torch.nn.Linear(8, 8, device="cuda")
+    kept = []
+    for _ in range(4):
+        kept += [mib(2) for _ in range(3 if GROWN == "kept" else 1)]
+        for _ in range(3 if GROWN == "cycles" else 1):
+            Node(mib(2)[1:])
+        net(torch.ones(1, 8, device="cuda"))
+"""
+KEEPERS = {
+    "cycles": "reference cycles that Python's garbage collector has not freed yet (attribute data "
+    "of Node)",
+    "kept": "local variable kept of test_it",
+}
+
+
+@pytest.mark.parametrize("grown", KEEPERS)
+def test_garbage_is_named_as_what_keeps_a_growth_only_if_it_does(suite, monkeypatch, grown):
+    suite.run("--gpumem-update-baselines", source=GARBAGE)
+    monkeypatch.setenv("GROWN", grown)
+    session = suite.run("--gpumem-json=r.json")
+    assert f"kept by {KEEPERS[grown]}" in session.flat
+    (result,) = json.loads((suite.path / "r.json").read_text())["results"]
+    keepers = [keeper["text"] for it in result["verdict"]["causes"] for keeper in it["keepers"]]
+    assert keepers
+    assert all(text.startswith(KEEPERS[grown]) for text in keepers)
 
 
 def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite):
