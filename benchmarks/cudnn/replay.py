@@ -86,7 +86,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
         number = sum(
             (block.least < block.usual) + (block.most > block.usual) for block in found.blocks or ()
         )
-        usual, recording = run.peaks_of(""), run.meter.recording()
+        usual, recording = run.peaks_of(""), run.meter.recording.stop()
         assert recording is not None
         if not found.smaller and not found.larger:
             return []

@@ -147,7 +147,7 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
     step()
     gc.collect()
     measured = run.measurement()
-    recording = run.meter.recording()
+    recording = run.meter.recording.stop()
     run.meter.release()
     _, ranged = with_ranges(run, {"": (spec, measured)}, recording)[""]
     run.close()

@@ -52,7 +52,7 @@ def advice(
                 peak = fullest(run.meter.peaks())
                 hints.append(
                     f"variant {name!r} fits: {format_size(peak.reserved)} of "
-                    f"{format_size(run.meter.capacity)} reserved, "
+                    f"{format_size(run.meter.room.capacity)} reserved, "
                     f"{format_size(peak.allocated)} allocated"
                 )
             elif trial.out_of_memory and trial.left:
@@ -76,7 +76,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
 ) -> Iterator[str]:
     declared = run.spec.batch_size or 1
     run.restore_limits()
-    capacity = run.meter.capacity
+    capacity = run.meter.room.capacity
 
     def tried(size: int) -> Probe | None:
         """Run the test with another batch size; return None if it fails in another way."""

@@ -96,7 +96,7 @@ class PeakExplainer(Explainer):
         """
         run = test.run
         nothing = found = Explanations(recorded.recording if recorded else None)
-        is_recorded = recorded is not None or run.meter.records
+        is_recorded = recorded is not None or run.meter.recording.is_running
         if recorded is not None and self.explains(run.spec):
             found = self._explanations(recorded)
         if not found.told and self._policy.explains_now(results, recorded=is_recorded):
@@ -108,7 +108,7 @@ class PeakExplainer(Explainer):
                         second_run = attempt.note
                         found = self._explanations(run.recorded(test.measured))
                     else:
-                        found = Explanations(run.meter.recording())
+                        found = Explanations(run.meter.recording.stop())
         if second_run is not None:
             found = replace(found, second_run=second_run)
         if found is not nothing:

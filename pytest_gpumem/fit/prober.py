@@ -63,7 +63,7 @@ class Prober:
             problem = "the limit is smaller than the smallest multiple"
             remedy = f"write limit={multiple} or more"
             raise SpecError(f"{call}(limit={limit}, multiple={multiple})", problem, remedy)
-        search = Search(self.meter.capacity, start=start, limit=limit, multiple=multiple)
+        search = Search(self.meter.room.capacity, start=start, limit=limit, multiple=multiple)
         leaked = 0
         began = time.monotonic()
         try:
@@ -109,14 +109,14 @@ class Prober:
         for size in checked_sizes:
             probes.append(self.probe(step, size))
             if time.monotonic() - began > self.patience:
-                self.tell(outcome(probes[-1], self.meter.capacity))
+                self.tell(outcome(probes[-1], self.meter.room.capacity))
         fitting = {probe.value: probe.peak for probe in probes if probe.fits}
         if len(fitting) < 2:  # noqa: PLR2004 - a line has two points
             largest = max(probe.value for probe in probes if not probe.fits)
             raise GpuMemError(
                 f"{call}(sizes={checked_sizes})",
                 f"{'only one' if fitting else 'none'} of these sizes fits in "
-                f"{format_size(self.meter.capacity)}",
+                f"{format_size(self.meter.room.capacity)}",
                 f"write sizes smaller than {largest}",
             )
         scaling = Scaling.of(fitting)
@@ -164,7 +164,7 @@ class Prober:
                 shortage = "" if requested is None else f"{format_size(requested)} more requested"
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
-        if shortage is None and not VIEW.backend.caps and peak.reserved > self.meter.capacity:
+        if shortage is None and not VIEW.backend.caps and peak.reserved > self.meter.room.capacity:
             shortage = f"{format_size(peak.reserved)} reserved"
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
 

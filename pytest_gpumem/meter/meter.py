@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
-from pytest_gpumem.devices.cuda_graphs import GRAPHS
-from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
+from pytest_gpumem.devices.memory_cap import kept_fractions
 from pytest_gpumem.devices.torch_import import hide_from_compiler
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
@@ -37,17 +36,18 @@ from pytest_gpumem.meter.peaks import (
     plus,
     without_few_pinned,
 )
+from pytest_gpumem.meter.room import Room
+from pytest_gpumem.meter.step_recording import StepRecording
 from pytest_gpumem.meter.step_watch import GarbageWatch, Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.collector import Uncounted
 from pytest_gpumem.recording.graphs import HOOKS
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
-from pytest_gpumem.recording.recorder import Recorder
 from pytest_gpumem.recording.recording import Span, beginning, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -88,6 +88,9 @@ class Meter:
         first = VIEW.backend.current_device()
         self.devices = range(first, first + count)
         self.isolation = Isolation(self.devices)
+        self.room = Room(device, self.isolation)
+        self.recording = StepRecording(self.isolation.plugs)
+        self._record = record
         # A weak reference avoids a cycle: the next meter's collection would find this meter as
         # garbage, and would have to run a second time.
         meter = weakref.proxy(self)
@@ -106,14 +109,11 @@ class Meter:
         self._stack = ExitStack()
         self._whole = Tally(self.isolation.foreign)
         self._open = [self._whole]
-        self._limit: int | None = None
-        self._extra_room = 0
         self._separate_retries = 0
         """the allocator's retries in runs that do not belong to the step"""
         self._left_off = False
         """whether the step had disabled the caching allocator, which is enabled again"""
         self._use: UseWatch
-        self._recorder = Recorder() if record and VIEW.backend.lists_blocks else None
         self._began = 0.0
         self._separate_spans: list[Span] = []
         """time spans of runs that do not belong to the step"""
@@ -142,7 +142,7 @@ class Meter:
         needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
         self.isolation.separate(count_held=count_held)
-        self.make_room()
+        self.room.enlarge()
         self._stack.callback(self.isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
@@ -159,9 +159,9 @@ class Meter:
         self._stack.callback(self._optimizers.stop)
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
-        if self._recorder is not None:
-            self._recorder.start(self.isolation.plugs.blocks)
-            self._stack.callback(self._recorder.abandon)
+        self._stack.callback(self.recording.abandon)
+        if self._record:
+            self.recording.start()
         self._stack.callback(switch_on)  # runs first: only the caching allocator can free the plugs
         self._begin()
 
@@ -208,29 +208,14 @@ class Meter:
             )
         ]
 
-    def make_room(self, extra: int | None = None) -> None:
-        """Enlarge a virtual device by the foreign memory, so that the step has as much as alone.
-
-        ``extra`` are further bytes from now on; None leaves them as they are.
-        """
-        self._extra_room = self._extra_room if extra is None else extra
-        self.device.make_room(
-            [peak.reserved + self._extra_room for peak in self.isolation.kept_foreign]
-        )
-
-    def _follow_foreign(self) -> None:
-        """Update the cap and the device's size after foreign memory was released or adopted."""
-        self.cap(self._limit)
-        self.make_room()
-
     def _empty_cache(self, empty: Callable[[], object]) -> object:
         """Call ``torch.cuda.empty_cache()`` for the test's code, with foreign memory it freed."""
         self.fold()
-        with self._recorder.own_work(settles=False) if self._recorder else nullcontext():
+        with self.recording.own_work(settles=False):
             result, changed = self.isolation.empty_cache(empty)
         if changed:
             reset_peaks(self.devices)
-            self._follow_foreign()
+            self.room.follow_foreign()
         return result
 
     def note(self) -> None:
@@ -241,7 +226,7 @@ class Meter:
 
     def _note(self) -> Reading:
         if self.isolation.see_lost():
-            self._follow_foreign()
+            self.room.follow_foreign()
         reading = self.isolation.read()
         for tally in self._open:
             tally.raise_to(reading.own_highest, active=reading.own_active, stepping=self._stepping)
@@ -324,7 +309,8 @@ class Meter:
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
-            with self._optimizers.separately(), self._recorded(tally, record=record):
+            recording = self.recording.of_block(tally) if record else nullcontext()
+            with self._optimizers.separately(), recording:
                 yield tally
                 self.note()
                 tally.windows = [Span(began, now())]
@@ -358,21 +344,6 @@ class Meter:
         finally:
             self._open = open_tallies
 
-    @contextmanager
-    def _recorded(self, tally: Tally, *, record: bool) -> Iterator[None]:
-        recorder = self._recorder
-        if recorder is not None or not (record and VIEW.backend.lists_blocks):
-            yield
-            if recorder is not None and record:
-                tally.recording = recorder.so_far()
-            return
-        recorder = Recorder()
-        recorder.start(self.isolation.plugs.blocks)
-        try:
-            yield
-        finally:
-            tally.recording = recorder.stop(keep_workspaces=bool(GRAPHS.blocks))
-
     def settle_again(self) -> None:
         """Settle in the middle of a step: keep counting its live memory, release its cache."""
         self.fold()
@@ -380,10 +351,10 @@ class Meter:
         switch_on()  # plugs need the caching allocator
         if self.isolation.is_empty():
             return
-        with self._recorder.own_work() if self._recorder else nullcontext():
+        with self.recording.own_work():
             changed = self.isolation.settle()
         if changed:
-            self._follow_foreign()
+            self.room.follow_foreign()
         self._use.forget()
         reset_peaks(self.devices)
 
@@ -410,19 +381,14 @@ class Meter:
             await_autograd()
             self.settle_again()
 
-    def known(self, blocks: Collection[tuple[int, int]]) -> Known:
-        """Return what the recording knows of the step's live blocks, by (device, address)."""
-        return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
-
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
         """Count foreign memory, one Peak per device, as the step's own from now on."""
         if all(peak == NOTHING for peak in peaks):
             return
         self.fold()
         self.isolation.adopt(peaks, known.keys())
-        self._follow_foreign()
-        if self._recorder is not None:
-            self._recorder.take(known)
+        self.room.follow_foreign()
+        self.recording.take(known)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count the peaks of a fixture's set-up that an earlier test ran and the step uses."""
@@ -445,17 +411,11 @@ class Meter:
         NODE_NUMBERS.begin()
         self.settle_again()
         self._optimizers.forget()
-        if record and VIEW.backend.lists_blocks:
-            if self._recorder is not None:
-                self._recorder.abandon()
-            # An error may have stopped the old recorder in the middle of a step.
-            self._recorder = Recorder(at_moment)
-            self._recorder.start(self.isolation.plugs.blocks)
-            self._stack.callback(self._recorder.abandon)
+        if record:
+            self.recording.start(at_moment)
         self._begin()
-        if self._recorder is not None:
-            for known in taken:
-                self._recorder.take(known)
+        for known in taken:
+            self.recording.take(known)
 
     @property
     def is_unused(self) -> bool:
@@ -464,53 +424,11 @@ class Meter:
             return False
         return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
 
-    @property
-    def records(self) -> bool:
-        """Whether a recording is running."""
-        return self._recorder is not None
-
-    def recorded_so_far(self) -> Recording | None:
-        """Return the recording so far, without ending it; None if none is running."""
-        return self._recorder.so_far() if self._recorder else None
-
-    def recording(self) -> Recording | None:
-        """End the recording and return it; None if none is running."""
-        recorder, self._recorder = self._recorder, None
-        return recorder.stop(keep_workspaces=bool(GRAPHS.blocks)) if recorder else None
-
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return the time spans in which the whole step, or a part's tally, was measured."""
         spans = tally.windows if tally else [Span(self._began, now())]
         holes = sorted([*self._separate_spans, *self._compiler.spans], key=lambda span: span.start)
         return list(outside(spans, holes))
-
-    # -- the cap --
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that the step may reserve on a device: the cap, or the device's memory."""
-        if self._limit is not None:
-            return self._limit
-        free = [VIEW.backend.memory_info(device)[0] for device in self.devices]
-        counted = [peak.reserved for peak in self.counted()]
-        return min(map(sum, zip(free, counted, strict=True)))
-
-    def cap(self, limit: int | None) -> int | None:
-        """Limit the bytes that the step may reserve on each device; return the previous limit."""
-        previous, self._limit = self._limit, limit
-        for device, foreign in zip(self.devices, self.isolation.kept_foreign, strict=True):
-            bytes_in_all = None if limit is None else limit + foreign.reserved
-            set_cap(device, bytes_in_all, foreign.reserved)
-        return previous
-
-    @contextmanager
-    def capped(self, limit: int | None) -> Iterator[None]:
-        """Set another cap within the block."""
-        outer_limit = self.cap(limit)
-        try:
-            yield
-        finally:
-            self.cap(outer_limit)
 
     def end_step(self) -> None:
         """Stop watching garbage: what the step's frames held was in use until here."""

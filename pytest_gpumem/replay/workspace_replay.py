@@ -274,7 +274,7 @@ class _Stage:
         for stream in self._streams.values():
             self._torch.cuda.cudart().cudaStreamDestroy(stream)
         self._run.device.make_room([peak.reserved for peak in self._run.meter.isolation.foreign])
-        self._run.meter.cap(self._run.limit)
+        self._run.meter.room.cap(self._run.limit)
 
     def serve(self, steps: Sequence[Step], windows: dict[str, list[Span]]) -> dict[str, Peak]:
         """Serve the requests in these steps; return the peak in each part's windows.

@@ -225,7 +225,7 @@ class GpuMemory:
                 "this name is empty, or a part of the test has it",
                 'write for example baseline="batch"',
             )
-        capacity = run.meter.capacity
+        capacity = run.meter.room.capacity
         free = parse_tolerance(headroom).allowance(capacity) if headroom else 0
         if free >= capacity:
             raise SpecError(
@@ -233,12 +233,12 @@ class GpuMemory:
                 f"this headroom leaves nothing of {format_size(capacity)}",
                 'write for example headroom="5%"',
             )
-        cap = run.meter.cap(capacity - free) if free else None
+        cap = run.meter.room.cap(capacity - free) if free else None
         try:
             largest = self._prober().largest(step, start, limit, multiple=multiple)
         finally:
             if free:
-                run.meter.cap(cap)
+                run.meter.room.cap(cap)
         if baseline is not None:
             run.searches[baseline] = largest
         return largest

@@ -63,7 +63,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     recorded: Recording | None = None
     if max(left.sizes) <= run.info.total_memory // MAX_SHARE:
         with runner.again(item, LEAK, record=explainer.enabled, warm=True) as attempt:
-            recorded = run.meter.recording()
+            recorded = run.meter.recording.stop()
         if attempt.passed:
             left_again = _leftover(runner, run, {*excused, *left.blocks}, left.sizes)
     if run.spec.warmup and left_again is not None:

@@ -145,7 +145,7 @@ class Pipeline:
             children=ended.children,
         )
         runs_on = spec.batch_sizes is not None or is_replayed(run)  # needs the recording now
-        if explainer.explains(spec) or (runs_on and run.meter.records):
+        if explainer.explains(spec) or (runs_on and run.meter.recording.is_running):
             test = test._replace(recorded=run.recorded(test.measured))
         self._leak_recording = test.recording if spec.max_leak_mib is not None else None
         test = through(self._before_verdict, test)
@@ -181,7 +181,7 @@ class Pipeline:
             sentence = f"the test turned the out-of-memory error into {shown_error(error)}"
             notes = (*notes, Note(NoteKind.RUN, sentence))
         part, spec, measurement = run.short_measurement(shortage, refusal, notes)
-        recorded = run.recorded([part]) if run.meter.records else None
+        recorded = run.recorded([part]) if run.meter.recording.is_running else None
         second_run = needed = None
         if not debugging:
             records = self._explainer.enabled or self._snapshots is not None

@@ -143,7 +143,7 @@ class Run:
             require_pinned_stats(f"max_pinned_gib={self.spec.max_pinned_gib!r}")
         if self.spec.max_host_gib is not None:
             self.meter.host.require(f"max_host_gib={self.spec.max_host_gib!r}")
-        self.meter.cap(self.limit)
+        self.meter.room.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.isolation.blocks())
 
@@ -216,7 +216,7 @@ class Run:
         cap = None if self._uncapped else _tightest(self.limit, spec.bytes_of("max_gib"))
         figures = PartFigures(name)
         try:
-            with self.meter.capped(cap), self.meter.part() as tally:
+            with self.meter.room.capped(cap), self.meter.part() as tally:
                 yield figures
         except BaseException as error:
             # An error leaves the innermost part first: that part's limit was exceeded.
@@ -319,7 +319,7 @@ class Run:
         windows = {part: self.windows(part) for part in parts if not part or part in self.parts}
         peaks = {part: self.peaks_of(part) for part in windows}
         foreign = list(self.meter.isolation.kept_foreign)
-        return Recorded(self.meter.recording(), self.meter.devices, foreign, windows, peaks)
+        return Recorded(self.meter.recording.stop(), self.meter.devices, foreign, windows, peaks)
 
     def begin_again(
         self, *, record: bool, at_moment: Callable[[Recording], None] | None = None
@@ -334,15 +334,15 @@ class Run:
     def lift_limits(self) -> None:
         """Lift every limit, to find how much memory a step needs."""
         self._uncapped = True
-        self.meter.make_room(BOUNDLESS)
-        self.meter.cap(None)
+        self.meter.room.enlarge(BOUNDLESS)
+        self.meter.room.cap(None)
 
     def restore_limits(self) -> None:
         """Restore the limits if they were lifted."""
         if self._uncapped:
             self._uncapped = False
-            self.meter.make_room(0)
-            self.meter.cap(self.limit)
+            self.meter.room.enlarge(0)
+            self.meter.room.cap(self.limit)
 
 
 def _tightest(*limits: int | None) -> int | None:

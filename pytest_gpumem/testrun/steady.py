@@ -144,14 +144,14 @@ def _run_collecting(
 
     def look(noted: int) -> None:
         if noted == last:
-            holders.update(_holders(run, devices, steps.ends, run.meter.recorded_so_far()))
+            holders.update(_holders(run, devices, steps.ends, run.meter.recording.so_far()))
 
     steps.search = look
     try:
         with runner.again(item, GROWTH, record=True) as attempt:
             ran = attempt.ran
             if ran:
-                recording = run.meter.recording()
+                recording = run.meter.recording.stop()
     finally:
         steps.search = None
     return _Collecting(steps.ends, ran, recording, holders)

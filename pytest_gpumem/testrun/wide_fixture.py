@@ -136,7 +136,7 @@ class WideFixtures:
         fixture up. The device is settled before and after, as before and after each use.
         """
         fixture = WideFixture(name, self.devices)
-        with self._between_stages(fixture), self._meter.capped(None):
+        with self._between_stages(fixture), self._meter.room.capped(None):
             blocks = set(self._meter.isolation.blocks())
             set_up = _SetUp(self._meter)
             self._set_ups.append(set_up)
@@ -147,7 +147,9 @@ class WideFixtures:
                 set_up.pause()
             if any(stage.takes_memory for stage in set_up.stages):
                 fixture.stages = set_up.stages
-            fixture.known = self._meter.known(set(self._meter.isolation.blocks()) - blocks)
+            fixture.known = self._meter.recording.known(
+                set(self._meter.isolation.blocks()) - blocks
+            )
             self.used.append(fixture)
 
     def use(self, fixture: WideFixture) -> None:

@@ -30,7 +30,7 @@ def measured(device, info, limit=None):
 
     meter = Meter(device, info, 1)
     meter.start()
-    meter.cap(limit)
+    meter.room.cap(limit)
     try:
         model = torch.nn.Sequential(torch.nn.Linear(700, 300), torch.nn.Linear(300, 10)).cuda()
         optimizer = torch.optim.Adam(model.parameters())
@@ -205,7 +205,7 @@ def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):
     set_memory(0, card.total_memory, kept_total)
     meter = Meter(device, info, 1)
     meter.start()
-    meter.cap(card.usable_memory)
+    meter.room.cap(card.usable_memory)
     try:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(card.usable_memory + 1, dtype=torch.uint8, device="cuda")

@@ -49,7 +49,7 @@ def fails_above(limit, error):
 
 
 def test_the_largest_within_the_cap(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     largest = prober.largest(linear)
     assert largest.value == 97
     assert largest.capacity == 1000 * MIB
@@ -65,7 +65,7 @@ def test_without_a_cap_the_device_is_the_limit(prober):
 
 
 def test_what_lives_on_in_the_test_counts(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     held = tensor(200)
     assert prober.largest(linear).value == 77
     del held
@@ -79,7 +79,7 @@ def test_an_error_that_came_of_running_out_of_memory_is_running_out_of_memory(pr
         except Exception as error:
             raise RuntimeError("no room") from error
 
-    meter.cap(500 * MIB)
+    meter.room.cap(500 * MIB)
     assert prober.largest(step).value == 47
 
 
@@ -94,7 +94,7 @@ def test_other_errors_pass_through_and_leave_the_meter_whole(prober, meter):
 
 def test_probes_count_for_nothing_but_themselves(prober, meter):
     before = tensor(5)
-    meter.cap(300 * MIB)
+    meter.room.cap(300 * MIB)
     prober.largest(linear)
     prober.scaling(linear, [2, 4, 8], predict=16)
     after = tensor(3)
@@ -114,7 +114,7 @@ def test_a_part_that_is_open_meanwhile_does_not_see_them(prober, meter):
 
 
 def test_only_multiples_are_tried(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     largest = prober.largest(linear, start=3, multiple=32)
     assert largest.value == 96
     assert all(it.value % 32 == 0 for it in largest.probes)
@@ -122,7 +122,7 @@ def test_only_multiples_are_tried(prober, meter):
 
 def test_few_probes(prober, meter):
     """The second is as far as is safe, the third the answer: memory is a line."""
-    meter.cap(3000 * MIB)
+    meter.room.cap(3000 * MIB)
 
     def step(value):
         parts = [tensor(3 * value) for _ in range(7)]
@@ -136,14 +136,14 @@ def test_few_probes(prober, meter):
 
 
 def test_a_value_that_memory_does_not_depend_on_ends_the_search(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     largest = prober.largest(lambda value: tensor(100))
     assert largest.stopped == "no growth"
     assert len(largest.probes) == 4
 
 
 def test_a_larger_value_that_takes_less_is_found(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
 
     def step(value):
         linear(value if value % 8 else value * 9 // 10)
@@ -180,7 +180,7 @@ def test_what_is_not_on_the_line_is_named(prober):
 
 
 def test_sizes_that_do_not_fit_are_left_out(prober, meter):
-    meter.cap(200 * MIB)
+    meter.room.cap(200 * MIB)
     assert [it for it, _ in prober.scaling(linear, [2, 4, 800]).points] == [2, 4]
     with pytest.raises(GpuMemError, match="only one of these sizes fits in 200.00 MiB; write"):
         prober.scaling(linear, [2, 800])
@@ -190,7 +190,7 @@ def test_sizes_that_do_not_fit_are_left_out(prober, meter):
 
 
 def test_who_waits_is_told_of_every_probe(meter, tmp_path):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     lines = []
     Prober(meter, lines.append, patience=-1).largest(linear)
     assert lines[0] == "probe 1: 1 fits, 40.00 MiB of 1000.00 MiB reserved"
@@ -208,7 +208,7 @@ def steep(value):
 
 
 def test_a_line_tells_how_many_probes_are_left_and_how_long_they_take(meter, tmp_path, monkeypatch):
-    meter.cap(4000 * MIB)
+    meter.room.cap(4000 * MIB)
     minutes = SimpleNamespace(monotonic=itertools.count(0, 60).__next__)
     monkeypatch.setattr("pytest_gpumem.fit.prober.time", minutes)
     lines = []
@@ -227,7 +227,7 @@ def test_a_long_scaling_shows_a_line_for_each_size(meter, tmp_path):
 
 
 def test_an_interrupted_search_says_what_it_knows(prober, meter):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     with pytest.raises(KeyboardInterrupt):
         prober.largest(fails_above(50, KeyboardInterrupt))
     assert re.fullmatch(r"interrupted after \d probes: \d+ fits", told[-1])
@@ -274,7 +274,7 @@ def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober
 
 
 def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(meter, prober):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     threads = []
 
     def refused(value):
@@ -316,7 +316,7 @@ def test_the_collector_runs_alike_in_every_probe_whatever_is_shown_between(probe
             cycle.append(cycle)
 
     step(1)  # Python 3.10 makes an object for a function's frame when it is first called
-    meter.cap(2000 * MIB)
+    meter.room.cap(2000 * MIB)
     shown = []
     prober.tell = lambda line: shown.append([[line] for _ in range(300)])
     prober.patience = 10**9
@@ -329,7 +329,7 @@ def test_the_collector_runs_alike_in_every_probe_whatever_is_shown_between(probe
 
 
 def test_a_search_finds_the_same_whatever_the_clock_says(prober, meter, monkeypatch):
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     largest = prober.largest(linear)
     leaps = itertools.count(step=100)
     monkeypatch.setattr("time.monotonic", lambda: next(leaps))
@@ -346,10 +346,10 @@ def test_what_a_refused_probe_left_is_told(prober, meter):
             tensors.append(tensor(1000))
         assert tensors
 
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     largest = prober.largest(step)
     assert largest.value == 50
     assert largest.left == 7 * MIB
     assert "7.00 MiB that a refused probe left behind count in later probes" in str(largest)
-    meter.cap(1000 * MIB)
+    meter.room.cap(1000 * MIB)
     assert prober.largest(linear).left == 0

@@ -252,7 +252,7 @@ def test_random_steps_have_the_figures_that_they_have_alone(device):
     def figures(seed, left):
         meter = Meter(device, info, 1)
         meter.start()
-        meter.cap(LIMIT)
+        meter.room.cap(LIMIT)
         try:
             return RandomStep(meter, random.Random(seed), left).run()
         finally:

@@ -192,7 +192,7 @@ def test_devices_that_hold_nothing_are_not_settled():
             del kept
             meter.settle_again()  # the allocator has it as yet
             meter.settle_again()
-            print(len(meter.recording().ours))
+            print(len(meter.recording.stop().ours))
             meter.stop()
     """  # in a process where no earlier test has pinned memory, which is memory of the devices too
     assert child(code, card=None, warm=True) == "2\n"
@@ -311,7 +311,7 @@ def test_a_cap_is_the_steps_own_beside_what_others_hold(meter):
 
     left = tensor(30 * MIB)
     meter.start()
-    meter.cap(20 * MIB)
+    meter.room.cap(20 * MIB)
     work(20 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
         work(20 * MIB + 1)
@@ -334,7 +334,7 @@ def test_a_cap_of_the_users_own_is_put_back(meter):
 
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     meter.start()
-    meter.cap(50 * MIB)
+    meter.room.cap(50 * MIB)
     assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
     with pytest.raises(torch.OutOfMemoryError):
         work(51 * MIB, 1)
@@ -348,9 +348,9 @@ def test_a_cap_of_the_users_own_is_put_back(meter):
 
 def test_caps_nest_and_end_with_the_measurement(meter):
     meter.start()
-    assert meter.cap(90 * MIB) is None
-    assert meter.cap(20 * MIB) == 90 * MIB
-    assert meter.cap(90 * MIB) == 20 * MIB
+    assert meter.room.cap(90 * MIB) is None
+    assert meter.room.cap(20 * MIB) == 90 * MIB
+    assert meter.room.cap(90 * MIB) == 20 * MIB
     meter.stop()
     work(GIB)
 
@@ -358,7 +358,7 @@ def test_caps_nest_and_end_with_the_measurement(meter):
 def test_emptying_the_cache_for_a_request_is_counted(meter):
     """The step fits, but only just: the allocator gave its cache back and tried again."""
     meter.start()
-    meter.cap(50 * MIB)
+    meter.room.cap(50 * MIB)
     work(30 * MIB)
     work(40 * MIB)
     result = meter.result()
@@ -373,7 +373,7 @@ def test_out_of_memory_errors_that_the_step_caught_are_noted(meter):
     import torch
 
     meter.start()
-    meter.cap(50 * MIB)
+    meter.room.cap(50 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
         work(60 * MIB)
     assert "the step caught 1 out-of-memory error(s) itself" in meter.result().note_texts

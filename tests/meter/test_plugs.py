@@ -108,7 +108,7 @@ def test_a_recording_s_end_leaves_a_live_graph_s_workspace(workspace):
     meter.start()
     of_graph = workspace()
     graph = captured()
-    assert meter.recording() is not None
+    assert meter.recording.stop() is not None
     assert VIEW.live_blocks().get(of_graph) == 32 * MIB
     meter.stop()
     graph.reset()

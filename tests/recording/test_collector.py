@@ -193,8 +193,8 @@ def test_the_record_of_a_marked_test_moves_no_pass(recorded, values):
     """
     unmarked, marked = recorded[values]
     assert intervals(marked["passes"]) == intervals(unmarked["passes"])
-    # A marked test begins with objects that Python keeps for reuse; an unmarked one makes them.
-    assert max(marked["kept"]) <= max(unmarked["kept"])
+    # Of all steps: Python reuses objects that it keeps, so that two may count for the step after.
+    assert sum(marked["kept"]) <= sum(unmarked["kept"]) + len(unmarked["kept"]) // 4
 
 
 def intervals(passes):

@@ -65,7 +65,7 @@ def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
         adam.fails = False
         between = time.time_ns() / 1000
         train(torch, run, model, adam, steps=2)
-        recording = run.meter.recording()
+        recording = run.meter.recording.stop()
     steps = [it for it in recording.passes() if it.name == "optimizer"]
     assert len(steps) == 3
     assert all(one.end < other.start for one, other in itertools.pairwise(steps))
@@ -86,7 +86,7 @@ def test_a_closure_runs_within_its_step(torch):
             return loss
 
         adam.step(closure)
-        recording = run.meter.recording()
+        recording = run.meter.recording.stop()
     (step,) = [it for it in recording.passes() if it.name == "optimizer"]
     (backward,) = [it for it in recording.passes() if it.name == "backward"]
     assert step.start <= recording.calls()[0].start
@@ -113,7 +113,7 @@ def test_calls_that_end_in_another_order_are_told_apart(torch):
     with recorded() as run, warnings.catch_warnings():
         warnings.simplefilter("error")
         Catches()(data(torch)).sum().backward()
-        recording = run.meter.recording()
+        recording = run.meter.recording.stop()
     ends = {it.path: it.end for it in recording.calls()}
     assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
     assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
@@ -140,7 +140,7 @@ def test_a_call_ends_once_and_before_the_modules_own_hooks(torch, fails):
     with recorded() as run:
         with contextlib.suppress(ArithmeticError):
             module(torch.ones(1))
-        recording = run.meter.recording()
+        recording = run.meter.recording.stop()
     assert recording.moment == 2
     assert len(hooked) == (not fails)
     assert recording.calls()[0].end <= min(hooked, default=time.time_ns() / 1000)
@@ -172,7 +172,7 @@ def test_autocast_is_noted_around_a_module_and_inside(torch, where):
     with recorded() as run:
         with torch.autocast("cuda", enabled=where == "around"):
             casting(torch.ones(1, device="cuda"))
-        assert run.meter.recording().autocast == (where != "nowhere")
+        assert run.meter.recording.stop().autocast == (where != "nowhere")
 
 
 def test_a_module_without_its_init_is_refused_by_pytorch(torch):

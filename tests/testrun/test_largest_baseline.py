@@ -10,7 +10,7 @@ SOURCE = """
 @pytest.mark.gpu_memory(max_gib=1)
 def test_it(gpu_memory):
     largest = gpu_memory.largest(lambda size: mib(SIZE * size), ARGS)
-    assert gpu_memory._run.meter.capacity == 2**30
+    assert gpu_memory._run.meter.room.capacity == 2**30
     print("FOUND", largest.value)
 """
 
