@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pytest_gpumem.explain.attributor import Attributor, lines_before
 from pytest_gpumem.judge.result import too_much
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.recording.allocator_view import MAX_EVENTS
+from pytest_gpumem.recording.shared_history import MAX_EVENTS
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.rerun import may_run_again
 

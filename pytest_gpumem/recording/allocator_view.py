@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.backend import CUDA
 from pytest_gpumem.patches import Patch
+from pytest_gpumem.recording.shared_history import SharedHistory, from_legacy
 from pytest_gpumem.source_lines import OWN_FOLDER
 
 if TYPE_CHECKING:
@@ -51,12 +52,6 @@ BINDINGS: Final = Patch(
 LAZY_MODULES: Final = Patch(
     "torch", "_lazy_modules", reason="a snapshot imports no Inductor for a program that has not"
 )
-CONTEXTS: Final = (None, "state", "alloc", "all")
-"""values of the history's ``context``: each records frames for more events than the one before"""
-CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
-"""other arguments of torch's _record_memory_history binding"""
-MAX_EVENTS: Final = 1_000_000
-"""allocations and frees that a history keeps; the oldest are dropped beyond it"""
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")
 """figures that only grow until they are reset"""
@@ -112,42 +107,6 @@ class Plug(NamedTuple):
             yield from (((statistic, pool, "freed"), share) for statistic, share in self.figures())
 
 
-class _History(NamedTuple):
-    """A history of allocations as the test's own code switched it on."""
-
-    context: str | None
-    """which events get frames: None, "state", "alloc" or "all" """
-    stacks: str
-    """which frames they get: "python", or "all" for those of C++ too"""
-    number: int
-    """events to keep"""
-    skipped: tuple[str, ...]
-    """actions to leave out"""
-    arguments: tuple[Any, ...]
-
-    @classmethod
-    def read(cls, arguments: tuple[Any, ...]) -> _History:
-        """Parse the arguments of PyTorch's binding; before torch 2.9 it has only the first four."""
-        kind, context, stacks, number, *_ = arguments
-        if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
-            number = 0
-        elif kind != "all":  # "state": PyTorch keeps one
-            number = 1
-        skipped = tuple(arguments[SKIPPED]) if len(arguments) > SKIPPED else ()
-        return cls(context, stacks, number, skipped, arguments)
-
-    def shown(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Filter the events of a more detailed history down to what this one records."""
-        shown = [event for event in events if event["action"] not in self.skipped]
-        if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc"):
-            return shown
-        return [{**event, "frames": []} if "frames" in event else event for event in shown]
-
-    def last(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the last events, as many as this history keeps."""
-        return events[max(0, len(events) - self.number) :]
-
-
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
     """Keep only the frames whose file name a function accepts."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
@@ -187,8 +146,6 @@ class AllocatorView:
             lambda: defaultdict(int)
         )
         """by device, then by counter or total: what the measurement added"""
-        self._hidden_times: list[tuple[int, int]] = []
-        """microseconds since 1970: start and end of each stretch of work for the measurement"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
         """by device: retries before the test's own last reset"""
         self._listeners: list[Callable[[], object]] = []
@@ -196,15 +153,13 @@ class AllocatorView:
         """called before the test's code reads a figure"""
         self._emptier: Callable[[Callable[[], object]], object] | None = None
         """runs instead of the test's ``torch.cuda.empty_cache()``"""
-        self._histories = 0
-        """the measurement's histories under way"""
-        self._test_history: _History | None = None
-        """the history that the test's own code switched on"""
-        self._test_start = 0
-        """when it did, in microseconds since 1970"""
-        self._test_events: list[list[dict[str, Any]]] = []
-        """by device: the test's events that the real history has lost"""
         self._shows_all = False
+        self.history = SharedHistory(
+            self._notify,
+            self._unchanged,
+            lambda: self.snapshot()["device_traces"],
+            self._switch_history,
+        )
         self.plugs: dict[tuple[int, int], Plug] = {}
         """by device and address: blocks that snapshots and statistics show as free"""
         self._plugged: defaultdict[int, Counter[Path]] = defaultdict(Counter)
@@ -226,8 +181,8 @@ class AllocatorView:
             PINNED_STATS: self._show_pinned_stats,
             PINNED_PEAK_RESET: self._reset_pinned_peaks_of_test,
             SNAPSHOT: self._show_snapshot,
-            HISTORY: self._set_history_of_test,
-            LEGACY_HISTORY: self._set_legacy_history_of_test,
+            HISTORY: self._set_history,
+            LEGACY_HISTORY: self._set_legacy_history,
         }
         self._real = BINDINGS.values(torch._C)
         bound = {name: _bound(wrappers[name], binding) for name, binding in self._real.items()}
@@ -252,7 +207,7 @@ class AllocatorView:
 
         with self._unchanged(), _inductor_not_imported():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        if self._test_history is not None and self._test_history.stacks == "all":
+        if self.history.has_frames_of_cpp:
             _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))  # none of C++
         return snapshot
 
@@ -290,8 +245,8 @@ class AllocatorView:
             yield
         finally:
             self._shows_all = False
-            if self._test_history is not None:  # taking a snapshot adds an event
-                self._hidden_times.append((start, time.time_ns() // 1000 + 1))
+            if self.history.is_used_by_test:  # taking a snapshot adds an event
+                self.history.hide_since(start)
 
     def reset_peaks(self, device: int) -> None:
         """Reset the real peaks; the test's code keeps reading the highest."""
@@ -336,7 +291,7 @@ class AllocatorView:
             self._note_peaks(device)
         with self._hidden_differences(devices, lambda path: path[-1] not in {"peak", "current"}):
             yield
-        self._hidden_times.append((start, time.time_ns() // 1000 + 1))
+        self.history.hide_since(start)
         for device in devices:
             self._real[self.backend.bindings.reset_peaks](device)
 
@@ -415,50 +370,6 @@ class AllocatorView:
                 for path, value in _figures(new_stats):
                     if hides(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
-
-    def begin_history(self, stack: ExitStack) -> None:
-        """Switch the history on until the stack closes; the test's code sees its own events."""
-
-        def end() -> None:
-            self._notify()
-            self._histories -= 1
-            self._begin_anew()
-
-        self._notify()
-        self._histories += 1
-        self._begin_anew()
-        stack.callback(end)
-
-    def _begin_anew(self) -> None:
-        """Restart the real history with settings that serve every history under way."""
-        import torch
-
-        self.install()
-        if self._test_history is not None:
-            self._test_events = self._events_of_test(self.snapshot()["device_traces"])
-        with self._unchanged():
-            torch.cuda.memory._record_memory_history(None)  # or older events would stay
-            self._record()
-
-    def _record(self) -> None:
-        """Make PyTorch record for all histories under way, without dropping events."""
-        import torch
-
-        of_test = self._test_history
-        if not self._histories:
-            if of_test is not None:
-                self._real[HISTORY](*of_test.arguments)
-            return
-        if of_test is None:
-            torch.cuda.memory._record_memory_history(
-                "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
-            )
-            return
-        context = max("alloc", of_test.context, key=CONTEXTS.index)
-        arguments = list(of_test.arguments[CLEARS:])
-        for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
-            arguments[index : index + 1] = [value] * (index < len(arguments))
-        self._real[HISTORY]("all", context, of_test.stacks, MAX_EVENTS, *arguments)
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
@@ -544,50 +455,15 @@ class AllocatorView:
                 hidden[path] = max(0, min(hidden[path], value))  # a total of 0 hides nothing
         return result
 
-    def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
-        if self._shows_all:
-            return binding(*arguments)
-        previous = self._test_history
-        self._test_history = _History.read(arguments) if arguments and arguments[0] else None
-        clears = len(arguments) > CLEARS and arguments[CLEARS]
-        if previous is None or self._test_history is None or clears:
-            self._test_start = time.time_ns() // 1000
-            self._test_events = []
-        if not self._histories:
-            return binding(*arguments)
-        self._notify()
-        with self._unchanged():
-            self._record()
-        return None
+    def _switch_history(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        result: object = self._real[HISTORY](*arguments)
+        return result
 
-    def _set_legacy_history_of_test(self, _binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
-        """Set the history by the arguments of older versions' binding."""
-        enabled, of_state, number, of_events, with_cpp, *further = arguments
-        context = "alloc" if of_events else "state" if of_state else None
-        kind, stacks = "all" if enabled else None, "all" if with_cpp else "python"
-        return self._set_history_of_test(
-            self._real[HISTORY], kind, context, stacks, number, *further
-        )
+    def _set_history(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        return binding(*arguments) if self._shows_all else self.history.set_by_test(*arguments)
 
-    def _events_of_test(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-        """Return the events of the real history that the test's own history would have."""
-        if self._histories and self._test_history is None:
-            return [[] for _ in traces]
-        start = self._test_start if self._histories else 0
-        shown = []
-        for device, events in enumerate(traces):
-            earlier = self._test_events[device] if device < len(self._test_events) else []
-            own = [
-                event
-                for event in events
-                if event["time_us"] >= start
-                and not any(hidden <= event["time_us"] < end for hidden, end in self._hidden_times)
-            ]
-            if self._test_history is not None and self._histories:
-                own = self._test_history.shown(own)
-            every = [*earlier, *own]
-            shown.append(every if self._test_history is None else self._test_history.last(every))
-        return shown
+    def _set_legacy_history(self, _binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        return self._set_history(self._real[HISTORY], *from_legacy(arguments))
 
     def _show_snapshot(self, binding: Callable[..., Any], *arguments: object) -> dict[str, Any]:
         if self._shows_all:
@@ -598,8 +474,8 @@ class AllocatorView:
         for segment in snapshot["segments"]:
             if any(device == segment["device"] for device, _ in self.plugs):
                 self._hide_plugs(segment)
-        snapshot["device_traces"] = self._events_of_test(snapshot.get("device_traces", []))
-        if self._histories and (self._test_history is None or self._test_history.context is None):
+        snapshot["device_traces"] = self.history.shown(snapshot.get("device_traces", []))
+        if self.history.hides_frames_of_blocks:
             for segment in snapshot["segments"]:
                 for record in (segment, *segment["blocks"]):
                     record["frames"] = []

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.recording.allocator_log import AllocatorLog
-from pytest_gpumem.recording.allocator_view import MAX_EVENTS, VIEW
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.observer import Observer
 from pytest_gpumem.recording.recording import Recording, Span, beginning, now
+from pytest_gpumem.recording.shared_history import MAX_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -36,7 +37,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(beginning(), plugs=list(plugs))
-        VIEW.begin_history(self._stack)
+        VIEW.history.begin(self._stack)
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)

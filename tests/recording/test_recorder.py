@@ -295,7 +295,7 @@ def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatc
 
 def test_a_history_that_overflows_is_said(torch, monkeypatch):
     monkeypatch.setattr("pytest_gpumem.recording.recorder.MAX_EVENTS", 10)
-    monkeypatch.setattr("pytest_gpumem.recording.allocator_view.MAX_EVENTS", 10)
+    monkeypatch.setattr("pytest_gpumem.recording.shared_history.MAX_EVENTS", 10)
     with recorded() as run:
         linears(torch)(data(torch)).sum().backward()
         measurement = run.measurement()

@@ -1,0 +1,197 @@
+"""Share PyTorch's history of allocations, of which a process has one, with the test's own code.
+
+A measurement records with settings that serve both. The test's code then sees the events that its
+own history would have, and the measurement's beginning or end costs it none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager, ExitStack
+
+    Event = dict[str, Any]
+    """one entry of ``device_traces`` in ``torch.cuda.memory._snapshot()``"""
+
+CONTEXTS: Final = (None, "state", "alloc", "all")
+"""values of the history's ``context``: each records frames for more events than the one before"""
+CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
+"""other arguments of torch's _record_memory_history binding"""
+MAX_EVENTS: Final = 1_000_000
+"""allocations and frees that a history keeps; the oldest are dropped beyond it"""
+
+
+class Settings(NamedTuple):
+    """A history of allocations as the test's own code switched it on."""
+
+    context: str | None
+    """which events get frames: None, "state", "alloc" or "all" """
+    stacks: str
+    """which frames they get: "python", or "all" for those of C++ too"""
+    number: int
+    """events to keep"""
+    skipped: tuple[str, ...]
+    """actions to leave out"""
+    arguments: tuple[Any, ...]
+
+    @classmethod
+    def read(cls, arguments: tuple[Any, ...]) -> Settings:
+        """Parse the arguments of PyTorch's binding; before torch 2.9 it has only the first four."""
+        kind, context, stacks, number, *_ = arguments
+        if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
+            number = 0
+        elif kind != "all":  # "state": PyTorch keeps one
+            number = 1
+        skipped = tuple(arguments[SKIPPED]) if len(arguments) > SKIPPED else ()
+        return cls(context, stacks, number, skipped, arguments)
+
+    def filter(self, events: list[Event]) -> list[Event]:
+        """Filter the events of a more detailed history down to what this one records."""
+        shown = [event for event in events if event["action"] not in self.skipped]
+        if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc"):
+            return shown
+        return [{**event, "frames": []} if "frames" in event else event for event in shown]
+
+    def last(self, events: list[Event]) -> list[Event]:
+        """Return the last events, as many as this history keeps."""
+        return events[max(0, len(events) - self.number) :]
+
+
+class SharedHistory:
+    """The measurement's histories under way, and the one that the test's code switched on."""
+
+    def __init__(
+        self,
+        notify: Callable[[], object],
+        unchanged: Callable[[], AbstractContextManager[None]],
+        traces: Callable[[], list[list[Event]]],
+        switch: Callable[..., object],
+    ) -> None:
+        """Create it.
+
+        Args:
+            notify: announces that the history, which is global, is about to be reset.
+            unchanged: opens a block in which PyTorch's bindings act as without a measurement.
+            traces: returns the real history's events by device.
+            switch: PyTorch's real binding, ``_cuda_record_memory_history``.
+        """
+        self._notify = notify
+        self._unchanged = unchanged
+        self._traces = traces
+        self._switch = switch
+        self._running = 0
+        """the measurement's histories under way"""
+        self._of_test: Settings | None = None
+        self._test_start = 0
+        """when the test's code switched its history on, in microseconds since 1970"""
+        self._lost: list[list[Event]] = []
+        """by device: the test's events that the real history has lost"""
+        self._hidden_times: list[tuple[int, int]] = []
+        """microseconds since 1970: start and end of each stretch of work for the measurement"""
+
+    @property
+    def is_used_by_test(self) -> bool:
+        """Whether the test's code has switched its history on."""
+        return self._of_test is not None
+
+    @property
+    def has_frames_of_cpp(self) -> bool:
+        """Whether the test's code asked for C++ frames, so that the real history has them."""
+        return self._of_test is not None and self._of_test.stacks == "all"
+
+    @property
+    def hides_frames_of_blocks(self) -> bool:
+        """Whether blocks have frames for the measurement alone."""
+        return bool(self._running) and (self._of_test is None or self._of_test.context is None)
+
+    def hide_since(self, start: int) -> None:
+        """Hide from the test's code what happened since ``start``, microseconds since 1970."""
+        self._hidden_times.append((start, time.time_ns() // 1000 + 1))
+
+    def begin(self, stack: ExitStack) -> None:
+        """Switch the history on until the stack closes; the test's code sees its own events."""
+
+        def end() -> None:
+            self._notify()
+            self._running -= 1
+            self._restart()
+
+        self._notify()
+        self._running += 1
+        self._restart()
+        stack.callback(end)
+
+    def _restart(self) -> None:
+        """Restart the real history with settings that serve every history under way."""
+        import torch
+
+        if self._of_test is not None:
+            self._lost = self.shown(self._traces())
+        with self._unchanged():
+            torch.cuda.memory._record_memory_history(None)  # or older events would stay
+            self._record()
+
+    def _record(self) -> None:
+        """Make PyTorch record for all histories under way, without dropping events."""
+        import torch
+
+        of_test = self._of_test
+        if not self._running:
+            if of_test is not None:
+                self._switch(*of_test.arguments)
+            return
+        if of_test is None:
+            torch.cuda.memory._record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
+            )
+            return
+        context = max("alloc", of_test.context, key=CONTEXTS.index)
+        arguments = list(of_test.arguments[CLEARS:])
+        for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
+            arguments[index : index + 1] = [value] * (index < len(arguments))
+        self._switch("all", context, of_test.stacks, MAX_EVENTS, *arguments)
+
+    def set_by_test(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        """Switch the test's own history on or off; ``arguments`` are the binding's."""
+        previous = self._of_test
+        self._of_test = Settings.read(arguments) if arguments and arguments[0] else None
+        clears = len(arguments) > CLEARS and arguments[CLEARS]
+        if previous is None or self._of_test is None or clears:
+            self._test_start = time.time_ns() // 1000
+            self._lost = []
+        if not self._running:
+            return self._switch(*arguments)
+        self._notify()
+        with self._unchanged():
+            self._record()
+        return None
+
+    def shown(self, traces: list[list[Event]]) -> list[list[Event]]:
+        """Return the events of the real history that the test's own history would have."""
+        if self._running and self._of_test is None:
+            return [[] for _ in traces]
+        start = self._test_start if self._running else 0
+        shown = []
+        for device, events in enumerate(traces):
+            earlier = self._lost[device] if device < len(self._lost) else []
+            own = [
+                event
+                for event in events
+                if event["time_us"] >= start
+                and not any(hidden <= event["time_us"] < end for hidden, end in self._hidden_times)
+            ]
+            if self._of_test is not None and self._running:
+                own = self._of_test.filter(own)
+            every = [*earlier, *own]
+            shown.append(every if self._of_test is None else self._of_test.last(every))
+        return shown
+
+
+def from_legacy(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Translate the arguments of the binding of older versions of torch."""
+    enabled, of_state, number, of_events, with_cpp, *more = arguments
+    context = "alloc" if of_events else "state" if of_state else None
+    return "all" if enabled else None, context, "all" if with_cpp else "python", number, *more
