@@ -66,6 +66,7 @@ def pytest_configure(config):
 
 OBSTACLE = pytest.StashKey[str]()
 LONGEST = (
+    "cli/test_config_model.py",
     "report/page/test_html_browser.py",
     "project/test_random_suites.py",
     "devices/virtual/test_processes.py",
@@ -188,6 +189,16 @@ def standin(tmp_path_factory):
     return built_standin(tmp_path_factory)
 
 
+@pytest.fixture(autouse=True)
+def default_card():
+    """Restore the default card, which sessions and commands within this process change."""
+    device = VirtualDevice.loaded()
+    card = device and device.card
+    yield
+    if device:
+        device.card = card
+
+
 @pytest.fixture
 def torch():
     """Torch over this process's virtual GPU, without what the plugin's sessions need."""
@@ -223,9 +234,7 @@ def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     github = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
     for name in ("CI", "BUILD_NUMBER", *github):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)
-    default = VirtualDevice.loaded().card
     yield Suite(pytester)
-    VirtualDevice.loaded().card = default
     gc.collect()
     virtual_gpu.cuda.empty_cache()  # or it would serve an unmarked test, which sees no GPU
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs the tests but those of tests/slow.txt, or --all, or those of the paths that are named; other
-# arguments go to pytest. Paths are seen from the project's root.
+# Sets up .venv and runs the tests but those of tests/slow.txt, or --slow those alone, or --all, or those of the paths that
+# are named; other arguments go to pytest. Paths are seen from the project's root.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/../.ci/environment.sh" tests
 cd "$root"
@@ -19,7 +19,8 @@ arguments=()
 for argument in "$@"; do
     case $argument in
         --all) lane=() && continue ;;
-        tests/*) lane=() ;;
+        --slow) lane=(-m slow) && continue ;;
+        tests/*) [ "${lane[*]}" = '-m slow' ] || lane=() ;;
     esac
     arguments+=("$argument")
 done

@@ -34,8 +34,8 @@ def test_the_jobs_are_parts_of_ci_run():
     )
     assert done.returncode == 2
     parts = {*re.findall(r"\w+", done.stderr.partition("no part: ")[2])}
-    assert named == parts - {"lowest"}  # each Python has a job of its own
-    assert "-- browser lowest all examples lint\n" in RUN
+    assert named == parts - {"lowest", "slow_docs"}  # each Python has a job of its own
+    assert "-- browser lowest fast slow_docs examples lint\n" in RUN
 
 
 def test_the_dry_run_has_each_part_of_a_run_on_a_real_gpu():
