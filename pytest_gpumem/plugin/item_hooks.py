@@ -313,7 +313,7 @@ class ItemHooks:
             try:
                 self._report_error(item, hidden)
             except Failed:
-                item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
+                marked.replace_hidden_error()
             return None
         try:
             results = self.opened_session().finish(marked, None)

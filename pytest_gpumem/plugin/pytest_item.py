@@ -1,6 +1,6 @@
 """Adapt pytest's items to marked tests, and spread one test over several cards or ranks.
 
-Every private name of pytest that the package uses is used here, and tested.
+Every private name of pytest that the package uses is used here, and tested with pytest 8.3 to 9.2.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ RANK: Final = "_gpumem_rank"
 """fixtures whose only purpose is to parametrize a test"""
 MAX_RANKS: Final = 4096
 """the most ranks that "all" may stand for"""
+
+
+def terminal_stream(config: pytest.Config) -> object:
+    """Return the file that pytest's terminal reporter writes to, as it may not be sys.stdout."""
+    return config.get_terminal_writer()._file
 
 
 def is_marked(item: pytest.Item) -> bool:
@@ -252,6 +257,10 @@ class PytestItem:
         """Return the error that a unittest.TestCase test keeps until its report."""
         hidden = self._hidden_infos()
         return hidden[0].value if hidden else None
+
+    def replace_hidden_error(self) -> None:
+        """Keep the error that is being handled in its place."""
+        self._private._excinfo = [pytest.ExceptionInfo.from_current()]
 
     def _hidden_infos(self) -> list[pytest.ExceptionInfo[BaseException]]:
         return list(getattr(self.item, "_excinfo", None) or ())

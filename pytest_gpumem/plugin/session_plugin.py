@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
-from pytest_gpumem.plugin.pytest_item import cards_of, is_marked
+from pytest_gpumem.plugin.pytest_item import cards_of, is_marked, terminal_stream
 from pytest_gpumem.plugin.report_data import data_of, has_verdict, own_outcome
 from pytest_gpumem.session.hidden_skip import HiddenSkip
 from pytest_gpumem.session.results import SessionResults
@@ -75,14 +75,14 @@ class BriefRepr:
             tw.line(line.text, **STYLES[line.style])
 
 
-def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
+def screen_of(config: pytest.Config) -> Screen:
     """Return the terminal to format text for."""
     from pytest_gpumem.session.terminal_summary import Screen
 
-    writer = terminalreporter._tw
-    interactive = bool(getattr(writer._file, "isatty", bool)())
-    encoding = getattr(writer._file, "encoding", None) or "utf-8"
-    return Screen(writer.fullwidth, encoding, interactive)
+    stream = terminal_stream(config)
+    interactive = bool(getattr(stream, "isatty", bool)())
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return Screen(config.get_terminal_writer().fullwidth, encoding, interactive)
 
 
 class GpuMemPlugin:
@@ -277,7 +277,7 @@ class GpuMemPlugin:
             from pytest_gpumem.session.terminal_summary import failure_lines
 
             texts = failure_lines(
-                self.results.results(), screen_of(terminalreporter), terminalreporter.verbosity
+                self.results.results(), screen_of(self.config), terminalreporter.verbosity
             )
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
@@ -322,7 +322,7 @@ class GpuMemPlugin:
             updating=self.settings.update_baselines,
             arguments=self.settings.arguments,
             verbosity=terminalreporter.verbosity,
-            screen=screen_of(terminalreporter),
+            screen=screen_of(self.config),
         )
         if terminalreporter.verbosity >= 0:
             results, inipath = self.results.results(), self.config.inipath
@@ -331,7 +331,7 @@ class GpuMemPlugin:
             ]
             if not self._has_baselines:
                 hints.append(card_hint(results, self.settings))
-            width = terminalreporter._tw.fullwidth
+            width = self.config.get_terminal_writer().fullwidth
             for hint in filter(None, hints):
                 summary += lines_of(wrapped("gpumem: ", hint, width))
         if not summary:
@@ -342,7 +342,7 @@ class GpuMemPlugin:
             terminalreporter.section("GPU memory", sep="=")
         for results in self.results.failed_elsewhere:
             terminalreporter.write_line(results[0].nodeid)
-            lines = failure_lines(results, screen_of(terminalreporter), terminalreporter.verbosity)
+            lines = failure_lines(results, screen_of(self.config), terminalreporter.verbosity)
             for line in lines.get(results[0].nodeid, ()):
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")

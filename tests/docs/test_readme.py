@@ -74,7 +74,7 @@ def test_its_picture_shows_what_its_commands_print(step, monkeypatch, picture, c
     monkeypatch.setenv("COLUMNS", columns)
     screen = session_plugin.screen_of
     monkeypatch.setattr(
-        session_plugin, "screen_of", lambda reporter: screen(reporter)._replace(interactive=True)
+        session_plugin, "screen_of", lambda config: screen(config)._replace(interactive=True)
     )
     step.write("test_step.py", TEST.replace("4096", "16384"))
     printed = [line.rstrip() for line in step.run().out.splitlines()]
