@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    Place = tuple[int, int]
+    BlockKey = tuple[int, int]
     """device and address of a block"""
 
 CAPTURES: Final = Patch(
@@ -33,7 +33,7 @@ class Graphs:
     """Tracks the graphs captured since torch was imported."""
 
     def __init__(self) -> None:
-        self._blocks: WeakKeyDictionary[Any, set[Place]] = WeakKeyDictionary()
+        self._blocks: WeakKeyDictionary[Any, set[BlockKey]] = WeakKeyDictionary()
         """the blocks that were allocated at the end of each live graph's capture"""
         self._capturing: list[tuple[Any, Any]] = []
         """graphs whose capture has not ended, each with its stream"""
@@ -63,7 +63,7 @@ class Graphs:
             CAPTURES.wrap(graphs, call)
 
     @property
-    def blocks(self) -> set[Place]:
+    def blocks(self) -> set[BlockKey]:
         """Device and address of each block that was there as a live graph was captured."""
         return set().union(*self._blocks.values())
 

@@ -15,7 +15,7 @@ from pytest_gpumem.explain.edits import EditFinder, edited_since
 from pytest_gpumem.explain.explanations import Explanations, explanations
 from pytest_gpumem.explain.hints import fragmentation, is_fragmented
 from pytest_gpumem.explain.keeper_finder import KeeperFinder, PinWatch
-from pytest_gpumem.explain.lead import why
+from pytest_gpumem.explain.lead import explain_growth
 from pytest_gpumem.explain.sites import sites
 from pytest_gpumem.fit.scaling import uneven
 from pytest_gpumem.judge.result import too_much
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.explain.source_changes import Edits
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Why
+    from pytest_gpumem.judge.verdict import ExplainGrowth
     from pytest_gpumem.measurement import Breakdown, Peak, Site
     from pytest_gpumem.recording.allocator_log import Block
     from pytest_gpumem.recording.recording import Recorded, Recording
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class PeakExplainer(Explainer):
     """Explains the peaks of a session's tests."""
 
-    why: Why = staticmethod(why)
+    explain: ExplainGrowth = staticmethod(explain_growth)
 
     def __init__(self, runner: Runner, judging: Judging, policy: ExplainPolicy) -> None:
         super().__init__(judging)
@@ -129,8 +129,10 @@ class PeakExplainer(Explainer):
             part: (spec, found.attached(part, measurement))
             for part, (spec, measurement) in test.measured.items()
         }
-        whys: dict[str, Why] = {part: partial(why, edits=each) for part, each in edits.items()}
-        return self._judging.results(test._replace(measured=measured), whys)
+        explain_parts: dict[str, ExplainGrowth] = {
+            part: partial(explain_growth, edits=each) for part, each in edits.items()
+        }
+        return self._judging.results(test._replace(measured=measured), explain_parts)
 
     def _with_causes(
         self, test: EndedTest, results: list[Result], found: Explanations, *, again: bool
@@ -154,8 +156,8 @@ class PeakExplainer(Explainer):
             results = self._judged(test, found)
         edits = {}
         for result in results:
-            scenes = found.scenes.get(result.part, ())
-            since = self._edits.edits(result, scenes, self._judging.baseline_file(result))
+            analyzed_peaks = found.analyzed_peaks.get(result.part, ())
+            since = self._edits.edits(result, analyzed_peaks, self._judging.baseline_file(result))
             if since.number:
                 edits[result.part] = since
         if edits:
@@ -197,11 +199,11 @@ class PeakExplainer(Explainer):
         """Return the source lines of a device's chosen blocks; () where they are not known."""
         if recording is None or recording.overflowed or not self.enabled:
             return ()
-        scene = Blocks(recording, device)
+        on_device = Blocks(recording, device)
         # Blocks from before the recording have no line.
         origins = [
-            replace(origin_of(scene, block), nbytes=nbytes)
-            for block, nbytes in choose(scene.blocks).items()
+            replace(origin_of(on_device, block), nbytes=nbytes)
+            for block, nbytes in choose(on_device.blocks).items()
             if block.start >= 0
         ]
         return sites(origins, self._runner.root)[:MAX_SITES]

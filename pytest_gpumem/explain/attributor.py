@@ -46,8 +46,8 @@ class Attributor:
 
     def explained(
         self, index: int, peak: Peak, foreign: Peak, windows: Sequence[Span], *, timeline: bool
-    ) -> tuple[Attribution, hints.Scene] | None:
-        """Return the attribution of a device's peak, and the scene for further hints.
+    ) -> tuple[Attribution, hints.AnalyzedPeak] | None:
+        """Return the attribution of a device's peak, and the peak as analyzed.
 
         ``foreign`` is other holders' memory, which is not part of the peak that was measured in the
         ``windows``.
@@ -97,7 +97,7 @@ class Attributor:
             autocast=self._recording.autocast,
             course=course_of(indices, totals),
         )
-        scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
+        analyzed = hints.AnalyzedPeak(device, blocks, totals, indices, top, breakdown)
 
         def place_of(block: Block) -> tuple[str, int, str, str]:
             place = origin_of(device, block)
@@ -110,15 +110,15 @@ class Attributor:
 
         drawn = None
         if timeline:
-            drawn = drawn_timeline(scene, deltas, foreign.reserved, line_of)
+            drawn = drawn_timeline(analyzed, deltas, foreign.reserved, line_of)
         requests = segment_requests(device, indices, foreign.reserved, place_of)
-        earlier = hints.earlier_activations(scene) if top >= 0 else ()
+        earlier = hints.earlier_activations(analyzed) if top >= 0 else ()
         attribution = Attribution(
-            *(breakdown, drawn, tuple(notes), hints.of_peak(scene)),
+            *(breakdown, drawn, tuple(notes), hints.of_peak(analyzed)),
             segments=requests,
             kept=sum(block.size for _, blocks in earlier for block in blocks),
         )
-        return attribution, scene
+        return attribution, analyzed
 
 
 def breakdown_of(recorded: Recorded, root: Path) -> Breakdown | None:
@@ -175,16 +175,20 @@ def line_peaks(
     )
 
 
-def lines_before(scene: hints.Scene, spans: Sequence[Span], root: Path) -> tuple[Site, ...]:
+def lines_before(
+    analyzed: hints.AnalyzedPeak, spans: Sequence[Span], root: Path
+) -> tuple[Site, ...]:
     """Return the lines whose memory in a peak was allocated before the part of the test began.
 
     ``spans`` are the part's; the last one that started before the peak counts.
     """
-    began = max((span.start for span in spans if span.start <= scene.time), default=scene.time)
-    blocks = [block for block in scene.alive if block.start < 0 or block.time < began]
-    origins = [origin_of(scene.device, block) for block in blocks]
-    seen = sum(block.size for block in scene.blocks if block.start < 0)
-    unseen = scene.totals[0] - seen  # only its total is known, not its blocks
+    began = max(
+        (span.start for span in spans if span.start <= analyzed.time), default=analyzed.time
+    )
+    blocks = [block for block in analyzed.alive if block.start < 0 or block.time < began]
+    origins = [origin_of(analyzed.device, block) for block in blocks]
+    seen = sum(block.size for block in analyzed.blocks if block.start < 0)
+    unseen = analyzed.totals[0] - seen  # only its total is known, not its blocks
     if unseen > 0:
         origins.append(BlockOrigin("", 0, "", "", "other", unseen))
     return sites(origins, root)

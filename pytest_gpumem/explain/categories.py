@@ -60,7 +60,7 @@ class Blocks:
             if not (
                 block.address in plugs
                 if block.start < 0
-                else any(span.start <= block.time <= span.end for span in recording.ours)
+                else any(span.start <= block.time <= span.end for span in recording.own_work)
             )
         ]
         """without this package's own blocks"""

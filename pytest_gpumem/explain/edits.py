@@ -23,7 +23,7 @@ from pytest_gpumem.source_lines import is_users, qualified, shown_path, statemen
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.explain.hints import AnalyzedPeak
     from pytest_gpumem.explain.source_changes import Edit
     from pytest_gpumem.judge.result import Result
 
@@ -37,14 +37,14 @@ _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "fo
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
 """categories of memory that exists because modules were made"""
 
-Place = tuple[str, int]
+CodeLine = tuple[str, int]
 """file and line"""
 
 
 class _Growth:
     """The growth of a figure, with the places that show how close an edit is to it."""
 
-    def __init__(self, result: Result, scene: Scene, device: int, root: Path) -> None:
+    def __init__(self, result: Result, analyzed: AnalyzedPeak, device: int, root: Path) -> None:
         from pytest_gpumem.explain.attributor import origin_of
 
         assert result.measurement is not None  # noqa: S101 - for the type checker
@@ -52,7 +52,7 @@ class _Growth:
         current = result.measurement.attributions[device].breakdown
         baseline = result.breakdowns_before[device]
         self._root = root
-        self._lines: Counter[Place] = Counter()
+        self._lines: Counter[CodeLine] = Counter()
         """bytes by line that allocates more"""
         for cause in causes:
             if cause.site is not None and cause.site.path:
@@ -61,15 +61,15 @@ class _Growth:
         for line in line_growths(current.lines, baseline.lines):
             if line.nbytes > 0:
                 self._lines[line.peak.path, line.peak.line] += line.nbytes
-        self._calls: Counter[Place] = Counter()
+        self._calls: Counter[CodeLine] = Counter()
         """bytes by line on the call stacks of the allocations"""
         self._modules: Counter[str] = Counter()
         """bytes by name on the paths of the modules that own the memory"""
         categories = {cause.category for cause in causes}
         self._files = {path for path, _ in self._lines}
         """files on the call stacks of the test's allocations"""
-        for block in sorted(scene.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
-            origin = origin_of(scene.device, block)
+        for block in sorted(analyzed.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
+            origin = origin_of(analyzed.device, block)
             path = shown_path(origin.filename, root) if origin.filename else ""
             frames = [frame for frame in block.frames if is_users(frame["filename"])]
             self._files |= {path, *(shown_path(frame["filename"], root) for frame in frames)}
@@ -137,19 +137,21 @@ class EditFinder:
         self._root = root
         self._changed: dict[Path, Edits] = {}
 
-    def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> Edits:
+    def edits(
+        self, result: Result, analyzed_peaks: tuple[AnalyzedPeak, ...], baseline: Path
+    ) -> Edits:
         """Return the edits since a baseline's commit; ``lines`` are those linked to a growth."""
         verdict, row = result.verdict, result.leading_comparison
         if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
             return Edits()
-        if len(scenes) <= row.device or len(result.breakdowns_before) <= row.device:
+        if len(analyzed_peaks) <= row.device or len(result.breakdowns_before) <= row.device:
             return Edits()
         if baseline not in self._changed:
             self._changed[baseline] = changed_lines(self._root, baseline)
         changed = self._changed[baseline]
         if not changed.number:
             return changed
-        growth = _Growth(result, scenes[row.device], row.device, self._root)
+        growth = _Growth(result, analyzed_peaks[row.device], row.device, self._root)
         ranked = [(growth.rank(edit), edit) for edit in changed.lines]
         close = [(rank, edit) for rank, edit in ranked if rank is not None]
         close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))

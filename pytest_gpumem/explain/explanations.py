@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.explain.hints import AnalyzedPeak
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Attribution, Measurement, Peak
     from pytest_gpumem.recording.recording import Recorded, Recording
@@ -96,7 +96,7 @@ class Explanations:
     recording: Recording | None = None
     attributions: dict[str, tuple[Attribution, ...]] = field(default_factory=dict)
     """one per device"""
-    scenes: dict[str, tuple[Scene, ...]] = field(default_factory=dict)
+    analyzed_peaks: dict[str, tuple[AnalyzedPeak, ...]] = field(default_factory=dict)
     """one per device, of the same peaks"""
     peaks: Mapping[str, Sequence[Peak]] = field(default_factory=dict)
     """the peaks of the run that was explained"""
@@ -142,19 +142,19 @@ def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanat
         )
         return Explanations(recording, obstacle=obstacle)
     attributor = Attributor(recording, root)
-    attributions, scenes = {}, {}
+    attributions, analyzed_peaks = {}, {}
     for part, spans in recorded.windows.items():
         rows = zip(recorded.devices, recorded.peaks[part], recorded.foreign, strict=True)
         explained = [attributor.explained(*row, spans, timeline=timelines) for row in rows]
         complete = [peak for peak in explained if peak is not None]
         if part:
             complete = [
-                (replace(attribution, earlier=lines_before(scene, spans, root)), scene)
-                for attribution, scene in complete
+                (replace(attribution, earlier=lines_before(analyzed, spans, root)), analyzed)
+                for attribution, analyzed in complete
             ]
         if complete and len(complete) == len(explained):
             attributions[part] = tuple(attribution for attribution, _ in complete)
-            scenes[part] = tuple(scene for _, scene in complete)
+            analyzed_peaks[part] = tuple(analyzed for _, analyzed in complete)
         else:
             obstacle = "this recording does not show where the peak comes from"
-    return Explanations(recording, attributions, scenes, recorded.peaks, obstacle)
+    return Explanations(recording, attributions, analyzed_peaks, recorded.peaks, obstacle)

@@ -35,7 +35,7 @@ BFLOAT16_SINCE: Final = 8, 0
 """the first compute capability with bfloat16 tensor cores"""
 
 
-class Scene(NamedTuple):
+class AnalyzedPeak(NamedTuple):
     """A peak, with all that is known about its causes."""
 
     device: Blocks
@@ -79,9 +79,9 @@ class Scene(NamedTuple):
         return nbytes > 0 and nbytes * 100 >= self.peak * MIN_PERCENT
 
 
-def of_peak(scene: Scene) -> tuple[Note, ...]:
+def of_peak(analyzed: AnalyzedPeak) -> tuple[Note, ...]:
     """Return the hints on one peak of a recording."""
-    if scene.top < 0:
+    if analyzed.top < 0:
         return ()
     finders = (
         (NoteKind.NEXT_STEP, fresh_optimizer),
@@ -90,15 +90,15 @@ def of_peak(scene: Scene) -> tuple[Note, ...]:
         (NoteKind.UNUSED_GRAPH, unused_graphs),
         (NoteKind.AUTOCAST, float32_activations),
     )
-    return tuple(Note(kind, hint) for kind, finder in finders if (hint := finder(scene)))
+    return tuple(Note(kind, hint) for kind, finder in finders if (hint := finder(analyzed)))
 
 
 # -- the next step --
 
 
-def fresh_optimizer(scene: Scene) -> str:
+def fresh_optimizer(analyzed: AnalyzedPeak) -> str:
     """Estimate the next step's need, if optimizers took only their first step."""
-    steps = scene.passes("optimizer")
+    steps = analyzed.passes("optimizer")
     number = Counter(optimizer for step in steps for optimizer in step.fresh)
     lone = [
         (step, name)
@@ -108,12 +108,12 @@ def fresh_optimizer(scene: Scene) -> str:
     ]
     late = [
         block
-        for block in scene.blocks
-        if scene.device.categories[block] == "optimizer state"
+        for block in analyzed.blocks
+        if analyzed.device.categories[block] == "optimizer state"
         and any(step.start <= block.time <= step.end for step, _ in lone)
     ]
-    increase = peak_with(scene, late) - scene.peak
-    if not scene.matters(increase):
+    increase = peak_with(analyzed, late) - analyzed.peak
+    if not analyzed.matters(increase):
         return ""
     names = " and ".join(dict.fromkeys(name for _, name in lone))
     state = format_size(sum(block.size for block in late))
@@ -124,11 +124,11 @@ def fresh_optimizer(scene: Scene) -> str:
     )
 
 
-def peak_with(scene: Scene, late: Iterable[Block]) -> int:
+def peak_with(analyzed: AnalyzedPeak, late: Iterable[Block]) -> int:
     """Return the step's peak if these blocks were alive from its beginning."""
-    times = scene.device.history.times
-    first_call = min((call.start for call in scene.device.calls.outermost()), default=_INFINITY)
-    first_pass = min((running.start for running in scene.device.passes), default=_INFINITY)
+    times = analyzed.device.history.times
+    first_call = min((call.start for call in analyzed.device.calls.outermost()), default=_INFINITY)
+    first_pass = min((running.start for running in analyzed.device.passes), default=_INFINITY)
     began = min(first_call, first_pass)
     blocks = sorted(late, key=lambda block: block.start)
     starts = [block.start for block in blocks]
@@ -136,8 +136,8 @@ def peak_with(scene: Scene, late: Iterable[Block]) -> int:
     for block in reversed(blocks):
         missing.append(missing[-1] + block.size)
     heights = (
-        scene.totals[index + 1] + missing[len(starts) - bisect_right(starts, index)]
-        for index in scene.indices
+        analyzed.totals[index + 1] + missing[len(starts) - bisect_right(starts, index)]
+        for index in analyzed.indices
         if index >= 0 and times[index] >= began
     )
     return max(heights, default=0)
@@ -146,40 +146,40 @@ def peak_with(scene: Scene, late: Iterable[Block]) -> int:
 # -- memory that is kept for nothing --
 
 
-def kept_gradients(scene: Scene) -> str:
+def kept_gradients(analyzed: AnalyzedPeak) -> str:
     """Find gradients that were already used, in the peak of a forward or backward."""
-    last = next((call for call in reversed(scene.forwards) if call.start <= scene.time), None)
+    last = next((call for call in reversed(analyzed.forwards) if call.start <= analyzed.time), None)
     if last is None:
         return ""
-    backwards = scene.passes("backward")
+    backwards = analyzed.passes("backward")
     ended = [running for running in backwards if running.end <= last.start]
     previous = ended[-1] if ended else None
     current = next((running for running in backwards if running.start >= last.start), None)
-    if previous is None or (current is not None and scene.time > current.end):
+    if previous is None or (current is not None and analyzed.time > current.end):
         return ""
     steps = [
         step
-        for step in scene.passes("optimizer")
+        for step in analyzed.passes("optimizer")
         if previous.end <= step.start and step.end <= last.start
     ]
     if not steps:
         return ""
     gradients = [
         block
-        for block in scene.alive
-        if scene.device.categories[block] == "gradients" and block.time < steps[0].start
+        for block in analyzed.alive
+        if analyzed.device.categories[block] == "gradients" and block.time < steps[0].start
     ]
     began = current.start if current else _INFINITY
     # To accumulate a gradient, the backward allocates a block of its size and frees it afterwards:
     # any block of that size counts as one.
     addends = Counter(
         block.size
-        for block in scene.blocks
-        if began <= block.time <= scene.time and not block.alive(scene.top)
+        for block in analyzed.blocks
+        if began <= block.time <= analyzed.time and not block.alive(analyzed.top)
     )
     unused = Counter(block.size for block in gradients) - addends
     nbytes = sum(size * number for size, number in unused.items())
-    if not scene.matters(nbytes):
+    if not analyzed.matters(nbytes):
         return ""
     return (
         f"gradients of {format_size(nbytes)} that the optimizer had already used were "
@@ -188,18 +188,18 @@ def kept_gradients(scene: Scene) -> str:
     )
 
 
-def earlier_activations(scene: Scene) -> list[tuple[Call, list[Block]]]:
+def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]]:
     """Return earlier forwards with their activations at the peak that no backward frees."""
-    begun = [call for call in scene.forwards if call.start <= scene.time]
+    begun = [call for call in analyzed.forwards if call.start <= analyzed.time]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
-    backwards = scene.passes("backward")
+    backwards = analyzed.passes("backward")
     # Activations of earlier forwards that outlived the last one, too. If a backward frees them
     # later, it uses them.
     held: dict[int, list[Block]] = {}
-    for block in scene.alive:
+    for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1
-        if at < 0 or scene.device.categories[block] != "activations":
+        if at < 0 or analyzed.device.categories[block] != "activations":
             continue
         if begun[at].start == newest[begun[at].path] or block.end_time <= begun[-1].end:
             continue
@@ -208,9 +208,9 @@ def earlier_activations(scene: Scene) -> list[tuple[Call, list[Block]]]:
     return [(begun[at], blocks) for at, blocks in held.items()]
 
 
-def kept_graphs(scene: Scene) -> str:
+def kept_graphs(analyzed: AnalyzedPeak) -> str:
     """Find activations of earlier forwards that no backward frees."""
-    held = [(call, blocks) for call, blocks in earlier_activations(scene) if call.grad]
+    held = [(call, blocks) for call, blocks in earlier_activations(analyzed) if call.grad]
     # A tagged output can be kept without its graph; inner activations cannot.
     number = Counter(
         call.path
@@ -219,7 +219,7 @@ def kept_graphs(scene: Scene) -> str:
     )
     forwards = max(number.values(), default=0)
     nbytes = sum(block.size for _, blocks in held for block in blocks)
-    if forwards < MIN_FORWARDS or not scene.matters(nbytes):
+    if forwards < MIN_FORWARDS or not analyzed.matters(nbytes):
         return ""
     return (
         f"activations of {format_size(nbytes)} from {forwards} earlier forward passes were "
@@ -228,21 +228,21 @@ def kept_graphs(scene: Scene) -> str:
     )
 
 
-def unused_graphs(scene: Scene) -> str:
+def unused_graphs(analyzed: AnalyzedPeak) -> str:
     """Find activations that outlive their forward although no backward uses them."""
-    last = max((running.start for running in scene.passes("backward")), default=-_INFINITY)
-    begun = [call for call in scene.forwards if last < call.start <= scene.time and call.grad]
+    last = max((running.start for running in analyzed.passes("backward")), default=-_INFINITY)
+    begun = [call for call in analyzed.forwards if last < call.start <= analyzed.time and call.grad]
     starts = [call.start for call in begun]
     held: Counter[int] = Counter()
-    for block in scene.alive:
+    for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1
-        if at < 0 or scene.device.categories[block] != "activations":
+        if at < 0 or analyzed.device.categories[block] != "activations":
             continue
         is_output = any(tag.category == "activations" for tag in block.tags)
         if block.time <= begun[at].end < block.end_time and not is_output:
             held[at] += block.size
     nbytes = sum(held.values())
-    if not scene.matters(nbytes) or kept_graphs(scene):
+    if not analyzed.matters(nbytes) or kept_graphs(analyzed):
         return ""
     passes = "a forward pass" if len(held) == 1 else f"{len(held)} forward passes"
     return (
@@ -254,9 +254,9 @@ def unused_graphs(scene: Scene) -> str:
 # -- memory that could be less --
 
 
-def float32_activations(scene: Scene) -> str:
+def float32_activations(analyzed: AnalyzedPeak) -> str:
     """Estimate what autocast saves, if activations are the largest part of a peak."""
-    recording, categories = scene.device.recording, scene.breakdown.categories
+    recording, categories = analyzed.device.recording, analyzed.breakdown.categories
     nbytes = categories.get("activations", 0)
     if recording.autocast or recording.dtypes != {"float32"}:
         return ""

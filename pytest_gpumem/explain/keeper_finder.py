@@ -64,21 +64,21 @@ class KeeperFinder:
             first cause found.
         """
         for result in sorted(results, key=lambda result: bool(result.part)):
-            scenes = explanations.scenes.get(result.part, ())
+            analyzed_peaks = explanations.analyzed_peaks.get(result.part, ())
             verdict, baselines = result.verdict, result.breakdowns_before
             if not verdict.failed or not verdict.kind.too_much or verdict.beside:
                 continue
             grown = verdict.kind is Kind.REGRESSED
             far = beyond_tolerance(verdict.comparisons)
             device = far[0].device if grown else result.device_over_limit
-            if device is None or len(scenes) <= device:
+            if device is None or len(analyzed_peaks) <= device:
                 continue
-            scene = scenes[device]
+            analyzed = analyzed_peaks[device]
             if grown:
                 if not verdict.causes or len(baselines) <= device or far[0].peak == "reserved":
                     continue
                 site = verdict.causes[0].site
-                extra = extra_blocks(scene.breakdown, baselines[device])
+                extra = extra_blocks(analyzed.breakdown, baselines[device])
             else:
                 sites = [line.site for line in result.held_lines]
                 site = next(iter(sites), None)
@@ -94,7 +94,7 @@ class KeeperFinder:
                 return None
             from pytest_gpumem.explain.keeper_search import KeeperSearch
 
-            search = KeeperSearch(scene, extra, self._runner.root)
+            search = KeeperSearch(analyzed, extra, self._runner.root)
             return (result.part, device, search, names) if search.has_candidates else None
         return None
 

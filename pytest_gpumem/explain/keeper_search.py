@@ -21,7 +21,7 @@ from pytest_gpumem.explain.keeper_choice import KeptBlock, choices
 from pytest_gpumem.explain.sites import place_of_origin, users_frame
 from pytest_gpumem.measurement import Keeper
 from pytest_gpumem.recording.allocator_view import VIEW
-from pytest_gpumem.recording.referrers import Kept, kept_memory
+from pytest_gpumem.recording.referrers import BlockKeeper, kept_memory
 from pytest_gpumem.recording.ways import shared_words, with_way
 from pytest_gpumem.tracebacks import without_collections
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.breakdowns import SiteKey
-    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.explain.hints import AnalyzedPeak
     from pytest_gpumem.measurement import Category, ExtraBlocks
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.source_lines import Line
@@ -67,7 +67,7 @@ class _Naming(NamedTuple):
     """The parts of a keeper's name in a report."""
 
     before: str
-    kept: Kept
+    kept: BlockKeeper
     after: str
 
     @property
@@ -79,22 +79,25 @@ class _Naming(NamedTuple):
 class KeeperSearch:
     """Searches one run for the keepers of one device's blocks."""
 
-    def __init__(self, scene: Scene, extra: Mapping[SiteKey, ExtraBlocks], root: Path) -> None:
+    def __init__(
+        self, analyzed: AnalyzedPeak, extra: Mapping[SiteKey, ExtraBlocks], root: Path
+    ) -> None:
         """Look for ``extra``, the blocks that each source line has more than in the baseline."""
         self._extra = extra
-        self._device = scene.device.index
+        self._device = analyzed.device.index
         self._number: Counter[SiteKey] = Counter()
         """all blocks of each line, looked up or not"""
-        self._candidates = list(self._candidates_of(scene, root))
+        self._candidates = list(self._candidates_of(analyzed, root))
         self._sizes = frozenset(
-            scene.device.history.events[candidate.start]["size"] for candidate in self._candidates
+            analyzed.device.history.events[candidate.start]["size"]
+            for candidate in self._candidates
         )
-        recording = scene.device.recording
-        last = recording.moments_until(scene.time)
+        recording = analyzed.device.recording
+        last = recording.moments_until(analyzed.time)
         self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
         """by moment number: the candidates that outlive the moment, by the identity of their
         allocation and its count backwards from the moment"""
-        history = scene.device.history
+        history = analyzed.device.history
         for number in (last, last + 1):
             if not 0 < number <= recording.moment:
                 continue
@@ -112,17 +115,17 @@ class KeeperSearch:
         self._namings: dict[int, _Naming] = {}
         """by index of the candidate"""
 
-    def _candidates_of(self, scene: Scene, root: Path) -> Iterator[_Candidate]:
+    def _candidates_of(self, analyzed: AnalyzedPeak, root: Path) -> Iterator[_Candidate]:
         """Yield the blocks alive at the peak on the lines in question."""
-        device = scene.device
-        steps = scene.passes("optimizer")
+        device = analyzed.device
+        steps = analyzed.passes("optimizer")
         # A training step ends with the step of the optimizer that stepped first.
         lead = next(iter(steps[0].fresh), None) if steps else None
         ends = [each.end for each in steps if lead in each.fresh]
-        rounds = ends or [call.end for call in scene.forwards]
-        peak_round = bisect_right(rounds, scene.time)
-        first = next((call.start for call in scene.forwards), inf)
-        for block in sorted(scene.alive, key=lambda block: block.start):
+        rounds = ends or [call.end for call in analyzed.forwards]
+        peak_round = bisect_right(rounds, analyzed.time)
+        first = next((call.start for call in analyzed.forwards), inf)
+        for block in sorted(analyzed.alive, key=lambda block: block.start):
             if block.start < 0:
                 continue
             block_origin = origin_of(device, block)
@@ -208,7 +211,7 @@ class KeeperSearch:
         for place, index in places.items():
             kept = memory[place]
             if place in unnamed and place[1] in garbage:
-                kept = Kept(name=CYCLES, way=kept.way)
+                kept = BlockKeeper(name=CYCLES, way=kept.way)
             naming = _naming_of(kept, recording)
             if naming is not None:
                 self._namings[index] = naming
@@ -253,12 +256,12 @@ class KeeperSearch:
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
 
-def _naming_of(kept: Kept, recording: Recording) -> _Naming | None:
+def _naming_of(kept: BlockKeeper, recording: Recording) -> _Naming | None:
     """Return the parts of a keeper's name; None if it has none."""
     if kept.is_gradient and kept.is_parameters and not kept.is_of_graph:
         lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
-        return _Naming("", Kept(name=f".grad of the parameters{since}"), "")
+        return _Naming("", BlockKeeper(name=f".grad of the parameters{since}"), "")
     if not kept.name:
         return None
     after = "".join(f" and {other}" for other in kept.others)

@@ -28,7 +28,9 @@ MAX_ARGUMENT_LENGTH: Final = 60
 """characters of a changed argument; a longer change is shown as the whole line"""
 
 
-def why(growth: Growth, edits: Edits = NO_EDITS) -> tuple[tuple[Cause, ...], Lead | None]:
+def explain_growth(
+    growth: Growth, edits: Edits = NO_EDITS
+) -> tuple[tuple[Cause, ...], Lead | None]:
     """Return the causes of a growth and the lead on it; ``edits`` are linked to it."""
     causes = growth_causes(growth.row, growth.old, growth.new, of_one_program=growth.of_one_program)
     lead = lead_of(causes, edits, growth.toolchain, growth=growth.row.difference or 0)

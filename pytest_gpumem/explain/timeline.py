@@ -11,7 +11,7 @@ from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pytest_gpumem.explain.hints import Scene
+    from pytest_gpumem.explain.hints import AnalyzedPeak
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.recording.allocator_log import Block
 
@@ -22,7 +22,7 @@ COURSE_POINTS: Final = 40
 
 
 def drawn_timeline(
-    scene: Scene,
+    analyzed: AnalyzedPeak,
     deltas: dict[int, list[tuple[Category, int]]],
     foreign_reserved: int,
     line_of: Callable[[Block], str],
@@ -32,8 +32,8 @@ def drawn_timeline(
     ``deltas`` are the bytes that each event adds to each category. ``foreign_reserved``, other
     holders' bytes, is not drawn.
     """
-    device, totals = scene.device, scene.totals
-    indices, points = scene.indices, {scene.indices[0], scene.indices[-1], scene.top}
+    device, totals = analyzed.device, analyzed.totals
+    indices, points = analyzed.indices, {analyzed.indices[0], analyzed.indices[-1], analyzed.top}
     step = max(1, -(-len(indices) // MAX_POINTS))
     for start in range(0, len(indices), step):
         points.add(max(indices[start : start + step], key=lambda index: totals[index + 1]))
@@ -57,7 +57,7 @@ def drawn_timeline(
         if name is not None:
             phases.append(Phase(name, positions[0], positions[-1] + 1))
     by_event: dict[int | None, Block] = {}
-    for block in scene.blocks:
+    for block in analyzed.blocks:
         for event_index in (block.end, block.start):
             if event_index in points:
                 by_event[event_index] = block
@@ -68,7 +68,7 @@ def drawn_timeline(
         categories={name: column for name, column in columns.items() if any(column)},
         reserved=tuple(device.reserved(index) - foreign_reserved for index in drawn),
         phases=tuple(phases),
-        peak=drawn.index(scene.top),
+        peak=drawn.index(analyzed.top),
         lines=lines,
         line_of=tuple(places.get(line, -1) for line in words) if lines else (),
     )

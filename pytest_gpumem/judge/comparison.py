@@ -85,7 +85,7 @@ def _sizes_text(slope: Slope | None) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
+class Judged:
     """The input of one judgement."""
 
     measurement: Measurement

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.breakdowns import blocks_text, provenance_text, site_name
-from pytest_gpumem.judge.comparison import Case, both_sizes, growth
+from pytest_gpumem.judge.comparison import Judged, both_sizes, growth
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     KEEP_LESS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.comparison import Limit
-    from pytest_gpumem.judge.verdict import Lead, Why
+    from pytest_gpumem.judge.verdict import ExplainGrowth, Lead
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
@@ -57,7 +57,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     nodeid: str = "",
     card_bytes: int | None = None,
     relations: Sequence[Bound] = (),
-    why: Why = unexplained,
+    explain: ExplainGrowth = unexplained,
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
@@ -67,10 +67,10 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     a command line in the working folder. ``card_bytes`` is the card's memory less its CUDA context.
     ``why`` returns the causes of a peak that grew.
     """
-    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
+    case = Judged(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or exceeds its limits, fails whatever its baseline is.
     failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
-    return failure or _without_baseline(case) or _largest(case) or _compared(case, why)
+    return failure or _without_baseline(case) or _largest(case) or _compared(case, explain)
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
@@ -78,7 +78,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
     limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
-    case = Case(measurement, spec, Lookup(), Policy(), "", None)
+    case = Judged(measurement, spec, Lookup(), Policy(), "", None)
     device, left = max(
         enumerate(measurement.left), key=lambda device_and_bytes: device_and_bytes[1]
     )
@@ -97,7 +97,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
 
 
 def _verdict(  # noqa: PLR0913 - the parts of a verdict
-    case: Case,
+    case: Judged,
     kind: Kind,
     finding: str,
     notes: Iterable[Note] = (),
@@ -148,7 +148,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     )
 
 
-def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
+def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:
     """Advise a new baseline; if this run writes one, the test does not fail."""
     if case.policy.against and case.entry is not None:
         advice = (
@@ -178,7 +178,7 @@ _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
 """kinds for which reports show a table of all devices"""
 
 
-def _out_of_memory(case: Case) -> Verdict | None:
+def _out_of_memory(case: Judged) -> Verdict | None:
     oom, device = case.measurement.out_of_memory, case.measurement.device
     if oom is None:
         return None
@@ -232,7 +232,7 @@ def _out_of_memory(case: Case) -> Verdict | None:
     return replace(verdict, comparisons=rows, advice=f"try {less}{larger_limit}")
 
 
-def _over_budget(case: Case) -> Verdict | None:
+def _over_budget(case: Judged) -> Verdict | None:
     excesses = [
         (case.most(row) - limit.nbytes, row, limit)
         for row in case.comparisons
@@ -271,7 +271,7 @@ def _over_budget(case: Case) -> Verdict | None:
     )
 
 
-def _beyond_bound(case: Case) -> Verdict | None:
+def _beyond_bound(case: Judged) -> Verdict | None:
     """Judge lower limits, and limits on figures that have no baseline."""
     bounds = [case.at_least(bound) for bound in case.relations if not bound.relation.is_limit]
     broken = [bound for bound in bounds if bound.excess > 0]
@@ -301,7 +301,7 @@ def _beyond_bound(case: Case) -> Verdict | None:
     return replace(verdict, advice=advice, beside=worst.part)
 
 
-def _over_budget_outside(case: Case) -> Verdict | None:
+def _over_budget_outside(case: Judged) -> Verdict | None:
     """Judge reserved memory plus memory that was allocated outside of PyTorch's allocator."""
     measurement = case.measurement
     if not measurement.device.is_predicted:
@@ -329,7 +329,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
     return _verdict(case, Kind.OVER_BUDGET, finding, failed=True, advice=advice)
 
 
-def _growing(case: Case) -> Verdict | None:
+def _growing(case: Judged) -> Verdict | None:
     """Judge growth of the memory allocated after each step, on the device with the most growth."""
     growths = [
         (grown, device)
@@ -411,7 +411,7 @@ def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iter
         yield Note(NoteKind.LIMIT, sentence)
 
 
-def _without_baseline(case: Case) -> Verdict | None:
+def _without_baseline(case: Judged) -> Verdict | None:
     """Judge a test without a comparable baseline, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
     kind, purpose = Kind.INCOMPARABLE, "to record a baseline"
@@ -436,7 +436,7 @@ def _without_baseline(case: Case) -> Verdict | None:
     return _updatable(case, _verdict(case, kind, finding, failed=failed), purpose)
 
 
-def _largest(case: Case) -> Verdict | None:
+def _largest(case: Judged) -> Verdict | None:
     """Judge the largest value that fits, as found by a search; its peaks are not compared."""
     new, old = case.measurement.largest, case.entry.largest if case.entry else None
     if new is None or old is None:
@@ -460,7 +460,7 @@ def _largest(case: Case) -> Verdict | None:
     return _updatable(case, verdict, purpose)
 
 
-def _compared(case: Case, why: Why) -> Verdict:
+def _compared(case: Judged, explain: ExplainGrowth) -> Verdict:
     beyond = beyond_tolerance(case.comparisons)
     unguarded = []
     if case.policy.guard == "allocated":
@@ -508,7 +508,9 @@ def _compared(case: Case, why: Why) -> Verdict:
             )
         notes = [Note(NoteKind.BREAKDOWN, sentence)]
     old = case.entry.breakdowns if case.entry else ()
-    causes, lead = why(Growth(beyond[0], old, case.measurement.attributions, case.toolchain_lead))
+    causes, lead = explain(
+        Growth(beyond[0], old, case.measurement.attributions, case.toolchain_lead)
+    )
     notes = [*_pinned_by(case.measurement), *notes]
     if beyond[0].peak == "reserved":
         notes += _from_before(case.measurement, beyond[0], beyond[0].excess)
@@ -516,7 +518,7 @@ def _compared(case: Case, why: Why) -> Verdict:
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 
 
-def _change(case: Case, row: Comparison) -> str:
+def _change(case: Judged, row: Comparison) -> str:
     """Return the change as text: "peak allocated grew by 512.00 MiB (+4.1%)"."""
     difference, baseline = row.difference or 0, row.baseline or 0
     share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
@@ -529,7 +531,7 @@ def _change(case: Case, row: Comparison) -> str:
     return f"{row.title}{place} {verb} by {format_size(abs(difference))}{share}"
 
 
-def _sizes(case: Case, row: Comparison) -> str:
+def _sizes(case: Judged, row: Comparison) -> str:
     """Return old and new figure: ": 2014.44 -> 2264.44 MiB"; "" when comparing devices."""
     if case.policy.against:
         return ""
@@ -545,7 +547,7 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
     return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 
-def _use_less(case: Case, device: int) -> str:
+def _use_less(case: Judged, device: int) -> str:
     """Return the remedy for a device's peak, depending on what most of it is."""
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS

@@ -21,7 +21,7 @@ from pytest_gpumem.nodeids import module_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.judge.verdict import Why
+    from pytest_gpumem.judge.verdict import ExplainGrowth
     from pytest_gpumem.relations import Bound
     from pytest_gpumem.spec import MemorySpec
 
@@ -192,7 +192,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
     return ", ".join([*limits, *["steady=True"] * spec.steady])
 
 
-def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Result]:
+def with_others(results: Sequence[Result], explain: ExplainGrowth = unexplained) -> list[Result]:
     """Attach to each result the part whose peak limits it, with the causes of the difference."""
     by_part = {result.part: result for result in results}
     complete = []
@@ -205,7 +205,7 @@ def with_others(results: Sequence[Result], why: Why = unexplained) -> list[Resul
         old = tuple(attribution.breakdown for attribution in part.measurement.attributions)
         over = max(verdict.comparisons, key=lambda row: (row.peak == "allocated", row.measured))
         row = replace(over, baseline=part.measurement.peak_allocated, allowance=0)
-        causes, lead = why(Growth(row, old, new.attributions, of_one_program=False))
+        causes, lead = explain(Growth(row, old, new.attributions, of_one_program=False))
         beside = Beside(part.part, part.measurement.peaks, old)
         verdict = replace(verdict, causes=causes, lead=lead)
         complete.append(replace(result, beside=beside, verdict=verdict))

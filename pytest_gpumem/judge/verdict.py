@@ -300,7 +300,7 @@ class Growth(NamedTuple):
     """whether both come from the same code, possibly edited, and not from two parts of a test"""
 
 
-Why = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
+ExplainGrowth = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
 """returns the causes of a growth, the most important first, and the report's lead"""
 
 

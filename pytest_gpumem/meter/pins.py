@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
     from torch.utils.weak import TensorWeakRef
 
-    Place = tuple[int, int]
+    BlockKey = tuple[int, int]
 
 LARGE_SEGMENTS: Final = re.compile(r"large_segment_size_mb:(\d+)")
 """PyTorch's setting of an expandable segment's page size; the default is 20 MiB"""
@@ -48,15 +48,15 @@ class _Pin(NamedTuple):
 class Pins:
     """Pins the foreign memory of devices until ``stop``."""
 
-    def __init__(self, devices: range, foreign: Collection[Place]) -> None:
+    def __init__(self, devices: range, foreign: Collection[BlockKey]) -> None:
         """Pin foreign blocks; without any, this costs nothing."""
         self._devices = devices
-        self._pins: dict[Place, _Pin] = {}
+        self._pins: dict[BlockKey, _Pin] = {}
         self._deaths: list[weakref.ref[Tensor]] = []
         """weak references whose callbacks check whether the step has just freed a block"""
-        self.released: dict[Place, _Pin] = {}
+        self.released: dict[BlockKey, _Pin] = {}
         """pins of blocks that the step has freed"""
-        self._loose: dict[Place, int] = {}
+        self._loose: dict[BlockKey, int] = {}
         """bytes of each block that could not be pinned: no Python object refers to it"""
         self._lost = 0
         """bytes of unpinned blocks that were freed"""
@@ -64,12 +64,12 @@ class Pins:
         """(device, start, end) of each foreign segment, or page of an expandable segment"""
         if not foreign:
             return
-        plugs: dict[Place, Plug] = {}
+        plugs: dict[BlockKey, Plug] = {}
         with without_collections():
             for segment in VIEW.segments():
                 device, address, size = segment["device"], segment["address"], segment["total_size"]
                 pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
-                blocks: dict[Place, Plug] = {}
+                blocks: dict[BlockKey, Plug] = {}
                 """the allocated blocks, as plugs to show after the step has freed them"""
                 begin = address
                 for block in segment["blocks"]:
@@ -108,7 +108,7 @@ class Pins:
 
     # -- what the step has freed --
 
-    def _see_death(self, place: Place, _tensor: object) -> None:
+    def _see_death(self, place: BlockKey, _tensor: object) -> None:
         pin = self._pins.get(place)
         dying = 1  # the dying tensor still holds one
         if pin is not None and _references(pin.storage) <= OWN_REFERENCES + dying:
@@ -122,12 +122,12 @@ class Pins:
         if places:
             self._release(places)
 
-    def _release(self, places: Iterable[Place]) -> None:
+    def _release(self, places: Iterable[BlockKey]) -> None:
         pins = {place: self._pins.pop(place) for place in places}
         VIEW.show_freed([pin.plug for pin in pins.values()])
         self.released |= pins
 
-    def drop(self) -> set[Place]:
+    def drop(self) -> set[BlockKey]:
         """Unpin the blocks that the step has freed; return (device, address) of each."""
         plugs = {place: pin.plug for place, pin in self.released.items()}
         self.released.clear()  # deletes the last references: the blocks are free now
@@ -139,20 +139,20 @@ class Pins:
         self.find_released()
         return self._by_device({place: pin.plug.size for place, pin in self.released.items()})
 
-    def _by_device(self, sizes: Mapping[Place, int]) -> list[int]:
+    def _by_device(self, sizes: Mapping[BlockKey, int]) -> list[int]:
         """Sum the sizes per device."""
         return [
             sum(size for place, size in sizes.items() if place[0] == device)
             for device in self._devices
         ]
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: BlockKey) -> bool:
         """Return whether a foreign block begins at this place."""
         return place in self._pins or place in self._loose
 
     # -- foreign memory that becomes something else --
 
-    def adopt(self, blocks: Collection[Place]) -> None:
+    def adopt(self, blocks: Collection[BlockKey]) -> None:
         """Unpin blocks that belong to the step from now on, with their segments or pages."""
         sizes = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
         for place in blocks:
@@ -192,7 +192,7 @@ class Pins:
 
     # -- blocks that could not be pinned --
 
-    def lose(self, live: Mapping[Place, int]) -> list[int]:
+    def lose(self, live: Mapping[BlockKey, int]) -> list[int]:
         """Return the bytes per device of unpinned blocks that were freed since the last call.
 
         ``live`` has the bytes of each allocated block by (device, address).
@@ -262,11 +262,11 @@ class _Finder:
     """Finds the tensors in blocks, and caches them: a suite's next test has the same ones."""
 
     def __init__(self) -> None:
-        self._known: dict[Place, list[TensorWeakRef]] = {}
-        self._missing: set[Place] = set()
+        self._known: dict[BlockKey, list[TensorWeakRef]] = {}
+        self._missing: set[BlockKey] = set()
         """blocks in which the last search found no tensor"""
 
-    def tensors_at(self, places: Collection[Place]) -> Iterator[tuple[Place, Tensor]]:
+    def tensors_at(self, places: Collection[BlockKey]) -> Iterator[tuple[BlockKey, Tensor]]:
         """Yield tensors whose storages begin at these places, including those that graphs saved."""
         known = self._remembered(places)
         missing = {place for place in places if not known.get(place)}
@@ -288,16 +288,16 @@ class _Finder:
         for place, tensors in known.items():
             yield from ((place, tensor) for tensor in tensors)
 
-    def remembers(self, places: Collection[Place]) -> bool:
+    def remembers(self, places: Collection[BlockKey]) -> bool:
         """Return whether each place still has a tensor that the last search found there."""
         return all(self._remembered(places).values())
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[BlockKey]) -> None:
         """Remove these places from the cache."""
         for place in places:
             self._known.pop(place, None)
 
-    def _remembered(self, places: Collection[Place]) -> dict[Place, list[Tensor]]:
+    def _remembered(self, places: Collection[BlockKey]) -> dict[BlockKey, list[Tensor]]:
         known = {}
         for place in places:
             tensors = [reference() for reference in self._known.get(place, ())]

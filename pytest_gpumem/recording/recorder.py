@@ -88,7 +88,7 @@ class Recorder:
             yield
         finally:
             span = Span(start, now())
-            self._recording.ours.append(span)
+            self._recording.own_work.append(span)
             if not settles:
                 self._recording.emptied.add(span)
 

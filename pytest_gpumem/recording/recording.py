@@ -96,7 +96,7 @@ class Recording:
     """three elements per optimizer in a step: the step's number, the optimizer's id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
     """interned: one object per line, however many passes it starts"""
-    ours: list[Span] = field(default_factory=list)
+    own_work: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
     """those in which it emptied the cache for the step's code"""

@@ -21,7 +21,7 @@ MOST: Final = 0.9
 """share of the bytes from which a child, in place of its parent, counts as the holder"""
 MAX_OTHERS: Final = 2
 """other holders that are named besides the first one"""
-MAX_TOLD_APART: Final = 2
+MAX_SEPARATE_PARTS: Final = 2
 """parts of an object that are named one by one; if more keep the same blocks, the object is
 named"""
 
@@ -213,7 +213,7 @@ class ReferenceGraph:
             passed.add(start)
             if start in self.tensors:
                 return start, blocks
-            at_most = 1 if start in self.whole else MAX_TOLD_APART
+            at_most = 1 if start in self.whole else MAX_SEPARATE_PARTS
             most: list[tuple[Key, Keys]] = []
             for child in self.below.get(start, ()):
                 if child in passed or child in self.sizes or child in self.tensors:

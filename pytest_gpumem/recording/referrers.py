@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.recording.reference_graph import Group, Key, Name
 
-    Place = tuple[int, int]
+    BlockKey = tuple[int, int]
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
@@ -49,7 +49,7 @@ _GRADIENT: Final = "gradient"
 _WHOLE: Final = (list, tuple, set, frozenset, deque)
 
 
-class Kept(NamedTuple):
+class BlockKeeper(NamedTuple):
     """What keeps a block alive."""
 
     name: str = ""
@@ -71,7 +71,7 @@ class Kept(NamedTuple):
     """whether that tensor is a parameter"""
 
 
-def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
+def holders(blocks: Mapping[BlockKey, int]) -> tuple[Holder, ...]:
     """Return the holders of live memory, the one with most bytes first.
 
     ``blocks`` has the bytes of each block, by device and address.
@@ -84,20 +84,20 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     return tuple(found[:MAX_HOLDERS])
 
 
-def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
+def kept_memory(blocks: Mapping[BlockKey, int]) -> dict[BlockKey, BlockKeeper]:
     """Return what keeps each block, by device and address.
 
     ``blocks`` has the bytes of each block, by device and address.
     """
     with _searched(blocks) as search:
-        kept: dict[Any, Kept] = {}
+        kept: dict[Any, BlockKeeper] = {}
         for group in search.graph.groups():
             kept.update(search.kept(group))
         return {place: kept.get(place) or search.kept_without_a_name(place) for place in blocks}
 
 
 @contextmanager
-def _searched(blocks: Mapping[Place, int]) -> Iterator[_Search]:
+def _searched(blocks: Mapping[BlockKey, int]) -> Iterator[_Search]:
     """Search for what keeps some blocks alive.
 
     Afterwards the search keeps no object of the program and no reference cycle. What was frozen
@@ -120,7 +120,7 @@ def _searched(blocks: Mapping[Place, int]) -> Iterator[_Search]:
 class _Search:
     """The search for what keeps some blocks."""
 
-    def __init__(self, blocks: Mapping[Place, int]) -> None:
+    def __init__(self, blocks: Mapping[BlockKey, int]) -> None:
         self._blocks = blocks
         self._objects: dict[Key, Any] = {}
         """objects that lead to a block, and graph nodes, by id"""
@@ -306,7 +306,7 @@ class _Search:
             self.graph.bytes_of(group.shared),
         )
 
-    def kept(self, group: Group) -> dict[Key, Kept]:
+    def kept(self, group: Group) -> dict[Key, BlockKeeper]:
         """Return what keeps each block of a group."""
         text, others = self._text(group), self._others_of(group)
         shared = group.shared
@@ -315,7 +315,7 @@ class _Search:
             tensor = self._tensor_of(path)
             is_of_graph = any(is_node(self._objects.get(key)) for key in path)
             leaf = self._leaf_of(path)
-            kept[path[-1]] = Kept(
+            kept[path[-1]] = BlockKeeper(
                 group.name.text,
                 words_of(self._python_part(path)),
                 text,
@@ -327,13 +327,13 @@ class _Search:
             )
         return kept
 
-    def kept_without_a_name(self, place: Key) -> Kept:
+    def kept_without_a_name(self, place: Key) -> BlockKeeper:
         """Return what is known of a block that no name leads to."""
         if self.is_cut:
-            return Kept(name=NOT_SEARCHED)
+            return BlockKeeper(name=NOT_SEARCHED)
         leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
         way = self._words_from_outermost(place, {place})
-        return Kept(way=way, is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
+        return BlockKeeper(way=way, is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
 
     def without_a_name(self) -> list[Holder]:
         """Return the memory that no name leads to, with what is known of it."""

@@ -85,7 +85,7 @@ class RequestScript:
             and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
         )
         """(start, end, pool) of private pools' segments that existed at the end"""
-        spans = list(recording.ours)
+        spans = list(recording.own_work)
         for at, event in enumerate(log.events):
             time, action = event["time_us"], event["action"]
             while spans and spans[0].end < time:

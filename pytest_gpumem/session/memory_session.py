@@ -74,7 +74,7 @@ class MemorySession:
                 reporting=settings.json is not None,
             )
             self.explainer = PeakExplainer(self.runner, judging, explain_policy)
-        judging.why = self.explainer.why
+        judging.explain = self.explainer.explain
         self._judging = judging
         self._pipeline = Pipeline(self.runner, judging, self.explainer, settings.snapshots)
 

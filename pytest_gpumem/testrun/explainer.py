@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Why
+    from pytest_gpumem.judge.verdict import ExplainGrowth
     from pytest_gpumem.measurement import Breakdown, Peak, Site
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.allocator_log import Block
@@ -31,7 +31,7 @@ class Explainer:
     """Explains nothing; a subclass overrides its methods."""
 
     enabled = False
-    why: Why = staticmethod(unexplained)
+    explain: ExplainGrowth = staticmethod(unexplained)
     """returns the causes of a growth"""
 
     def __init__(self, judging: Judging) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import BaselineStore
     from pytest_gpumem.devices.children import Child
-    from pytest_gpumem.judge.verdict import Policy, Why
+    from pytest_gpumem.judge.verdict import ExplainGrowth, Policy
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recorded, Recording
@@ -86,7 +86,7 @@ class Judging:
         """Create it with folders of baselines in order of look-up; only the first is written."""
         self._stores, self.store = stores, stores[0]
         self._policy = policy
-        self.why: Why = unexplained
+        self.explain: ExplainGrowth = unexplained
         """returns the causes of peaks that grew"""
         self._rank = current_rank()
 
@@ -136,9 +136,12 @@ class Judging:
         return size, f"{name}={getattr(spec, name)!r}" if name else ""
 
     def results(
-        self, test: EndedTest, whys: Mapping[str, Why] = MappingProxyType({})
+        self, test: EndedTest, explain_parts: Mapping[str, ExplainGrowth] = MappingProxyType({})
     ) -> list[Result]:
-        """Return the results of a test and its parts; ``whys`` replaces ``why`` for some parts."""
+        """Return the results of a test and its parts.
+
+        ``explain_parts`` has what explains the growth of some parts.
+        """
         item, card, own, found = test.item, test.run.card, self._rank, []
         for part, (declared, measurement) in test.measured.items():
             spec, policy, relations = declared, self._policy, test.relations.get(part, ())
@@ -168,7 +171,7 @@ class Judging:
                 nodeid=item.argument,
                 card_bytes=card.usable_memory if card and (spec.card or not part) else None,
                 relations=relations,
-                why=whys.get(part, self.why),
+                explain=explain_parts.get(part, self.explain),
             )
             result = Result(
                 nodeid=item.nodeid,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
-Place = tuple[int, int]
+BlockKey = tuple[int, int]
 
 MAX_SHARE: Final = 8
 """A test that left more than 1/N of the device's memory is not run again: the second run would have
@@ -35,7 +35,7 @@ class _Leftover(NamedTuple):
 
     sizes: tuple[int, ...]
     """bytes, one figure per device"""
-    blocks: dict[Place, int]
+    blocks: dict[BlockKey, int]
 
 
 def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came of it
@@ -89,7 +89,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 
 
 def _leftover(
-    runner: Runner, run: Run, excused: Collection[Place], held_before: Sequence[int] = ()
+    runner: Runner, run: Run, excused: Collection[BlockKey], held_before: Sequence[int] = ()
 ) -> _Leftover:
     """Return the memory that is left, without excused blocks and bytes that were held before."""
     run.meter.release()

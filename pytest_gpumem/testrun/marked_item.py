@@ -25,12 +25,16 @@ class Attempt(NamedTuple):
     """bytes that earlier runs of the test left behind, which this run's figures include"""
     out_of_memory: bool = False
     """whether a trial failed by running out of memory"""
-    why: SecondRun | None = None
+    second_run: SecondRun | None = None
 
     @property
     def note(self) -> Note | None:
         """The note that the test ran a second time; None if it did not, or another note says so."""
-        return self.why.note if self.why is not None and self.why.finds and self.ran else None
+        return (
+            self.second_run.note
+            if self.second_run is not None and self.second_run.finds and self.ran
+            else None
+        )
 
     @property
     def ran(self) -> bool:

@@ -154,7 +154,7 @@ class Pipeline:
             if stage.applies(test):
                 test = self._judged(stage(test))
         results, recording = explainer.explained(test, [*test.results], test.recorded)
-        results = with_others(results, self._judging.why)
+        results = with_others(results, self._judging.explain)
         results += self._judging.results(EndedTest(item, run, by_hook(item, found)))
         if unused:  # a baseline of nothing would fail every run that uses the device
             below = test.measured.keys() - {"", *parts}

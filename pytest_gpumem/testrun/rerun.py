@@ -269,7 +269,7 @@ class Runner:
     def again(  # noqa: PLR0913 - all in which a second run differs from the first
         self,
         item: MarkedItem,
-        why: SecondRun,
+        second_run: SecondRun,
         error: BaseException | None = None,
         *,
         record: bool,
@@ -309,7 +309,7 @@ class Runner:
             item.runtest()
 
         attempt = item.run_again(error, prepare, execute)
-        attempt = attempt._replace(left=left if left >= MIN_LEFT else 0, why=why)
+        attempt = attempt._replace(left=left if left >= MIN_LEFT else 0, second_run=second_run)
         try:
             yield attempt
         finally:
@@ -327,7 +327,7 @@ class Runner:
     def trial(
         self,
         item: MarkedItem,
-        why: SecondRun,
+        second_run: SecondRun,
         inputs: Inputs,
         *,
         handled: BaseException | None = None,
@@ -345,7 +345,7 @@ class Runner:
         assert self.run is not None  # noqa: S101 - for the type checker
         run, declared = self.run, self.run.inputs
         try:
-            with self.again(item, why, record=record, inputs=inputs) as attempt:
+            with self.again(item, second_run, record=record, inputs=inputs) as attempt:
                 error = attempt.error
                 short = error is not None and find_out_of_memory(error, handled) is not None
                 yield attempt._replace(out_of_memory=short)

@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers.noted import noted
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.explain.lead import why
+from pytest_gpumem.explain.lead import explain_growth
 from pytest_gpumem.explain.timeline import course_of
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
@@ -167,7 +167,7 @@ def result(test, measurement, lookup=None, *, part="", module=MODULE, **spec):
     nodeid = f"{module}::{test}"
     return Result(
         nodeid,
-        judge(measurement, spec, lookup, Policy(), nodeid=nodeid, why=why),
+        judge(measurement, spec, lookup, Policy(), nodeid=nodeid, explain=explain_growth),
         measurement,
         part,
         spec.batch_size,

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from helpers.paths import GOLD
-from pytest_gpumem.explain.lead import why
+from pytest_gpumem.explain.lead import explain_growth
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup, Policy
@@ -73,7 +73,12 @@ def result(  # noqa: PLR0913 - as many things make a result
     """A result as the plugin makes one."""
     nodeid = f"{module}::{test}"
     judged = judge(
-        measurement, spec, lookup or Lookup(), policy or Policy(), nodeid=nodeid, why=why
+        measurement,
+        spec,
+        lookup or Lookup(),
+        policy or Policy(),
+        nodeid=nodeid,
+        explain=explain_growth,
     )
     budget = describe_budget(spec)
     return Result(nodeid, judged, measurement, part, spec.batch_size, budget, (module, 12))

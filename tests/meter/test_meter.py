@@ -192,7 +192,7 @@ def test_devices_that_hold_nothing_are_not_settled():
             del kept
             meter.settle_again()  # the allocator has it as yet
             meter.settle_again()
-            print(len(meter.recording.stop().ours))
+            print(len(meter.recording.stop().own_work))
             meter.stop()
     """  # in a process where no earlier test has pinned memory, which is memory of the devices too
     assert child(code, card=None, warm=True) == "2\n"

@@ -14,7 +14,7 @@ from helpers.virtual_gpu import CARD_80GIB, virtual_card
 
 from pytest_gpumem.recording.plain_tensors import place_of
 from pytest_gpumem.recording.reference_graph import ReferenceGraph
-from pytest_gpumem.recording.referrers import NOT_SEARCHED, UNNAMED, Kept, _Search, holders
+from pytest_gpumem.recording.referrers import NOT_SEARCHED, UNNAMED, BlockKeeper, _Search, holders
 
 KEEPERS = {
     "attribute history of Trainer, list of 1": (
@@ -319,7 +319,9 @@ def test_a_search_keeps_no_object_and_no_memory(torch):
         kept.clear()
         assert [reference() for reference in alive] == [None] * 3
         assert torch.cuda.memory_allocated() == before - (12 << 20)
-        assert not any(type(value) in (Kept, _Search, ReferenceGraph) for value in gc.get_objects())
+        assert not any(
+            type(value) in (BlockKeeper, _Search, ReferenceGraph) for value in gc.get_objects()
+        )
     finally:
         gc.enable()
 

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.explain.lead import why
+from pytest_gpumem.explain.lead import explain_growth
 from pytest_gpumem.judge.comparison import StepShape
 from pytest_gpumem.judge.verdict import EVERY_PEAK, Comparison, Growth, beyond_tolerance
 from pytest_gpumem.measurement import Attribution
@@ -106,7 +106,7 @@ class EntryChange:
         if not self.rows or self.old is None or self.new is None:
             return ""
         measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]
-        _, lead = why(Growth(self.rows[0], self.old.breakdowns, measured))
+        _, lead = explain_growth(Growth(self.rows[0], self.old.breakdowns, measured))
         return lead.sentence if lead else ""
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EXCLUDE: Final = "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb"
 
 
-class Ways(enum.IntFlag):
+class OperatorFlags(enum.IntFlag):
     """Flags that describe an operator to the native library; the *short way* bypasses Python."""
 
     SHORT = 1
@@ -80,8 +80,8 @@ class OperatorFunctions:
     """configures a kernel's short way. Arguments: the kernel; the function for all other calls; an
     object to pass to ``finish``; a function that computes the operator on CPU tensors; the
     operator's function for calls without a number in a tensor's place, and for those with one
-    (None: these have no short way); its Ways; and three bit masks over its arguments: those that it
-    writes, those whose values do not matter, those that are tensors"""
+    (None: these have no short way); its flags; and three bit masks over its arguments: those that
+    it writes, those whose values do not matter, those that are tensors"""
     running: Callable[[], tuple[Any, Any] | None]
     """returns the arguments, positional and by name, of the operator running on this thread on the
     short way; None: there is none"""

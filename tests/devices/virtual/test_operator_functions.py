@@ -32,7 +32,7 @@ def kernel_of(device, op, ways, *, written=0, unread=0):
 def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
     import torch
 
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
 
     with virtual_card() as device:
         device.values.compute("auto")
@@ -40,7 +40,7 @@ def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
         unknown = torch.empty(8, device="cuda")
         address = known.data_ptr()
         device.library.forget(unknown.data_ptr(), 32)
-        kernel, told = kernel_of(device, torch.ops.aten.add_.Tensor, Ways.SHORT, written=1)
+        kernel, told = kernel_of(device, torch.ops.aten.add_.Tensor, OperatorFlags.SHORT, written=1)
         kernel(known, other, alpha=1)
         assert told == ["slow"]
         assert device.library.is_known(address, 32)
@@ -52,7 +52,7 @@ def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
 def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
     import torch
 
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
     with virtual_card() as device:
@@ -67,7 +67,7 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
         functions = Interception.functions
         kernel = functions.kernel(slow)
         calls = maximum._op, None
-        functions.know(kernel, slow, None, maximum._op, *calls, Ways.SHORT, 0, 0, 0b11)
+        functions.know(kernel, slow, None, maximum._op, *calls, OperatorFlags.SHORT, 0, 0, 0b11)
         device.library.short_ways(1)
         kernel(unknown, 2.0)
         assert told == [float]
@@ -78,7 +78,7 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
 def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_numbers():
     import torch
 
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
     called = []
@@ -89,7 +89,7 @@ def test_a_number_in_the_place_of_a_tensor_is_given_to_the_function_that_takes_n
         functions = Interception.functions
         kernel = functions.kernel(called.append)
         calls = lambda *_args: called.append("tensors"), lambda *_args: called.append("numbers")
-        functions.know(kernel, called.append, None, None, *calls, Ways.SHORT, 0, 0, 0b11)
+        functions.know(kernel, called.append, None, None, *calls, OperatorFlags.SHORT, 0, 0, 0b11)
         device.library.short_ways(1)
         kernel(unknown, unknown, 2)  # the last one is in no tensor's place
         assert called == ["tensors"]
@@ -118,7 +118,7 @@ def test_operators_on_unknown_values_take_numbers_and_raise_errors_as_without_va
 def test_a_kernel_excludes_its_key_while_the_operator_runs():
     import torch
 
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
     from pytest_gpumem.devices.virtual.values.dispatch_keys import KEY
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
@@ -137,7 +137,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
             return 1.5
 
         kernel = functions.kernel(run)
-        functions.know(kernel, run, None, run, run, None, Ways.SHORT, 0, 0, 0)
+        functions.know(kernel, run, None, run, run, None, OperatorFlags.SHORT, 0, 0, 0)
         assert kernel(number) == 1.5
         with pytest.raises(torch.OutOfMemoryError):
             kernel(number, out=2)
@@ -164,9 +164,14 @@ def test_where_tensors_lie_is_the_same_by_dlpack_and_by_attributes():
 
 def computing(device, op, *, written=0):
     """Return a kernel of an operator that hands nothing to Python: there, it would fail."""
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
 
-    return kernel_of(device, op, Ways.SHORT | Ways.COMPUTES | Ways.CHEAP, written=written)
+    return kernel_of(
+        device,
+        op,
+        OperatorFlags.SHORT | OperatorFlags.COMPUTES | OperatorFlags.CHEAP,
+        written=written,
+    )
 
 
 @pytest.mark.usefixtures("exchange_api")
@@ -369,7 +374,7 @@ def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
 def test_what_the_host_has_not_costs_nothing():
     import torch
 
-    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
     from pytest_gpumem.devices.virtual.values.interception import Interception
     from pytest_gpumem.devices.virtual.values.operators import traits_of
 
@@ -386,7 +391,7 @@ def test_what_the_host_has_not_costs_nothing():
         for host in (op._op, missing):
             kernel = functions.kernel(op._op)
             traits = traits_of(op)._replace(host=host)
-            ways = Ways.SHORT | Ways.COMPUTES
+            ways = OperatorFlags.SHORT | OperatorFlags.COMPUTES
             functions.know(kernel, op._op, traits, host, op._op, None, ways, 0, 0, 0)
             before = mode.budget.flops
             result = kernel(x, x)

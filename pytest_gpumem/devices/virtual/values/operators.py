@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from pytest_gpumem.devices.virtual.operator_functions import Ways
+from pytest_gpumem.devices.virtual.operator_functions import OperatorFlags
 from pytest_gpumem.devices.virtual.values import (  # noqa: F401 - they register equivalents
     attention,
     equivalents,
@@ -179,7 +179,7 @@ class Traits(NamedTuple):
     """computes it on the CPU: its equivalent, or the operator itself"""
     formula: Callable[..., Any] | None
     """PyTorch's formula for its floating-point operations"""
-    ways: Ways
+    ways: OperatorFlags
     """flags for the native library, which handles most calls without Python"""
 
 
@@ -368,42 +368,47 @@ def traits_of(op: OpOverload) -> Traits:
         carried=name in CARRIED,
         host=EQUIVALENTS.get(op._name, op._op),
         formula=FORMULAS.get(op._overloadpacket),
-        ways=Ways(0),
+        ways=OperatorFlags(0),
     )
     return traits._replace(ways=_ways_of(traits))
 
 
-def _ways_of(traits: Traits) -> Ways:
+def _ways_of(traits: Traits) -> OperatorFlags:
     """Return the native library's flags for an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
     indexes = traits.op._schema.name in INDEXING
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
-        return Ways(0)  # another library's operator may run Python code of its own
+        return OperatorFlags(0)  # another library's operator may run Python code of its own
     if name in RETURNS_ARGUMENTS:  # the library would mark them as unknown
-        return Ways(0)
+        return OperatorFlags(0)
     if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
-        return Ways.SHORT | Ways.COMPUTES | Ways.CHEAP | Ways.CHANGES
+        return (
+            OperatorFlags.SHORT
+            | OperatorFlags.COMPUTES
+            | OperatorFlags.CHEAP
+            | OperatorFlags.CHANGES
+        )
     if traits.written and (
         traits.allocates
         or name in ASSUMED
         or any(arguments[place].kwarg_only for place, _ in traits.written)
     ):
-        return Ways(0)
-    ways = Ways.SHORT
+        return OperatorFlags(0)
+    ways = OperatorFlags.SHORT
     for is_so, way in (
-        (name.endswith("_like") or name.startswith(("new_", "empty")), Ways.LIKE),
-        (name in OF_CONSTANTS, Ways.CONSTANT),
-        (traits.copies, Ways.COPIES),
-        (name in ASSUMED, Ways.ASSUMED),
-        (traits.reads_back, Ways.READS),
-        (traits.allocates, Ways.ALLOCATES),
-        (_is_of_arguments_alone(traits), Ways.COMPUTES),
-        (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
-        (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
-        (indexes, Ways.INDEXES),
-        (name in UNDECLARED, Ways.RETURNS),
-        (name in CHANGES, Ways.SCATTERS),
+        (name.endswith("_like") or name.startswith(("new_", "empty")), OperatorFlags.LIKE),
+        (name in OF_CONSTANTS, OperatorFlags.CONSTANT),
+        (traits.copies, OperatorFlags.COPIES),
+        (name in ASSUMED, OperatorFlags.ASSUMED),
+        (traits.reads_back, OperatorFlags.READS),
+        (traits.allocates, OperatorFlags.ALLOCATES),
+        (_is_of_arguments_alone(traits), OperatorFlags.COMPUTES),
+        (name in PRODUCTS or counts_elements(traits), OperatorFlags.CHEAP),
+        (torch.Tag.pointwise not in traits.op.tags, OperatorFlags.THREADS),
+        (indexes, OperatorFlags.INDEXES),
+        (name in UNDECLARED, OperatorFlags.RETURNS),
+        (name in CHANGES, OperatorFlags.SCATTERS),
     ):
         if is_so:
             ways |= way
