@@ -418,11 +418,11 @@ class Measurement(Fullest, Hinted):
     held: tuple[Peak, ...]
     """memory that earlier tests held when the step began; it is not part of the peaks"""
     retained: tuple[Peak, ...]
-    """memory that the step still held when it ended, after garbage collection"""
+    """memory that the step still held when it ended: after garbage collection, but for a part"""
     alloc_retries: int = 0
     """how often the allocator emptied its cache to satisfy a request"""
     segments: int = 0
-    """number of segments that the allocator held from the device when the step had ended"""
+    """number of the allocator's segments when the step had ended, those of earlier tests too"""
     out_of_memory: OutOfMemory | None = None
     notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""

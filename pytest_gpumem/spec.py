@@ -22,8 +22,8 @@ from pytest_gpumem.spec_fields import (
     read_budget,
     read_card,
     read_flag,
-    read_leak,
-    read_limit_per_sample,
+    read_mib,
+    read_mib_or_zero,
     read_ranks,
     read_tolerance,
     read_values,
@@ -101,7 +101,7 @@ class MemorySpec:
     """which values a virtual GPU computes; None for the session's option"""
 
     def bytes_of(self, name: str) -> int | None:
-        """Return a limit in bytes by its field's name; None if it is not declared."""
+        """Return a limit in GiB or MiB, by its field's name, in bytes; None if not declared."""
         limit: int | float | None = getattr(self, name)
         if limit is None:
             return None
@@ -287,12 +287,12 @@ _READERS: Final[Mapping[str, Reader]] = {
     "world_size": partial(read_whole_number, least=1, largest=MAX_RANKS),
     "rank": partial(read_whole_number, least=0, largest=MAX_RANKS - 1),
     "batch_sizes": read_batch_sizes,
-    "max_mib_per_sample": read_limit_per_sample,
+    "max_mib_per_sample": read_mib,
     "max_fixed_gib": read_budget,
     "max_host_gib": read_budget,
     "variants": read_variants,
     "ranks": read_ranks,
-    "max_leak_mib": read_leak,
+    "max_leak_mib": read_mib_or_zero,
     "steady": partial(
         read_flag, meaning="True if the memory allocated after each step must stop growing"
     ),

@@ -88,7 +88,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def read_limit_per_sample(name: str, value: object) -> float:
+def read_mib(name: str, value: object) -> float:
     """Check a limit in MiB."""
     number = _number(value)
     if number is None or not 0 < number <= MAX_GIB:
@@ -129,7 +129,7 @@ def read_flag(name: str, value: object, *, meaning: str) -> bool:
     return value
 
 
-def read_leak(name: str, value: object) -> float:
+def read_mib_or_zero(name: str, value: object) -> float:
     """Check a limit in MiB, which may be zero."""
     number = _number(value)
     if number is None or not 0 <= number <= _MAX_LEAK_MIB:

@@ -26,6 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.judge.result import describe_budget
+from pytest_gpumem.plugin.entry import MARKER_HELP
 from pytest_gpumem.sizes import GIB, MIB, Tolerance
 from pytest_gpumem.spec import MemorySpec, spec_from_marks
 
@@ -157,6 +159,17 @@ def test_none_on_a_nearer_marker_takes_back_what_an_outer_one_says(name: str) ->
     outer = {name: {**EVERY_FIELD, **WORLD, **SIZES}[name]}
     assert spec(outer, world) != spec(world)
     assert spec({name: None}, outer, world) == spec(world)
+
+
+def test_every_field_is_in_the_markers_help() -> None:
+    named = MARKER_HELP.removeprefix("gpu_memory(").partition(")")[0]
+    of_items = {"ranks"}  # makes several tests of one
+    assert set(named.split(", ")) == {*EVERY_FIELD, *WORLD, *SIZES} | of_items
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_FIELD if name.startswith("max_")])
+def test_every_limit_is_named_in_reports(name: str) -> None:
+    assert f"{name}={EVERY_FIELD[name]!r}" in describe_budget(spec({name: EVERY_FIELD[name]}))
 
 
 def test_none_on_an_outer_marker_takes_nothing_back() -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import MIB, ROOT, in_fork, line, percent, table
 from benchmarks.published.rows import KINDS, Row, read
-from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
+from pytest_gpumem.devices.virtual.cudnn_notes import CUDNN_MARGIN
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.replay.size_range import widened
 
@@ -201,7 +201,7 @@ def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str
                     continue
                 high = Peak(0, round(max(value, largest or 0) * MIB))
                 full = unfit or largest is None
-                high = widened(high, MARGIN, round(room * MIB), full=full)
+                high = widened(high, CUDNN_MARGIN, round(room * MIB), full=full)
                 ends = min(allocated, value), high.reserved / MIB
             found.append(Found(row, version, value, small, ends))
             seen = [row.name, row.card, f"{row.real:.0f}", version, value, small, ends]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import MIB, line, percent, read, spread, table
 from benchmarks.published.runner import looked, unseen
-from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
+from pytest_gpumem.devices.virtual.cudnn_notes import CUDNN_MARGIN
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.replay.size_range import widened
 
@@ -337,7 +337,7 @@ def report(answers: Answers) -> str:
             between = inside.setdefault(f"{key}: %s reserve between both ends", [])
             between.append(low <= real <= high)
             low = min(usual[0], least[0])
-            high = widened(Peak(usual[0], high), MARGIN, 2**40, full=False).reserved
+            high = widened(Peak(usual[0], high), CUDNN_MARGIN, 2**40, full=False).reserved
             inside.setdefault(f"{key}: %s lie in a report's range", []).append(low <= real <= high)
         lines.append([row["row"], unseen(row), *cells])
     heads = ["L40S", "never looked at", "allocated", "virtual", "allocated %", "reserved MiB"]

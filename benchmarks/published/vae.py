@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import MIB, line, percent, read, spreads, table
 from benchmarks.published.runner import looked, unseen
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
+from pytest_gpumem.devices.virtual.cudnn_notes import CUDNN_MARGIN
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.replay.size_range import widened
 
@@ -214,7 +214,7 @@ def ends(answers: Answers, name: str) -> tuple[Pair, Pair]:
     peaks = [figures[name] for figures in answers.figures.values()]
     allocated, reserved = zip(*peaks, strict=True)
     most = Peak(round(max(allocated) * MIB), round(max(reserved) * MIB))
-    most = widened(most, MARGIN, CARDS[CARD].total_memory, full=False)
+    most = widened(most, CUDNN_MARGIN, CARDS[CARD].total_memory, full=False)
     return (min(allocated), most.allocated / MIB), (min(allocated), most.reserved / MIB)
 
 

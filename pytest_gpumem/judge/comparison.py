@@ -167,7 +167,7 @@ class Judged:
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
-        """Every declared limit; the allocator also enforces ``max_gib`` and ``card``."""
+        """The declared limits of peaks; the allocator also enforces ``max_gib`` and ``card``."""
         spec = self.spec
         declared: tuple[tuple[str, FigureName, int | None], ...] = (
             ("max_gib", "reserved", spec.bytes_of("max_gib")),

@@ -65,7 +65,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 
     ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test's name for
     a command line in the working folder. ``card_bytes`` is the card's memory less its CUDA context.
-    ``why`` returns the causes of a peak that grew.
+    ``explain`` returns the causes of a peak that grew.
     """
     case = Judged(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or exceeds its limits, fails whatever its baseline is.

@@ -349,7 +349,8 @@ class Verdict(Noted):
     beside: str = ""
     """the other part on which the exceeded limit depends; "" for any other verdict"""
     of_held: bool = False
-    """whether memory at a part's end was too much, which the lines of its peak do not explain"""
+    """whether memory at a part's end was too much: reports then show no lines and hints of its
+    peak, which do not explain it, and the test does not run again for them"""
     held_to: str = ""
     """key of another device whose baseline was compared; "" for its own"""
     causes: tuple[Cause, ...] = ()

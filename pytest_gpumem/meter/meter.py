@@ -451,7 +451,7 @@ class Meter:
         reading = self._note()
         whole = tally is None
         use = self._device_use(reading) if whole else ()
-        retained = list(reading.own_held)
+        retained = list(tally.ends[1] if tally else reading.own_held)
         if whole and any(peak.allocated for peak in retained):
             collect_garbage()
             retained = self.counted()

@@ -1,4 +1,7 @@
-"""The range of peaks in which sizes that depend on unknown values are at their maximum."""
+"""The range up to a second run, in which sizes that depend on unknown values are the largest.
+
+``replay/size_range.py`` makes the other range, which needs no second run.
+"""
 
 from __future__ import annotations
 

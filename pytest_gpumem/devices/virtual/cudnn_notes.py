@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MIN_CUDNN: Final = 90800
 """first cuDNN that can plan for a device that the machine does not have, by its release notes"""
 
-MARGIN: Final = 25
+CUDNN_MARGIN: Final = 25
 """percent: in benchmarks/results/convolution_ranges.txt a real GPU reserved at most 21 % more than
 the virtual one with any workspaces observed for a convolution, and in benchmark mode 19 % more than
 with the largest or the smallest plans (benchmarks/results/published_segmentary.txt)"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_gpumem.devices.base import Alternative, Alternatives, BlockUse, RangeEnd
-from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
+from pytest_gpumem.devices.virtual.cudnn_notes import CUDNN_MARGIN, ConvolutionWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,7 +135,7 @@ class VirtualWorkspaces:
             larger=bool(counts.larger or early or possible),
             reason="; ".join([*reasons, *self._reasons]),
             judged=judged,
-            margin=MARGIN if ranged or counts.choices else 0,
+            margin=CUDNN_MARGIN if ranged or counts.choices else 0,
             pinned_early=pinned_early > 0,
         )
 

@@ -16,7 +16,7 @@ from helpers.paths import HELPERS, ROOT
 from helpers.virtual_gpu import child, virtual_card
 
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, MIN_CUDNN, PLANS_KEPT
+from pytest_gpumem.devices.virtual.cudnn_notes import CUDNN_MARGIN, MIN_CUDNN, PLANS_KEPT
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.sizes import format_size
 
@@ -209,7 +209,7 @@ def test_workspaces_that_are_not_asked_for_have_a_range(suite, monkeypatch):
     high = peak.allocated + 2 * tensor + filters + plan
     assert (spanned.least[0].allocated, spanned.most[0].allocated) == (peak.allocated, high)
     assert spanned.least[0].reserved == spanned.least[0].allocated
-    assert spanned.most[0].reserved == 40 * 2**20 * (100 + MARGIN) // 100
+    assert spanned.most[0].reserved == 40 * 2**20 * (100 + CUDNN_MARGIN) // 100
     assert spanned.judged
     cap = int(0.032 * 2**30)
     assert (measured["cap"].range.most[0].allocated, measured["cap"].peaks) == (cap, (peak,))
