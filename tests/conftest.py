@@ -66,6 +66,7 @@ def pytest_configure(config):
 
 OBSTACLE = pytest.StashKey[str]()
 LONGEST = (
+    "docs/test_config_model_page.py",
     "cli/test_config_model.py",
     "report/page/test_html_browser.py",
     "project/test_random_suites.py",

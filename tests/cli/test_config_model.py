@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from importlib.metadata import version
 
 import pytest
-from helpers.pages import blocks, shows
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.cli import config_model
 from pytest_gpumem.sizes import MIB
 
-PAGE = "how-to/outside-pytest.md"
 TINY = {
     "model_type": "qwen2",
     "vocab_size": 8192,
@@ -101,17 +98,6 @@ def test_a_model_that_does_not_fit_is_told_how_much_it_needs(model):
     assert ended.returncode == 1
     assert re.search(r"^T4 .* no$", ended.stdout, re.MULTILINE)
     assert "inference on T4 needs " in ended.stdout
-
-
-def test_the_page_shows_what_is_printed(model):
-    versions = [version(name).partition("+")[0] for name in ("torch", "transformers")]
-    if versions != ["2.15.0", "5.23.0"]:
-        pytest.skip("the page's figures are torch 2.15.0's and transformers 5.23.0's")
-    (text,) = blocks(PAGE, "json")
-    command = next(it for it in blocks(PAGE, "console") if "gpumem model" in it)
-    arguments = command.removeprefix("$ gpumem model config.json").split()
-    ended = model(*arguments, config=json.loads(text))
-    assert shows(ended.stdout, next(it for it in blocks(PAGE, "text") if "inference" in it))
 
 
 def test_another_model_is_refused_in_a_sentence(model):
