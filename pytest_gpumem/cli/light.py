@@ -156,7 +156,9 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
     options = ["--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as folder:
         pip, is_recent = recent_pip(folder)
-        if is_recent:  # pip warns that it is experimental: of an index with metadata it needs none
+        if is_recent:
+            # Where an index has no separate metadata, pip then downloads only that part of a wheel.
+            # It warns that this is experimental.
             options.append("--use-feature=fast-deps")
         process = subprocess.run(
             [*pip, "install", *options, *requirements], capture_output=True, text=True, check=False

@@ -1,8 +1,8 @@
-"""Another accelerator than CUDA, through torch.accelerator alone: XPU, MPS, and those of packages.
+"""An accelerator other than CUDA, through torch.accelerator alone: XPU, MPS, or a package's.
 
-torch.accelerator names one accelerator of a process, and has its statistics since torch 2.9. This
-file is also the program of a process that asks for it: to ask, torch has to be imported, and a
-session must not import torch before it has chosen its device. It prints an Accelerator as JSON.
+torch.accelerator names one accelerator per process, and has its memory statistics since torch 2.9.
+Run as a program, this file imports torch and prints an :class:`Accelerator` as JSON. The session
+runs it as a child process, because it must not import torch before it has chosen its device.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OPTION: Final = "accelerator"
 PROBE: Final = MIB
 """bytes that are allocated to see what the allocator counts"""
 DRI: Final = Path("/dev/dri")
-"""the folder of Linux's device files of GPUs, of Intel's too"""
+"""Linux's folder of GPU device files, including those of Intel's GPUs"""
 OTHERS: Final = ("cuda", "xpu", "mps")
-"""types that torch itself has, one of which a process may have beside a package's"""
+"""types that torch itself has: a process may have one of them in addition to a package's"""
 AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""torch imports no packages of backends by itself where this is 0"""
+"""environment variable: if it is 0, torch does not import installed backends by itself"""
 
 
 class Accelerator(NamedTuple):
@@ -77,7 +77,7 @@ class AcceleratorBackend(Backend):
         return stats | dict.fromkeys(self._uncounted, stats["allocated_bytes"])
 
     def allocator(self) -> str:
-        """Return "native": it was seen to count."""
+        """Return "native": :meth:`prove` has seen it count."""
         return "native"
 
     def is_initialized(self) -> bool:
@@ -101,7 +101,7 @@ class AcceleratorBackend(Backend):
         torch.accelerator.synchronize(device)
 
     def is_capturing(self) -> bool:
-        """Return False: torch.accelerator does not tell."""
+        """Return False: torch.accelerator cannot tell."""
         return False
 
     def clear_workspaces(self) -> None:
@@ -119,7 +119,7 @@ class AcceleratorBackend(Backend):
         return free, total
 
     def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
-        """Return False: torch.accelerator tells of none."""
+        """Return False: torch.accelerator reports no refused requests."""
         del observe
         return False
 
@@ -136,7 +136,7 @@ class AcceleratorBackend(Backend):
             problem = f"torch {torch.__version__} has no statistics of accelerators"
             raise DeviceError(given, problem, "install torch 2.9 or newer")
         place = torch.device(self.device_type, device)
-        torch.empty(0, device=place)  # the allocator has statistics once it is initialised
+        torch.empty(0, device=place)  # the allocator has statistics once it is initialized
         try:
             VIEW.reset_peaks(device)
             before = VIEW.stats(device)
@@ -219,7 +219,7 @@ class AcceleratorDevice(Device):
         return [f"{found.device_type} device{name}", *found.lacks]
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
-        """Call the function now: torch.accelerator does not tell of a first use."""
+        """Call the function now: torch.accelerator does not report a first use."""
         del count
         begin()
 
@@ -259,7 +259,7 @@ class AcceleratorDevice(Device):
         return DeviceInfo(device_type, name, total, (0, 0), sm_count=0)
 
     def close(self) -> None:
-        """Let the code between marked tests have CUDA's figures, and other processes the device."""
+        """Use CUDA's figures between marked tests, and let other processes use the device."""
         if VIEW.backend is self.backend and self._shared:
             with suppress(RuntimeError):
                 VIEW.empty_cache()
@@ -273,7 +273,7 @@ class AcceleratorDevice(Device):
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False
     ) -> AbstractContextManager[None]:
-        """Refuse: a rank without the others is one of CUDA.
+        """Refuse: one rank alone needs NCCL, which only CUDA has.
 
         Raises:
             DeviceError: always.
@@ -287,7 +287,7 @@ class AcceleratorDevice(Device):
 
 
 class AcceleratorUse(UseWatch):
-    """Reads a device's memory when something ends, if its backend tells it."""
+    """Reads a device's memory in use as parts and the step begin and end, if it is known."""
 
     source = "torch.accelerator.get_memory_info, when parts and the step began and ended"
 
@@ -355,13 +355,13 @@ def accelerator_expected() -> bool:
         return True
     if sys.platform != "win32" and not DRI.exists():
         return False
-    # Looking for torch may load the virtual GPU: do it only if there may be a GPU of Intel's.
+    # Looking for torch may load the virtual GPU: do it only if there may be an Intel GPU.
     build = installed_torch()
     return build is not None and build.xpu is not None
 
 
 def ask() -> Accelerator | str:
-    """Let another process import torch and try its accelerator; return why none can be used."""
+    """Return what another process finds out about torch's accelerator, or why it can use none."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(

@@ -38,8 +38,8 @@ class Alternative(NamedTuple):
     """when the workspace's size was queried, its call was made, or the block was requested"""
     use: BlockUse
     address: int
-    """the block's own address if it is in use, or that of the block that it lives as long as. 0:
-    PyTorch allocated none, or it lives as long as the block allocated last before"""
+    """the block's own address if it is in use, otherwise that of the block that is freed together
+    with it. 0: PyTorch allocated none, or that is the block allocated just before"""
     least: int
     usual: int
     """size in the run; a number of elements if the library is queried for elements"""
@@ -75,9 +75,9 @@ class Alternatives(NamedTuple):
     """All that may differ on a GPU from a run. A real GPU: nothing."""
 
     blocks: Sequence[Alternative] | None = ()
-    """in order of time; None: too many"""
+    """in order of time; None if there were too many"""
     events: Sequence[AllocatorEvent] | None = ()
-    """in the order in which the allocator queried them; None: too many"""
+    """in the order in which the allocator queried them; None if there were too many"""
     smaller: bool = False
     """whether any block may be smaller"""
     larger: bool = False
@@ -87,8 +87,8 @@ class Alternatives(NamedTuple):
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0
-    """percent that may be reserved above the largest peak, and below the smallest one down to the
-    allocated bytes: it depends on which of many workspaces fit the allocator's cache"""
+    """percent that a GPU may reserve above the largest peak; it may also reserve as little as the
+    allocated bytes. Both depend on which of many workspaces fit the allocator's cache"""
     pinned_early: bool = False
     """whether pinned memory was free again before a GPU may have finished copying it"""
 
@@ -127,7 +127,7 @@ class ValueEngine:
         return ""
 
     def least_sizes(self) -> AbstractContextManager[None]:
-        """Return a context in which such sizes have their lower bound."""
+        """Return a context in which sizes that depend on unknown values have their lower bound."""
         return nullcontext()
 
     def assume_masks(self, share: float) -> None:
@@ -164,7 +164,7 @@ class Device:
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """Show ``count`` devices, and call a function when this process first uses CUDA.
 
-        CUDA stays uninitialised until then: processes forked before that can use it, and call the
+        CUDA stays uninitialized until then: processes forked before that can use it, and call the
         function themselves.
 
         Args:

@@ -1,7 +1,7 @@
 """Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
 
 Each Python process that uses a GPU writes a file to the folders that the environment names: when it
-initialises CUDA, and again when it ends, with its peaks, the values that it branched on without
+initializes CUDA, and again when it ends, with its peaks, the values that it branched on without
 their being computed, and notes on its figures. A process that is killed leaves the first file only.
 """
 
@@ -220,7 +220,7 @@ class _Watch:
         """attributions of the peaks, once the explainer has run"""
 
     def begin(self) -> None:
-        """Start when CUDA is initialised."""
+        """Start when CUDA is initialized."""
 
         def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
             self._fold()

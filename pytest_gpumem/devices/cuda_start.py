@@ -1,8 +1,8 @@
-"""Initialises CUDA once per process, and detects a program's first use of it.
+"""Initializes CUDA once per process, and detects a program's first use of it.
 
 After an error PyTorch's next try would end the process. A program that forks before it uses CUDA
 can use it in each of its processes, and a program without CUDA creates no context: so CUDA must not
-be initialised early for it.
+be initialized early for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SETTINGS: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""variables with settings of PyTorch's allocator, which CUDA's initialisation reads"""
+"""variables with settings of PyTorch's allocator, which CUDA's initialization reads"""
 
 _failures: list[DeviceError] = []
 """the error of this process's only attempt, if it failed"""
 
 
 def start_cuda() -> None:
-    """Initialise CUDA unless it is initialised.
+    """Initialize CUDA unless it is initialized.
 
     Raises:
         DeviceError: it failed, now or earlier; another attempt might end the process.
@@ -62,7 +62,7 @@ def _failure(error: Exception) -> DeviceError:
 
 
 INITIALISE: Final = "_lazy_init"
-"""function of torch.cuda that initialises CUDA; PyTorch's C++ calls it by this name too"""
+"""function of torch.cuda that initializes CUDA; PyTorch's C++ calls it by this name too"""
 USE: Final = Patch(
     "torch.cuda", INITIALISE, reason="measuring begins as the program first uses CUDA, not before"
 )
@@ -79,7 +79,7 @@ class FirstUse:
         Args:
             begin: the function to call. It may use CUDA, and runs outside of PyTorch's dispatch
                 modes.
-            prepare: called just before a use of CUDA initialises it.
+            prepare: called just before a use of CUDA initializes it.
         """
         self._begin: Callable[[], None] | None = begin
         import torch

@@ -28,14 +28,14 @@ NO_GPU: Final = (3, 34, 100)
 """what cuInit returns where there is no GPU (cuda.h, CUresult): CUDA_ERROR_NOT_INITIALIZED and
 CUDA_ERROR_STUB_LIBRARY come from libraries without a driver, CUDA_ERROR_NO_DEVICE from a driver"""
 SLOW_S: Final = 60
-"""seconds that the driver may take to initialise"""
+"""seconds that the driver may take to initialize"""
 
 
 class VisibleGpus(NamedTuple):
     """The GPUs visible to the driver."""
 
     expected: bool = False
-    """whether a GPU was found. A driver that fails to initialise counts: PyTorch then reports the
+    """whether a GPU was found. A driver that fails to initialize counts: PyTorch then reports the
     error"""
     names: tuple[str, ...] = ()
     """names, hex-encoded"""

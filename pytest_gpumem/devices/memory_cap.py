@@ -74,7 +74,7 @@ class MemoryCaps:
         self._real: dict[str, Callable[..., Any]] = {}
         self._caps: dict[int, _Cap] = {}
         self._set_as: dict[str, str] = {}
-        """the program's fractions in settings, by the fractions that PyTorch received instead"""
+        """by fraction passed to PyTorch in settings: the program's own fraction that it replaces"""
 
     def install(self) -> None:
         """Wrap the bindings, once."""
@@ -108,7 +108,7 @@ class MemoryCaps:
             GET_SETTINGS: get_settings,
         }
         # torch 2.6 has no binding that reads the fraction. Versions with older names of the
-        # settings' functions read a fraction in settings only once, when CUDA is initialised.
+        # settings' functions read a fraction in settings only once, when CUDA is initialized.
         self._real = BINDINGS.values(torch._C)
         BINDINGS.put(torch._C, wrappers)
 
@@ -124,7 +124,7 @@ class MemoryCaps:
         try:
             fraction = float(value)
         except ValueError:
-            return match[0]  # PyTorch's error names the value
+            return match[0]  # PyTorch raises an error that quotes it
         if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
             return match[1] + value
         told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
@@ -137,7 +137,7 @@ class MemoryCaps:
         if device not in self._caps:
             import torch
 
-            # PYTORCH_ALLOC_CONF may have set a fraction when CUDA was initialised
+            # PYTORCH_ALLOC_CONF may have set a fraction when CUDA was initialized
             get_fraction = self._real.get(GET_FRACTION)
             with _current_device_kept():
                 fraction = 1.0 if get_fraction is None else get_fraction(device)

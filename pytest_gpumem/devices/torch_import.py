@@ -57,7 +57,7 @@ class ImportHooks(MetaPathFinder):
         self._calls: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def call_after(self, module: str, call: Callable[[ModuleType], object]) -> None:
-        """Call with the module once it is imported; at once if it is already."""
+        """Call a function with a module once that is imported, or now if it already is."""
         if module in sys.modules:
             call(sys.modules[module])
             return
@@ -74,7 +74,7 @@ class ImportHooks(MetaPathFinder):
             return None
         del path, target
         try:
-            spec = importlib.util.find_spec(fullname)  # this finder returns None here
+            spec = importlib.util.find_spec(fullname)  # does not recurse: _calls lacks it now
         finally:
             self._calls[fullname] = calls
 

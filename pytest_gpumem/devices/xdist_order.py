@@ -3,7 +3,7 @@
 A worker's ``CUDA_VISIBLE_DEVICES`` is rotated: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. Its tests'
 ``cuda:0`` is another GPU than the other workers', and a test that requests several still gets them.
 Fewer workers than GPUs are spread: of two on eight GPUs gw1 begins with GPU 4, so that tests of
-four GPUs run in parallel. If two workers share a GPU, a lock serialises their steps.
+four GPUs run in parallel. If two workers share a GPU, a lock serializes their steps.
 
 CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"): of
 several instances each worker gets one of its own.

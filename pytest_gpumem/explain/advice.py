@@ -79,7 +79,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     capacity = run.meter.room.capacity
 
     def tried(size: int) -> Probe | None:
-        """Run the test with another batch size; return None if it fails in another way."""
+        """Run the test with another batch size; None unless it passes or runs out of memory."""
         with runner.trial(
             item, ADVICE, run.inputs._replace(batch_size=size), handled=error
         ) as trial:

@@ -217,7 +217,7 @@ class RecordedChild:
     """Records a child process for its parent, which asks where the child's peaks come from."""
 
     def __init__(self, root: str) -> None:
-        """Start recording; CUDA is initialised. File names are relative to ``root``."""
+        """Start recording; CUDA is initialized. File names are relative to ``root``."""
         self._root, self._owner, self._began = Path(root), os.getpid(), now()
         self._recorder = Recorder()
         self._recorder.start()

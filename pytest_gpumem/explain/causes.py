@@ -32,9 +32,9 @@ MAX_CAUSES: Final = 10
 MIN_ALIKE: Final = 0.5
 """similarity of two lines' code, from 0 to 1, from which one counts as the other, edited"""
 MIN_LEADING: Final = 4
-"""parameters lead if they grew by at least 1/N of their gradients and states"""
+"""parameters are named before gradients and optimizer state that grew at most N times as much"""
 MIN_EDITED: Final = 50
-"""an edited line leads if it grew by at least 1/N of the line that grew most"""
+"""an edited line is named first if it grew by at least 1/N of the largest growth of a line"""
 SEGMENTS: Final = "new segments"
 """the category of a cause that is not a tensor: memory that the allocator reserved"""
 MADE: Final = {"parameters", "buffers"}
@@ -42,10 +42,10 @@ MADE: Final = {"parameters", "buffers"}
 ALIKE_FACTOR: Final = 0.03
 """relative difference up to which two growth factors count as equal"""
 MIN_EVEN_LINES: Final = 3
-"""from so many lines that grow by one factor on, none of them is the cause"""
+"""if at least so many lines grow by one factor, none of them is the cause"""
 _COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 FOLLOWING: Final = {"gradients", "optimizer state"}
-"""categories as large as the parameters, which are named before them"""
+"""categories that grow with the parameters, which are then named before them"""
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
@@ -115,7 +115,7 @@ def growth_causes(
     growths = line_growths(current.lines, baseline.lines)
     own = {_line_key(line.peak): line.nbytes for line in growths}
     nets, moved = _net_growths(rows, own)
-    if not any(nets.values()):  # every line has what it had, at another moment
+    if not any(nets.values()):  # no line grew: the peak is at another moment
         nets, moved = _net_growths(rows, {})
     grown = [site_row for site_row in rows if nets.get(id(site_row), 0) > 0]
     growth = sum(current.categories.values()) - sum(baseline.categories.values())
@@ -201,7 +201,7 @@ def _net_growths(
     # First within the same line, then within the category; elsewhere only equal bytes match.
     for shared in (slice(3), slice(3, 4), slice(0)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
-            # A line that allocates as much as before only has less at this moment.
+            # A line that allocates as much as before merely holds less at this moment.
             is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
             least = nbytes * (1 - ALIKE_FACTOR)
             kin = [
@@ -266,8 +266,8 @@ def _line_key(line: LinePeak) -> LineKey:
 def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
     """Return the lines that grew by the same factor as at least two other lines.
 
-    A larger batch or more layers make all lines grow so: none of them is the cause. Lines that make
-    modules are excluded, as a batch makes no parameters.
+    A larger batch or more layers make all lines grow alike: none of them is the cause. Lines that
+    make modules are excluded, as a batch makes no parameters.
     """
     factors: dict[tuple[str, int], float] = {}
     for row in rows:

@@ -31,7 +31,7 @@ MAX_ARGUMENT_LENGTH: Final = 60
 def explain_growth(
     growth: Growth, edits: Edits = NO_EDITS
 ) -> tuple[tuple[Cause, ...], Lead | None]:
-    """Return the causes of a growth and the lead on it; ``edits`` are linked to it."""
+    """Return the causes of a growth and its lead; ``edits`` are those linked to the growth."""
     causes = growth_causes(growth.row, growth.old, growth.new, of_one_program=growth.of_one_program)
     lead = lead_of(causes, edits, growth.toolchain, growth=growth.row.difference or 0)
     return causes, lead
@@ -44,9 +44,9 @@ def lead_of(
     *,
     growth: int,
 ) -> Lead | None:
-    """Return the lead on a growth; None if nothing is known about its cause.
+    """Return the lead of a growth; None if nothing is known about its cause.
 
-    A line that grew by more than ``growth``, the peak's bytes, is shown with that.
+    ``growth`` is the peak's, in bytes: a line that grew by more is shown with this amount.
     """
     if causes and causes[0].old_code and causes[0].site is not None:
         site = causes[0].site
@@ -90,7 +90,7 @@ def edit_words(old: str, new: str) -> str:
     first = next((i for i in range(shortest) if words[0][i] != words[1][i]), shortest)
     room = shortest - first
     last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
-    # Move both ends outwards to the end of an argument; the tokens passed are equal on both sides.
+    # Widen them at both ends up to the end of an argument; the lines have these tokens in common.
     starts = {side[first] for side in words if first < len(side) - last}
     while first and not starts & _ENDS and words[0][first - 1] not in _ENDS:
         first -= 1

@@ -27,7 +27,7 @@ class Edit:
     path: str
     """in the format of :class:`~pytest_gpumem.measurement.Site`"""
     line: int
-    """from 1: its current number; for a removed line, that of the line now in its place"""
+    """current line number, from 1; for a removed line, that of the line now in its place"""
     old: str
     """the line before, without indent; "" if it is new"""
     new: str
@@ -43,11 +43,11 @@ class Edits(NamedTuple):
 
     commit: str = ""
     number: int = 0
-    """of hunks"""
+    """the number of hunks"""
     lines: Sequence[Edit] = ()
     """all lines, or those linked to a growth, the closest first"""
     all_lines: Sequence[Edit] = ()
-    """if ``lines`` are those linked to a growth: all lines"""
+    """all lines, if ``lines`` has only those linked to a growth"""
 
 
 def changed_lines(root: Path, baseline: Path) -> Edits:
@@ -56,8 +56,8 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
     Uncommitted changes count; comments, docstrings and indents do not.
 
     Returns:
-        none where git cannot tell: without git, outside a repository, if the baseline has
-        uncommitted changes, or if its commit is where a shallow clone ends.
+        no edits where git cannot tell: without git, outside a repository, if the baseline has
+        uncommitted changes, or if a shallow clone has no commit before the baseline's.
     """
     try:
         where, file = ("-C", str(root)), ("--", str(baseline))

@@ -62,9 +62,10 @@ def path_in_repository(folder: Path, root: Path) -> str:
 
 
 def folder_blobs(root: Path, commit: str, folder: str) -> dict[Path, str]:
-    """Return the blob names of a commit's files in a folder ("" for all); "" for a link.
+    """Map the path of each file in a commit to its blob name, or to "" if it is a link.
 
-    Paths are relative to the top of the repository.
+    ``folder`` selects the files of one folder; "" selects all. Paths are relative to the top of the
+    repository.
     """
     place = [f"{folder}/"] if folder else []
     listing = run_git("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit, *place)

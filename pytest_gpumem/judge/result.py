@@ -96,7 +96,7 @@ class Result:
 
     @property
     def mark(self) -> str:
-        """A character that shows the verdict without colours."""
+        """A character that shows the verdict without colors."""
         return "✕" if self.verdict.failed else self.verdict.kind.mark
 
     @property

@@ -1,6 +1,6 @@
 """PyTorch's caching allocator: settings, versions, and a clean state before each step.
 
-All functions expect torch to be imported and CUDA initialised.
+All functions expect torch to be imported and CUDA initialized.
 """
 
 from __future__ import annotations

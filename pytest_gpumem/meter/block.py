@@ -66,7 +66,7 @@ class Measuring:
 
         visible = torch.cuda.device_count()
         device: Device = virtual.loaded() or CudaDevice()
-        if visible:  # gpumem run starts measuring at CUDA's initialisation
+        if visible:  # gpumem run starts measuring at CUDA's initialization
             torch.cuda.init()
         elif torch.accelerator.is_available():
             device, visible = AcceleratorDevice(), torch.accelerator.device_count()

@@ -45,7 +45,7 @@ class StepRecording:
         return self._recorder is not None
 
     def own_work(self, *, settles: bool = True) -> AbstractContextManager[object]:
-        """Record what happens inside the block as ours, not the step's."""
+        """Record what happens inside the block as this package's own work, not the step's."""
         return self._recorder.own_work(settles=settles) if self._recorder else nullcontext()
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:

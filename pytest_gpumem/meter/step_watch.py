@@ -37,7 +37,7 @@ class GarbageWatch:
     """
 
     def __init__(self, requested: Callable[[], list[int]]) -> None:
-        """Create it; ``requested`` returns the live tensors' bytes now, one figure per device."""
+        """Store ``requested``, which returns the live tensors' bytes now, a figure per device."""
         self._requested = requested
         self._at_start: list[int] = []
         self.forget()
@@ -98,17 +98,17 @@ class Steps:
 
     A step ends where the test marks its end; if it marks none, at each step of the first optimizer
     that steps twice. If each optimizer steps only once (each iteration creates a new one, say), a
-    step ends with each. Recording an end frees nothing. Ends that a test marks are recorded with
-    and without ``steady``: Python reuses freed lists for later ones without counting them for its
-    garbage collector. So the collector runs at the same points, and the peak is the program's.
+    step ends with each. Recording an end frees nothing. Ends that a test marks are recorded without
+    ``steady`` too: Python's garbage collector then runs at the same points with and without it, and
+    the peak is the same.
     """
 
     def __init__(self, requested: Callable[[], list[int]], garbage: GarbageWatch) -> None:
-        """Create it; ``requested`` returns the live tensors' bytes now, one figure per device."""
+        """Store ``requested``, which returns the live tensors' bytes now, a figure per device."""
         self._requested_now = requested
         self._garbage = garbage
         self.search: Callable[[int], None] | None = None
-        """set for a second run: called with the number of each possible end, after a collection"""
+        """in a second run: called with each possible end's number, after a garbage collection"""
         self._devices = 1
         self.forget()
 
@@ -162,7 +162,7 @@ class Steps:
 
     @property
     def each_optimizer_stepped_once(self) -> bool:
-        """Whether each of several optimizers ended a step: a real step may have several of them."""
+        """Whether several optimizers stepped once each: that may be a single training step."""
         return len(self._optimizers) == len(self._rows()) > 1
 
     def _ends(self) -> list[tuple[int, list[float]]]:

@@ -27,8 +27,8 @@ SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
 OF_RUN = {"gpumem_device": "GPUMEM_RUN_DEVICE", "gpumem_card": "GPUMEM_RUN_CARD"}
-"""ini options and the variables of ``gpumem run`` for them; see devices/select.py, which imports
-too much"""
+"""by ini option: the environment variable in which ``gpumem run`` passes it. devices/select.py has
+the same names, but would import many modules"""
 GUARD = TorchGuard()
 """chooses the device when torch is imported"""
 
@@ -78,7 +78,7 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
 
 
 def choose_where_torch_is_imported(config: pytest.Config) -> None:
-    """Choose now if all code should see the GPU and torch is already imported."""
+    """Choose the device now if all code should see the GPU and torch is already imported."""
     if "torch" in sys.modules and config.stash[SETTINGS].shown_always:
         choice_of(config)
 

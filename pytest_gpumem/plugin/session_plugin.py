@@ -51,7 +51,7 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
     "open": {"yellow": True},
     "": {},
 }
-"""markup of failures and the summary, if the terminal has colours"""
+"""markup of failures and the summary, if the terminal has colors"""
 REMOTE: Final = (
     "pytest-xdist's workers on other machines may test other code: no baselines are written from "
     "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"

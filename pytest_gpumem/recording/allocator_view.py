@@ -124,9 +124,9 @@ class PinnedStats(NamedTuple):
     """Statistics of PyTorch's pinned host memory, in bytes; empty if torch is too old for them."""
 
     owned: dict[str, int]
-    """all pinned blocks, also those that no tensor uses: ``"allocated_bytes"``"""
+    """``"allocated_bytes"``: of all pinned blocks, including those that no tensor uses"""
     active: dict[str, int]
-    """blocks that tensors use, or copies under way: ``"active_bytes"``"""
+    """``"active_bytes"``: of pinned blocks that tensors or unfinished copies use"""
 
 
 class AllocatorView:
@@ -147,7 +147,7 @@ class AllocatorView:
         )
         """by device, then by counter or total: what the measurement added"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
-        """by device: retries before the test's own last reset"""
+        """by device: allocation retries before the test's code last reset the totals"""
         self._listeners: list[Callable[[], object]] = []
         self._readers: list[Callable[[], object]] = []
         """called before the test's code reads a figure"""
@@ -202,7 +202,7 @@ class AllocatorView:
         return stats
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()``, with the measurement's blocks and events."""
+        """Return ``torch.cuda.memory._snapshot()`` with what is hidden from the test's code."""
         import torch
 
         with self._unchanged(), _inductor_not_imported():
@@ -212,7 +212,7 @@ class AllocatorView:
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return ``torch.cuda.memory_snapshot()`` including the measurement's blocks.
+        """Return ``torch.cuda.memory_snapshot()`` with the blocks hidden from the test's code.
 
         It is empty if the allocator lists none.
         """
@@ -282,8 +282,8 @@ class AllocatorView:
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
         """Hide what the allocator does inside from the figures that the test's code reads.
 
-        Blocks that stay allocated must be plugs: the difference in current memory cannot tell them,
-        as other threads may allocate meanwhile.
+        Blocks that stay allocated must be plugs: current memory is not compared, because other
+        threads may allocate meanwhile.
         """
         start = time.time_ns() // 1000
         devices = list(devices)
@@ -315,7 +315,7 @@ class AllocatorView:
         self._readers.append(look)
 
     def remove_reader(self, look: Callable[[], object]) -> None:
-        """Stop calling it, if it is called at all."""
+        """Undo :meth:`add_reader`, if it was called."""
         if look in self._readers:
             self._readers.remove(look)
 

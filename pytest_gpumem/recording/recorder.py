@@ -82,7 +82,10 @@ class Recorder:
 
     @contextmanager
     def own_work(self, *, settles: bool = True) -> Iterator[None]:
-        """Mark inside allocations as this package's: it settles, or empties the step's cache."""
+        """Record the block as this package's own work.
+
+        ``settles`` is False if the block empties the cache for the step's code.
+        """
         start = beginning()
         try:
             yield

@@ -89,9 +89,10 @@ class Recording:
     taken: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run allocated, with the time from which this run uses them"""
     moments: list[Any] = field(default_factory=list)
-    """``MOMENT`` elements per hook call: nanoseconds; what begins ("call" of a module, "backward",
-    "optimizer") or "end"; its number; the module's path or the user's line; whether autograd
-    records the call, or, at the end of an outermost call, whether its output has a graph"""
+    """``MOMENT`` elements per hook call: (1) nanoseconds; (2) what begins ("call" of a module,
+    "backward", "optimizer") or "end"; (3) the number of what begins or ends; (4) the module's path
+    or the user's line; (5) whether autograd records the call or, at the end of an outermost call,
+    whether its output has a graph"""
     stepped: list[Any] = field(default_factory=list)
     """three elements per optimizer in a step: the step's number, the optimizer's id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class Recording:
         return bisect_right(range(1, self.moment + 1), time, key=self.time_of)
 
     def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
-        """Yield number, kind, start (as of beginning()), subject, grad and end, by start."""
+        """Yield number, kind, start (in whole microseconds), subject, grad and end, by start."""
         rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
         ends = {
             number: (time_ns / 1000, has_graph)
@@ -188,7 +189,7 @@ def now() -> float:
 def beginning() -> float:
     """Return the current time in whole microseconds, which the allocator's history uses.
 
-    So an event right after it is not earlier.
+    So an event recorded right afterwards never has an earlier time.
     """
     return time.time_ns() // 1000
 

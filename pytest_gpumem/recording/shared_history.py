@@ -1,7 +1,7 @@
 """Share PyTorch's history of allocations, of which a process has one, with the test's own code.
 
 A measurement records with settings that serve both. The test's code then sees the events that its
-own history would have, and the measurement's beginning or end costs it none.
+own history would have, and loses none when the measurement begins or ends.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SharedHistory:
         traces: Callable[[], list[list[Event]]],
         switch: Callable[..., object],
     ) -> None:
-        """Create it.
+        """Store the functions that it calls.
 
         Args:
             notify: announces that the history, which is global, is about to be reset.
@@ -104,7 +104,7 @@ class SharedHistory:
 
     @property
     def hides_frames_of_blocks(self) -> bool:
-        """Whether blocks have frames for the measurement alone."""
+        """Whether blocks have frames only because a measurement records them."""
         return bool(self._running) and (self._of_test is None or self._of_test.context is None)
 
     def hide_since(self, start: int) -> None:
@@ -191,7 +191,7 @@ class SharedHistory:
 
 
 def from_legacy(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Translate the arguments of the binding of older versions of torch."""
+    """Translate arguments of the binding in older versions of torch to those of the current one."""
     enabled, of_state, number, of_events, with_cpp, *more = arguments
     context = "alloc" if of_events else "state" if of_state else None
     return "all" if enabled else None, context, "all" if with_cpp else "python", number, *more

@@ -53,8 +53,8 @@ class WrappedFunctions:
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
         """registered hooks: dictionary and key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
-        """functions whose code guards compare: the code while they are wrapped, which must never
-        change, and the list of what it calls"""
+        """functions whose code guards compare, each with the code that it has while wrapped, which
+        must never change, and with the list of what that code calls"""
         self._traces = 0
         """nested tracers at work"""
         self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
@@ -192,7 +192,10 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
 
 
 class _Hiding:
-    """A tracer's context manager that hides wrappers and hooks inside, and adds no frame."""
+    """Enters a tracer's context manager with wrappers and hooks hidden.
+
+    A generator would add a frame to the tracebacks of errors.
+    """
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a context manager of PyTorch's
         self._inner, self._stack = inner, ExitStack()

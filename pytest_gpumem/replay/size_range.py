@@ -54,7 +54,8 @@ def with_ranges(
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Add the ranges to the measurements of a passed test and its parts.
 
-    Their reserved peaks become those of the test alone.
+    If segments of earlier tests make reserved peaks uncertain, those of the test alone replace
+    them.
     """
     results = dict(measured)
     if recording is None or not is_replayed(run):

@@ -158,7 +158,7 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
 
 
 def is_report(path: Path) -> bool:
-    """Return whether a file should be a report: not other JSON, but possibly broken text."""
+    """Return whether to read a file as a report: unless it is valid JSON of another kind."""
     try:
         data = parse_json(path.read_bytes(), "a report of pytest-gpumem")
     except (JsonProblem, OSError):

@@ -35,7 +35,7 @@ _PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
 
 
 def shard_of(get: Callable[[str], object]) -> Shard | None:
-    """Return which shard of its suite a session runs; None where nothing says that it is one.
+    """Return which shard of its suite a session runs; None if neither options nor CI name one.
 
     ``get`` returns the value of a pytest option, None if pytest does not know it.
     """
@@ -81,8 +81,8 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
 def accept_command(report: str, artifact: str) -> str:
     """Return the command that accepts a report's figures on another machine.
 
-    In GitHub Actions it names the run, by the variables of GitHub's "Variables reference". "" where
-    the name of CI's artifact with the report is not known.
+    In GitHub Actions it names the run, by the variables of GitHub's "Variables reference";
+    elsewhere it names the report in CI's artifact. "" if the artifact's name is not known.
     """
     variables = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     server, repository, run = (os.environ.get(name, "") for name in variables)
@@ -126,7 +126,7 @@ class Checkout:
         return True
 
     def place(self, folder: Path) -> str:
-        """Return a folder's path from the top; "" for the top itself and for a folder outside."""
+        """Return a folder's path relative to ``top``; "" for ``top`` itself or one outside."""
         try:
             return path_in_repository(folder, self.top)
         except OutsideRepositoryError:

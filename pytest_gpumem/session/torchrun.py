@@ -50,9 +50,9 @@ UNSEEN_RANK_S: Final = 30.0
 POLL_S: Final = 0.05
 
 
-# Not torch.distributed.FileStore: it would import torch in every rank's session, marked tests or
-# not, and a rank that has died keeps its readers waiting for the whole time-out, as it knows no
-# process ids. Not filelock: a lock says that a rank lives, but carries no results.
+# Not torch.distributed.FileStore: each rank would import torch, even in a session without marked
+# tests, and would wait for a dead rank until the time-out, as the store has no process ids. Not
+# filelock: a lock shows that a rank is alive, but passes on no results.
 class Exchange:
     """One rank's session, and the files through which the ranks of one machine communicate."""
 

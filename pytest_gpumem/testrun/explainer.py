@@ -1,4 +1,4 @@
-"""The interface by which a test's run gets explanations; the room ``explain`` implements it.
+"""The interface by which a test's run gets explanations; the package ``explain`` implements it.
 
 The class here explains nothing. A session uses it with ``--gpumem-attribution=off``, and then never
 imports ``explain``.
@@ -35,7 +35,7 @@ class Explainer:
     """returns the causes of a growth"""
 
     def __init__(self, judging: Judging) -> None:
-        """Create it; ``judging`` judges tests again with the findings."""
+        """Store ``judging``, which judges tests again with the findings."""
         self._judging = judging
 
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:

@@ -43,7 +43,7 @@ class EndedTest(NamedTuple):
     measured: dict[str, Measured]
     """the parts to judge by name; "" is the whole test"""
     relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
-    """limits that depend on other parts, by part; from the first run, as the peaks are"""
+    """by part: its limits that depend on other parts, computed from the first run's figures"""
     children: Sequence[Child] = ()
     """its child processes that used a GPU"""
     recorded: Recorded | None = None
@@ -83,7 +83,7 @@ class Judging:
     """Judges tests by a session's baselines and policy."""
 
     def __init__(self, stores: Sequence[BaselineStore], policy: Policy) -> None:
-        """Create it with folders of baselines in order of look-up; only the first is written."""
+        """Store the folders of baselines, in order of look-up; only the first is written."""
         self._stores, self.store = stores, stores[0]
         self._policy = policy
         self.explain: ExplainGrowth = unexplained
@@ -99,7 +99,7 @@ class Judging:
     def require_room(self, item: MarkedItem, spec: MemorySpec, device: DeviceInfo) -> None:
         """Refuse a test that needs more memory than the device has.
 
-        A test that names its card is not refused: whether it fits there is what it asks.
+        A test that names its card is not refused: it tests whether it fits on that card.
 
         Raises:
             TooSmallError: the need is larger.
@@ -116,9 +116,9 @@ class Judging:
     def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
         """Return the bytes that a test is known to need, and how they are known; 0: unknown.
 
-        They are the peak reserved of its baseline: on this device or, as a test that does not fit
-        here has none of here, the smallest of other devices. Without a baseline of the same batch
-        size, they are the smallest limit, which the test's author expects to be enough.
+        They are the peak reserved of its baseline on this device. A test that does not fit has no
+        baseline here, so the smallest of other devices stands in. Without a baseline of the same
+        batch size, they are the smallest limit, which the test's author expects to be enough.
         """
         place = (*split_nodeid(item.nodeid), "")
         peaks: dict[str, int] = {}
@@ -140,7 +140,7 @@ class Judging:
     ) -> list[Result]:
         """Return the results of a test and its parts.
 
-        ``explain_parts`` has what explains the growth of some parts.
+        ``explain_parts`` maps some parts to the function that explains their growth.
         """
         item, card, own, found = test.item, test.run.card, self._rank, []
         for part, (declared, measurement) in test.measured.items():

@@ -38,12 +38,12 @@ class Attempt(NamedTuple):
 
     @property
     def ran(self) -> bool:
-        """Whether the test ran: a rank of torchrun, say, cannot run again."""
+        """Whether the test did run once more: one of torchrun's ranks, for example, cannot."""
         return self.passed or self.error is not None
 
 
 class MarkedItem(Protocol):
-    """A marked test."""
+    """What running and judging a marked test needs of its pytest item."""
 
     @property
     def declared(self) -> bool:

@@ -1,4 +1,4 @@
-"""The ranges of a test's peaks that depend on choices that only a GPU makes."""
+"""The stage that gives peaks as ranges where they depend on choices that only a GPU makes."""
 
 from __future__ import annotations
 

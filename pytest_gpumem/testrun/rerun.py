@@ -1,4 +1,4 @@
-"""Running the current marked test, and running it again; notes on memory not its own."""
+"""Run marked tests, once or once more, and note memory that is not the test's own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_SHOWN: Final = 4
 
 
 def may_run_again(spec: MemorySpec) -> bool:
-    """Whether a test may run again only for its report, if its first run was not recorded.
+    """Return whether a test whose first run was not recorded may run again for its report.
 
     A rank of torchrun may not: its collectives would wait for the other ranks. A ``steady`` test or
     one with ``max_leak_mib`` may not: a second run would leave more memory.
@@ -91,7 +91,7 @@ class Runner:
         self._session_values = self._values = values
         """which values are computed for the running test"""
         self._broken: DeviceError | None = None
-        """all later tests' error, after an error has left CUDA unusable in this process"""
+        """the error of all later tests, once an error has left CUDA unusable in this process"""
 
     def begin(
         self,

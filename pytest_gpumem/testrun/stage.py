@@ -1,4 +1,4 @@
-"""The interface of what is done for some marked tests after their body has ended."""
+"""The interface of the stages that some marked tests go through after their body has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Stage(Protocol):
     """One feature's work on a test that has ended, such as ``steady``.
 
     A stage changes nothing in place: it returns the test with its findings, which are measurements
-    and their notes. What runs the body again takes a declaration of ``second_runs.py``.
+    and their notes. A stage that runs the body again declares why in ``second_runs.py``.
     """
 
     def applies(self, test: EndedTest) -> bool:
-        """Return whether the test asks for it, by its marker, its device or its verdict."""
+        """Return whether the test's marker, device or verdict calls for this stage."""
 
     def __call__(self, test: EndedTest) -> EndedTest:
         """Return the test with the stage's findings.

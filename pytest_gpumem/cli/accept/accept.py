@@ -276,7 +276,7 @@ def _tests(
 ) -> Iterator[_ReportedTest]:
     """Yield the tests to accept.
 
-    ``chosen`` decides by nodeid; None selects tests that moved or failed by their memory.
+    ``chosen`` decides by nodeid; None selects tests whose memory changed or made them fail.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:
@@ -329,7 +329,7 @@ def _refusals(
 def _without_figures(
     merged: Merged, chosen: Callable[[str], bool] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield chosen tests (by default those that failed) without figures, with the reason."""
+    """Yield each chosen test that has no figures, and why; by default, those that failed."""
     results = merged.report.results
     measured = {result.nodeid for result in results if result.measurement is not None}
     for outcome in merged.report.own_outcomes:

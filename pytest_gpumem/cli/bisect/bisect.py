@@ -57,7 +57,7 @@ class Followed(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in sentences."""
+        """The figure and its test: "peak allocated of tests/test_model.py::test_step"."""
         device = f" of device {self.device}" if self.device else ""
         return f"peak {self.peak}{device} of {self.key.nodeid}" + (
             f" ({self.key.part})" if self.key.part else ""

@@ -21,8 +21,8 @@ the virtual one with any workspaces observed for a convolution, and in benchmark
 with the largest or the smallest plans (benchmarks/results/published_segmentary.txt)"""
 
 NEAREST: Final = "9.19.0"
-"""of five versions tried in place of older ones, the one nearest to published figures
-(benchmarks/results/published_cudnn.txt)"""
+"""of five cuDNN versions tried in place of older ones, the one whose figures were nearest to
+published ones (benchmarks/results/published_cudnn.txt)"""
 
 LIBRARY: Final = "GPUMEM_CUDNN"
 """environment variable with the path of another cuDNN to use"""
@@ -75,7 +75,7 @@ class ConvolutionWatch:
         return Convolutions(*map(sub, self._library.convolutions(), self._start))
 
     def range_reason(self) -> str:
-        """Return why the workspaces that lie in a range are not known exactly."""
+        """Return why the sizes of convolutions' workspaces are known only as a range."""
         version = self._library.cudnn_found()
         if not version:
             return "the workspaces of convolutions, which cuDNN did not compute"

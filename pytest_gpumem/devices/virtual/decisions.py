@@ -1,6 +1,6 @@
 """Records the lines of a program that branch on values which no kernel computed.
 
-Operators with data-dependent output sizes are recognised as such. A number that a program reads
+Operators with data-dependent output sizes are recognized as such. A number that a program reads
 back records how the program uses it: see uncertain_numbers.py.
 """
 
@@ -210,7 +210,7 @@ class Decisions:
         self._bounds[site_of_read(sys._getframe(1))] = None
 
     def bounds_named(self, root: Path) -> str:
-        """Return the lines with such sizes; "": none."""
+        """Return the lines where a size is an upper bound; "" if there are none."""
         lines = dict.fromkeys(
             f"{shown_path(site[0], root)}:{site[1]}" for site in self._bounds if site[0]
         )

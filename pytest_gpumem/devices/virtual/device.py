@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
-"""bytes of memory that every virtual GPU shows while PyTorch initialises"""
+"""bytes of memory that every virtual GPU shows while PyTorch initializes"""
 PROBE: Final = 64 << 20
 """bytes: a fraction of FIRST_TOTAL allows them, the same fraction of any card's memory does not"""
 
@@ -242,8 +242,8 @@ class VirtualDevice(Device):
         self._curtain = Curtain(torch)
         if torch.version.cuda:
             self._aspects.take_versions(torch, self.stubs)
-        # Then a timed plan is the same for each test, alone or after another. If a convolution ran
-        # earlier, PyTorch keeps its plans.
+        # In benchmark mode a test must not get the plan that PyTorch cached for an earlier test.
+        # (The cache stays on if a convolution ran before: PyTorch reads its limit at the first.)
         watch_benchmark_mode(torch, keep_no_plans)
         if self.shown_always:
             self.open(None, self.shown_always)

@@ -79,7 +79,7 @@ def skip_shape_check(stack: ExitStack) -> None:
 
 
 class InheritedGpu:
-    """Adapts this process when it imports torch, and again when it initialises CUDA."""
+    """Adapts this process when it imports torch, and again when it initializes CUDA."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()  # never closed: lasts as long as the process

@@ -254,9 +254,9 @@ class NativeLibrary:
     thread_writes: Callable[[], int]
     """number of kernels that this thread has launched, directly or through a library"""
     count_operators: Callable[[int], None]
-    """counts operators that begin to run (1) or have ended (-1) without their inner operators"""
+    """counts operators that begin to run (1) or have ended (-1), but not their inner operators"""
     in_operator: Callable[[], bool]
-    """whether this thread runs an operator whose inner operators are not seen"""
+    """whether this thread runs an operator whose inner operators are not intercepted"""
     open_for_writing: Callable[[int, int], bool]
     """marks bytes as known before they are written; False: too many"""
     is_known: Callable[[int, int], bool]

@@ -31,20 +31,19 @@ def has_cpu_library() -> bool:
 
 # -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works with no other driver --
 #
-# The copy asks the driver for tables that are not documented. The module that has the copy exports
-# its functions to the modules above it as Cython does: in ``__pyx_capi__``, a capsule for each C
-# function, with its signature as the capsule's name. They take over the pointers when they are
-# imported.
+# The copy asks the driver for tables that are not documented. The module with the copy exports its
+# C functions to the modules that cimport it as Cython does: ``__pyx_capi__`` has a capsule for each
+# function, named by its signature. Those modules read the pointers when they are imported.
 
 COPIES: Final = Patch(
     "cuda.bindings",
-    # of versions 13.5, with one or many default streams; of 13.0 to 13.2
+    # first line: version 13.5; second: 13.0 to 13.2; "ptds": one default stream per thread
     *("_internal.runtime.__pyx_capi__", "_internal.runtime_ptds.__pyx_capi__"),
     *("_bindings.cyruntime.__pyx_capi__", "_bindings.cyruntime_ptds.__pyx_capi__"),
     reason="the copy of NVIDIA's runtime inside works with no other driver",
 )
 FIRST_CUDA: Final = 13
-"""oldest CUDA for which this is done: CUDA 12's headers rename functions such as
+"""oldest CUDA whose functions are replaced: CUDA 12's headers rename functions such as
 cudaGetDeviceProperties in C, so the library's function of that name is a different one"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
 """functions that return something else to PyTorch than to all other callers"""

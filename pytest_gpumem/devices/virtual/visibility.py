@@ -46,7 +46,7 @@ HIDDEN: Final = (
     "gpu_memory. Move the call into a marked test or into one of its fixtures, or show the "
     "GPU to all code of the session: --gpumem-visible=session"
 )
-"""error for code that initialises CUDA while no GPU is shown; it begins like PyTorch's own"""
+"""error for code that initializes CUDA while no GPU is shown; it begins like PyTorch's own"""
 COMPILERS_ANSWERS: Final = (
     *("torch.utils._triton", "torch._inductor.utils"),
     "torch._inductor.codegen.cuda.cuda_env",
@@ -110,7 +110,7 @@ class Curtain:
         return count_shown
 
     def _initialise(self, initialise: Callable[[], None]) -> None:
-        """Initialise CUDA, or raise while no GPU is shown.
+        """Initialize CUDA, or raise while no GPU is shown.
 
         PyTorch caches what its first attempt finds: after an attempt without NVML, its allocator of
         expandable segments crashes with a segmentation fault.

@@ -92,9 +92,9 @@ class PageEntry(NamedTuple):
     word: str
     """the verdict's word, or pytest's word for the outcome"""
     mark: str
-    """a character beside the word, for readers without colours"""
+    """a character beside the word, for readers without colors"""
     tone: str
-    """the CSS class of its colour"""
+    """the CSS class of its color"""
     opened: bool = False
     """whether its section is open when the page opens"""
     drawn: bool = False
@@ -129,7 +129,8 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
     why = cause if is_told and cause else "; ".join(filter(None, (cause, keeper)))
     group = str(verdict.kind)
     if verdict.lead is not None:
-        of_line = verdict.lead.kind == "line" and verdict.causes  # a foreign report may have none
+        # A report that another program wrote may have no causes.
+        of_line = verdict.lead.kind == "line" and verdict.causes
         category = f"{verdict.causes[0].category}, " if of_line else ""
         group = f"{category}{verdict.lead.place}"
     elif oom is not None and oom.site:
@@ -316,8 +317,7 @@ def _template_environment() -> Environment:
         loader=PackageLoader("pytest_gpumem.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
-        # Strip what a reader would not see; jinja2 escapes everything that is not Markup
-        # afterwards.
+        # Escape characters that a reader would not see; jinja2 then escapes HTML, except in Markup.
         finalize=lambda value: (
             "" if value is None else printable(value) if type(value) is str else value
         ),

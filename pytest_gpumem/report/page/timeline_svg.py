@@ -1,7 +1,7 @@
 """Draw a timeline as SVG for the page: areas by category, phases, limits, the peak.
 
 The plot is a nested ``svg`` with one unit per point from left to right, so that the page's script
-can zoom by its ``viewBox`` alone. The page's style sheet sets all colours.
+can zoom by its ``viewBox`` alone. The page's style sheet sets all colors.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Drawing(NamedTuple):
     """A drawn timeline."""
 
     svg: str
-    """the children of an ``svg`` element, with classes for colours and no styles"""
+    """the children of an ``svg`` element, with classes for colors and no styles"""
     viewbox: str
     label: str
     """describes the drawing in words"""

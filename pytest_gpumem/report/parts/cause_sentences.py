@@ -110,7 +110,7 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     failures_of = Counter(result.nodeid for result in failed)
     by_line: dict[CauseKey, list[Result]] = {}
     for result in failed:
-        if failures_of[result.nodeid] > 1:  # its parts are more specific
+        if failures_of[result.nodeid] > 1:  # a test with failed parts: these say more
             continue
         if result.beside is not None:  # a comparison with another part is specific to this test
             continue
@@ -133,8 +133,8 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
 def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
     """Split failures of one line by their keepers.
 
-    Keepers are searched only for the first of many similar tests: those without any join the group,
-    if there is only one.
+    Keepers are searched only for the first of many similar tests. So if the failures with keepers
+    form one group, those without keepers join it.
     """
     groups: dict[frozenset[str], list[Result]] = {}
     for result in results:

@@ -1,6 +1,7 @@
 """Describe facts of a session, with the same words in every renderer.
 
-These are its counts, the next command, what moved together, and what was compared with baselines.
+These are the number of results of each kind, the next command, the figures that changed together,
+and how many tests were compared with baselines.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 FEW = 3
 """tests or files that a command names one by one"""
 LONG = 120
-"""characters of a command with names, if a shorter one does as well"""
+"""preferred maximum of characters in a command that names tests or files"""
 MAX_REASONS = 4
 """reasons in a sentence, the most frequent first"""
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
-    """Return the figures that moved beyond tolerance together with their toolchain."""
+    """Return groups of figures that moved beyond tolerance alike when their toolchain changed."""
     toolchain_changes = []
     for result in results:
         entry, measurement = result.baseline_entry, result.measurement

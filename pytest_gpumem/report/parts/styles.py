@@ -1,7 +1,7 @@
 """Split terminal lines into parts with named styles.
 
 Without styles the text is the same: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
-terminal has colours.
+terminal has colors.
 """
 
 from __future__ import annotations

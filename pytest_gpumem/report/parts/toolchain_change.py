@@ -57,7 +57,7 @@ class CommonChange:
     changes: tuple[ToolchainChange, ...]
     """in input order"""
     remaining: int
-    """figures with the same two toolchains that did not change, or not alike"""
+    """the number of figures with the same two toolchains that changed differently or not at all"""
 
     @property
     def tests(self) -> int:

@@ -80,7 +80,7 @@ def brief_failures(
 
 
 def explains_growth(hint: Note, verdict: Verdict) -> bool:
-    """Return whether a hint may explain a growth."""
+    """Return whether a hint names memory that may be the growth: held, or an unused graph's."""
     if hint.kind is NoteKind.UNUSED_GRAPH:
         return any(cause.category == "activations" for cause in verdict.causes[:1])
     return hint.kind is NoteKind.STILL_HELD
@@ -102,7 +102,7 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
-    """Rank a failure's notes, without those that a hint repeats in bytes."""
+    """Rank a failure's notes, without those that a hint repeats with figures."""
     next_step = any(hint.kind is NoteKind.NEXT_STEP for hint in hints)
     return [
         note for note in ranked(notes) if not (next_step and note.kind is NoteKind.FRESH_OPTIMIZER)

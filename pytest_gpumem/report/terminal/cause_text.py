@@ -24,7 +24,7 @@ MAX_REASONS: Final = 2
 HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 """failures for which every hint helps; other kinds only show hints that explain the change"""
 REASON_INDENT: Final = " " * 14
-"""indents a clause below its line's amount"""
+"""indent of the clauses below a source line"""
 _CUT: Final = " ..."
 BLAME: Final = "or find out which edit it was:"
 ACCEPT: Final = "or accept the figures of this run on another machine:"

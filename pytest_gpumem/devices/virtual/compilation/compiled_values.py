@@ -122,7 +122,7 @@ FOLDING: Final = Patch(
 
 
 def with_constants(computing: Callable[[], AbstractContextManager[None]], run: Any) -> Any:
-    """Fold constants with values computed, whichever values the run requests.
+    """Wrap ``run`` to compute values while it folds constants, even if the test computes none.
 
     Args:
         computing: returns a context manager in which values are computed.

@@ -313,7 +313,7 @@ class CodeThatRuns:
         self._mode.running_here.compiled = self._wants
 
     def __exit__(self, *error: object) -> None:
-        """Stop this; after an error mark what the code may have written as unknown."""
+        """Track writes again; after an error mark what the code may have written as unknown."""
         self._mode.running_here.compiled = None
         Interception.functions.count_opened(-1)
         self._mode.count(-1)
@@ -321,7 +321,7 @@ class CodeThatRuns:
             self._forget_written()
 
     def _wants(self, call: OperatorCall) -> bool:
-        """Write what an inner operator reads, if that decides; False: it does not."""
+        """Write the values that an inner operator reads back; False: it reads none back."""
         traits = call.traits
         if not (
             traits.reads_back or traits.data_dependent or (traits.copies and call.copies_to_host())

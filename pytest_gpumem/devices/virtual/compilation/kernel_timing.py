@@ -68,7 +68,8 @@ TIME: Final = 1.0
 FLUSHED: Final = 256 << 20
 """bytes of the cache-flushing buffer in triton.testing.do_bench"""
 L2_SIZE: Final = "L2_cache_size"
-"""what newer versions of PyTorch use instead: a property of a GPU, and of the benchmarking class"""
+"""property of a GPU whose value newer versions of PyTorch use instead of FLUSHED; their class for
+benchmarking has it too"""
 TIMED: Final = "kernels that torch.compile or Triton times in a first run"
 NOT_TIMED: Final = (
     "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
@@ -85,7 +86,7 @@ class KernelTiming:
         self._timed: WeakSet[Any] = WeakSet()
         """Inductor kernels for which this process requested times"""
         self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """kernels to time that this run has called, with the bytes of the largest copies of each"""
+        """by kernel that a GPU would time in this run: the most bytes reported for its copies"""
 
     def begin(self) -> None:
         """Reset what the last run recorded."""
@@ -146,14 +147,13 @@ class KernelTiming:
 
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown():
-            # Triton caches a choice by the call's arguments: each call may be the first with its
-            # own.
+            # Triton caches a choice by the call's arguments: any call may be the first with these.
             self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 
     def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:
-        """Report the memory for timing a kernel, unless this run has reported as much for it."""
+        """Report the memory that timing a kernel takes, unless this run reported as much before."""
         if sum(copies) > self._told.get(tuner, -1):
             self._told[tuner] = sum(copies)
             self._asked = True

@@ -57,7 +57,7 @@ class RecordedNode(NamedTuple):
     args: Any
     kwargs: Any
     forms: Any
-    """forms of its results: one, or several; None if a size is unknown before it runs"""
+    """the :class:`Form` of its result, or a list of them; None if a size is symbolic"""
     on_device: bool
     """whether it depends on a GPU tensor"""
     symbol: str
@@ -69,7 +69,7 @@ class UnrecordableError(Exception):
 
 
 def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
-    """Serialise a graph for :func:`restored`.
+    """Serialize a graph for :func:`restored`.
 
     The result is bytes, because a process without this package may read Inductor's caches.
 
@@ -99,7 +99,7 @@ def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
 
 
 def restored(graph: bytes) -> list[RecordedNode]:
-    """Return the nodes of a serialised graph, in order."""
+    """Return the nodes of a serialized graph, in order."""
     nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - from Inductor's cache of code
     return nodes
 

@@ -30,10 +30,11 @@ def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch a kernel, and mark only its arguments as unknown."""
     __tracebackhide__ = True
     mode = current_mode()
-    if mode is None or kwargs.get("warmup") or mode.in_operator():  # which reports its writes
+    # Inside an operator, the operator reports what its kernels write.
+    if mode is None or kwargs.get("warmup") or mode.in_operator():
         return run(self, *args, **kwargs)
     mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
-    if mode.running_here.opened is not None:  # a Python function, which reports it too
+    if mode.running_here.opened is not None:  # an operator written in Python does too
         return run(self, *args, **kwargs)
     tensors = [*_tensors_in([*args, *kwargs.values()])]
     if any(_is_address(mode, tensor) for tensor in tensors):
@@ -63,7 +64,7 @@ def _tensors_in(arguments: Any) -> Iterator[Any]:
 
 
 def _is_address(mode: Any, argument: Any) -> bool:
-    """Return whether a kernel may write to memory outside of its tensors."""
+    """Return whether an argument may be an address, or a tensor of addresses, to write to."""
     import torch
 
     if isinstance(argument, int):

@@ -33,7 +33,7 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
     """See :func:`pytest_gpumem.devices.lone_rank.joined`."""
     variables = {
         "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, created by one rank, is enough here
-        "GPUMEM_LONE_RANK": "1",  # NCCL's ids are zeros on the virtual GPU: no other rank joins
+        "GPUMEM_LONE_RANK": "1",  # makes the native library's NCCL id zeros: no other rank joins
     }
     if TORCH >= (2, 8):
         # From then on a thread frees the collectives' buffers every 100 ms, in which many steps end

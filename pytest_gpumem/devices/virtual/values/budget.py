@@ -40,11 +40,11 @@ class Budget:
     """A test's remaining budget for values that are not small."""
 
     def __init__(self, library: NativeLibrary, *, full: bool) -> None:
-        """Start with the full budget.
+        """Start with nothing spent.
 
         Args:
             library: the virtual GPU's library, which counts the bytes.
-            full: no limits.
+            full: whether all values are computed, without limits.
         """
         self._library = library
         self._full = full
@@ -52,7 +52,7 @@ class Budget:
         self._taken = 0
         """operations deducted for the last operator"""
         self.largest = LIMITS.largest
-        """bytes of the largest tensor to compute; once the budget is spent, of a small one"""
+        """bytes of the largest tensor to compute, which are fewer once the budget is spent"""
         self.lost = 0
         """bytes of unknown results of compiled code"""
         self.ended = False

@@ -125,7 +125,7 @@ def nms_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
 
 @copies("aten::index")
 def index_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the number of true values of each mask: PyTorch's expandTensors."""
+    """Return the number of true values of each mask, which ``expandTensors`` reads."""
     return [
         copy
         for index in args.indices
@@ -136,7 +136,7 @@ def index_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def index_put_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return no copies if PyTorch fills by the mask instead: canDispatchToMaskedFill."""
+    """Return index's copies, or none if PyTorch calls masked_fill (``canDispatchToMaskedFill``)."""
     defined = [index for index in args.indices if index is not None]
     is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
     is_host_value = args.values.numel() == 1 and args.values.device.type == "cpu"
@@ -185,7 +185,7 @@ def unique_consecutive_copies(result: Sequence[Tensor] | None, args: Arguments) 
 
 @copies("aten::isin", bounded=True)
 def isin_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return unique's counts of both tensors if isin_Tensor_Tensor_out sorts."""
+    """Return the counts of unique values in both tensors, if isin_Tensor_Tensor_out sorts."""
     both = args.get("elements"), args.get("test_elements")
     elements, tests = both
     if elements is None or tests is None or args.assume_unique or not elements.numel():
@@ -235,8 +235,8 @@ def histc_copies(_result: object, args: Arguments) -> list[bytes]:
 def repeat_interleave_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
     """Return the sum of the repeats, and the check that none is negative (Repeat.h).
 
-    The check reads the minimum; before torch 2.15, a flag: the host has raised no error. Repeats
-    have no upper bound: unknown ones are assumed to be 1.
+    The check reads the minimum; before torch 2.15 a flag, which is true because the host raised no
+    error. Repeats have no upper bound: unknown ones are assumed to be 1.
     """
     repeats: Tensor = args.repeats
     if args.output_size is not None or not repeats.shape[0]:
@@ -277,7 +277,7 @@ def _mode_of(
     """Return thrust's results for a slice.
 
     For a mask: the number of true values, and the index of the more frequent one. For numbers: how
-    often sorted neighbours differ, the number of values, and the mode's index among the distinct
+    often sorted neighbors differ, the number of values, and the mode's index among the distinct
     values, with its frequency; then the mode, its index in sorted order, and its index in the
     slice.
     """

@@ -110,7 +110,7 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """See operators on real tensors in the block, even though disabled tracers are entered."""
+    """Intercept operators on real tensors in the block, though disabled tracers are entered."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     excluded = [key for key in INCLUDED if is_excluded(key)]
     for key in excluded:
@@ -123,13 +123,13 @@ def seen_while_tracing() -> Iterator[None]:
 
 
 def _include() -> None:
-    """See operators of this thread, and of autograd threads that it starts."""
+    """Intercept operators of this thread, and of autograd threads that it starts."""
     for key in INCLUDED:
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
 
 
 class _SeenThreads:
-    """Sees the operators of threads that Python code starts, such as DataParallel's.
+    """Intercepts the operators of threads that Python code starts, such as DataParallel's.
 
     Python calls the function set by ``threading.setprofile`` when such a thread starts.
     """
@@ -139,13 +139,13 @@ class _SeenThreads:
         """the previously set function"""
 
     def begin(self) -> None:
-        """Start with threads that begin from now on."""
+        """Intercept in threads that start from now on."""
         if threading.getprofile() != self._begin_thread:
             self._others = threading.getprofile()
             threading.setprofile(self._begin_thread)
 
     def end(self) -> None:
-        """Stop seeing new threads."""
+        """Stop intercepting in new threads."""
         if threading.getprofile() == self._begin_thread:
             threading.setprofile(self._others)
 
@@ -306,7 +306,7 @@ def let_higher_order_operators_pass() -> None:
     """Make higher-order operators skip our keys: they have no kernel or fallback for them.
 
     Examples are cond, flex_attention and DTensor's random operators. The operators inside them are
-    seen one by one.
+    intercepted one by one.
     """
     HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # for new operators
     for higher_order in torch._ops._higher_order_ops.values():

@@ -1,6 +1,6 @@
-"""The mode that computes operators' values on the host, at the same addresses.
+"""The mode that computes CUDA operators on the host, and writes the results to device memory.
 
-interception.py passes it each operator.
+interception.py passes each operator to it.
 """
 
 from __future__ import annotations
@@ -104,12 +104,10 @@ class OneThread:
         self._threads = 1 if full else torch.get_num_threads()
 
     def __enter__(self) -> None:
-        """Set one thread."""
         if self._threads > 1:
             torch.set_num_threads(1)
 
     def __exit__(self, *_error: object) -> None:
-        """Restore the number of threads."""
         if self._threads > 1:
             torch.set_num_threads(self._threads)
 
@@ -178,7 +176,6 @@ class ValueMode:
         self.decisions = decisions or Decisions()
 
     def __enter__(self) -> Self:
-        """Start computing values."""
         self.failures.clear()
         self.unknown_code.clear()
         self.unknown_kernels.clear()
@@ -195,7 +192,6 @@ class ValueMode:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Stop computing values."""
         self._library.short_ways(0)
         Interception.end()
         ValueMode.current = None
@@ -227,7 +223,7 @@ class ValueMode:
                 self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def notes(self) -> list[str]:
-        """Return sentences on values that should have been computed, or that decided."""
+        """Return sentences on unknown values, if all were requested or the step branched on one."""
         sentences = []
         if self.full and self.failures:
             reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
@@ -289,11 +285,11 @@ class ValueMode:
 
     @without_function_modes
     def make_known(self, tensor: Tensor) -> bool:
-        """Compute a tensor unless it is known; False: it cannot be, or the host has no memory."""
+        """Compute a tensor unless it is known; return False if it cannot be computed."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def reads(self, tensor: Tensor) -> bool:
-        """Compute a tensor that may be read; False: it may not, or it is unknown."""
+        """Compute a tensor to read; return False if it may not be read or stays unknown."""
         return self.are_readable([tensor]) and self.make_known(tensor)
 
     def _affords_sorting(self, elements: int) -> bool:
@@ -327,7 +323,7 @@ class ValueMode:
             raise
 
     def _run_closed(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator without seeing the operators inside."""
+        """Run an operator without intercepting the operators inside."""
         __tracebackhide__ = True
         traits, here, plan = call.traits, self.running_here, None
         if here.opened is not None:
@@ -363,7 +359,7 @@ class ValueMode:
         return result
 
     def _run_opened(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator and pass the operators inside to this mode as well."""
+        """Run an operator, and intercept the operators inside as well."""
         __tracebackhide__ = True
         here = self.running_here
         outer = here.opened
@@ -396,7 +392,7 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator that runs with the operators inside seen."""
+        """Prepare an operator for ``_run_opened``; None if not all its inputs are known."""
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -489,7 +485,7 @@ class ValueMode:
         return HostCall(call.args, call.kwargs, assumed=few.assumed, result=(result,))
 
     def _note_few(self, tensor: Tensor, few_of: Callable[[], FewNonzeros]) -> bool:
-        """Record the nonzero elements of a large result; False: it is not large."""
+        """Record the nonzero elements of a large result; return False if it is not large."""
         if self.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
             return False
         if torch.cuda.is_current_stream_capturing():
@@ -518,7 +514,7 @@ class ValueMode:
         copies: Callable[[Any, Arguments], Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue the copies of an operator on unknown values, by its masks or as a bound."""
+        """Queue the sizes that an operator on unknown values reads back: its masks', or a bound."""
         if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
         if masks and self.are_readable(masks):
@@ -550,7 +546,7 @@ class ValueMode:
             self._library.queue_copy(*(forms if isinstance(forms, tuple) else (forms,)))
 
     def after(self, call: OperatorCall) -> None:
-        """Record where a CUDA operator did not copy the queued bytes to the host."""
+        """Record a failure if a CUDA operator did not copy the queued bytes to the host."""
         faults = self._library.drop_queued_copies()
         if faults:
             self.failures.setdefault(
@@ -572,7 +568,7 @@ class ValueMode:
         Args:
             call: the operator's call.
             inputs: all tensors among its arguments.
-            decides: whether its results are needed even for unknown values, which are then assumed.
+            decides: whether to assume unknown inputs, as sizes or branches depend on the result.
             fresh: the new tensors among its results, if it has run.
             result: its result.
         """
@@ -605,7 +601,7 @@ class ValueMode:
         return on_host(call, over_device_memory, generator, assumed=assumed)
 
     def assume(self, tensor: Tensor) -> bool:
-        """Assume plausible values for a small unknown tensor; False: no room."""
+        """Write assumed values to a small unknown tensor; return False if host memory is short."""
         return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
     @without_function_modes
@@ -683,7 +679,7 @@ class ValueMode:
         return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
-        """Make an operator's one large result unknown; False: it returns something else."""
+        """Make an operator's one large result unknown; return False for any other result."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
         written = call.written() if call.traits.written else ()

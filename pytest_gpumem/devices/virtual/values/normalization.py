@@ -1,4 +1,4 @@
-"""CPU equivalents of normalisations: cuDNN's, and those whose results differ in form or dtype."""
+"""CPU equivalents of normalizations: cuDNN's, and those whose results differ in form or dtype."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ equivalent_of_arguments("aten::cudnn_batch_norm_backward")(
 )
 
 
-# -- synchronised batch normalisation: statistics, their combination, the element-wise parts --
+# -- synchronized batch normalization: statistics, their combination, the element-wise parts --
 
 
 def _over_channels(values: Tensor) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ def batch_norm_stats(values: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::batch_norm_elemt")
 def batch_norm_elemt(args: Arguments) -> Tensor:
-    """Return the normalised values."""
+    """Return the normalized values."""
     values: Tensor = args.input
     result = (values.float() - _shaped(args.mean, values)) * _shaped(args.invstd, values)
     if args.weight is not None:
@@ -186,7 +186,7 @@ def batch_norm_backward_elemt(args: Arguments) -> Tensor:
     return gradient.to(values.dtype)
 
 
-# -- layer, group and root-mean-square normalisation --
+# -- layer, group and root-mean-square normalization --
 
 
 @equivalent("aten::native_layer_norm")

@@ -112,7 +112,7 @@ UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 """GradScaler's operator, which sets its second argument where a gradient is not finite"""
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
 """operators with results that are assumed at once if nothing is known; all other results stay
-unknown until they decide"""
+unknown until the program branches on them"""
 RAISES: Final = {"_linalg_check_errors"}
 """operators that only raise the host's error, and need no result"""
 COMPARING: Final = {"equal", "allclose"}
@@ -130,12 +130,12 @@ NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
 PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm"}
 """operators with at most 2 * (n / 3) ** 1.5 operations for n matrix elements"""
 SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
-"""prefixes of operators that factorise matrices"""
+"""prefixes of operators that factorize matrices"""
 OPENED: Final = {
     *("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
     "_nested_from_padded",
 }
-"""operators that create sparse and nested tensors from plain ones with operators inside"""
+"""operators that create sparse and nested tensors from plain ones by calling other operators"""
 COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
 """operators that query cuSPARSE for the number of nonzeros in a result of two sparse tensors"""
 SELECTS: Final = {"index_select"}
@@ -168,11 +168,11 @@ class Traits(NamedTuple):
     takes_numbers: bool
     """PyTorch accepts numbers in place of tensors"""
     opened: bool
-    """the operators inside are always seen"""
+    """the operators that it calls are always intercepted too"""
     in_python: bool
-    """opened as a Python function: memory that operators inside read is not its own"""
+    """its kernel is a Python function: operators that it calls read no memory of its own"""
     may_open: bool
-    """the operators inside are seen if an argument is sparse or nested"""
+    """the operators that it calls are intercepted too if an argument is sparse or nested"""
     carried: bool
     """it moves values by plain copies, which the native library carries out"""
     host: Callable[..., Any]
@@ -463,7 +463,7 @@ def register(
         keys: the dispatch keys.
         kernel_of: takes an operator's full name, a key and ``passes=``, and returns the kernel.
             ``passes`` means that there is nothing to compute: for views, for operators that consist
-            of others (which are seen one by one), for collectives.
+            of others (which are intercepted one by one), for collectives.
 
     Returns:
         the registrations, which last as long as these objects.

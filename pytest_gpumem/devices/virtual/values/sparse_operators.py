@@ -1,6 +1,6 @@
 """Operators on sparse and nested tensors: PyTorch implements them with other operators.
 
-The inner operators are seen one by one, so the sizes that they read back are true. Such an
+These inner operators are intercepted one by one, so the sizes that they read back are true. Such an
 operator's own kernels may write any part of its result. That part is then computed by the CPU's
 operator if this returns a tensor of the same form, and is unknown otherwise.
 """
@@ -44,12 +44,15 @@ MAX_STOOD_FOR: Final = 1 << 22
 
 
 def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
-    """Return whether inner operators are seen: if an input is a sparse or nested device tensor."""
+    """Return whether to intercept the inner operators of an operator on the device.
+
+    They are if it takes or creates sparse or nested tensors, or is a Python function.
+    """
     has_layout, on_device = traits.opened, traits.copies  # copies may go to the device
     for tensor in inputs:
         on_device = on_device or tensor.is_cuda
         if (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN:
-            has_layout = True  # operators inside a wrapper (a jagged tensor) are seen anyway
+            has_layout = True  # operators on a wrapper's parts are intercepted anyway
     return has_layout and on_device
 
 
@@ -227,7 +230,7 @@ def _of_ones(tensor: Tensor) -> Tensor:
 
 
 class OpenOperator:
-    """A running operator whose inner operators are seen."""
+    """A running operator whose inner operators are intercepted."""
 
     def __init__(
         self, library: NativeLibrary, call: OperatorCall, outer: OpenOperator | None
@@ -281,9 +284,9 @@ class RunningHere(threading.local):
 
     def __init__(self) -> None:
         self.compiled: Callable[[OperatorCall], bool] | None = None
-        """prepares running compiled code for an inner operator (compilation/graph_values.py has its
-        values); False: nothing that the operator reads decides"""
+        """while compiled code runs: writes the values that an inner operator reads back; False: it
+        reads none back (compilation/graph_values.py)"""
         self.opened: OpenOperator | None = None
-        """the innermost running operator whose inner operators are seen"""
+        """the innermost running operator whose inner operators are intercepted"""
         self.count = -1
         """the count that the opened operator will read back; -1: unknown"""
