@@ -66,10 +66,9 @@ def short_cause(result: Result) -> str:
         return f"{part}{change_words(lead)}{f': {cause}' if cause else ''}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
-        limit = result.budget or f"{result.device_key}'s memory"
-        needs = f"needs {format_size(oom.needed.reserved)}, " if oom.needed else ""
+        needs = f", needs {format_size(oom.needed.reserved)}" if oom.needed else ""
         at = f", at {oom.site}" if oom.site else ""
-        return f"{part}out of memory: {needs}does not fit in {limit}{at}"
+        return f"{part}{verdict.kind}{needs}{at}"
     return f"{part}{verdict.headline}"
 
 
