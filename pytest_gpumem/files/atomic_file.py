@@ -63,7 +63,7 @@ class NewContent:
         """Replace the file's content.
 
         Raises:
-            OSError: that failed; the old content is intact.
+            OSError: it cannot be replaced; the old content is intact.
         """
         self._temporary.replace(self._target)
         # Make the rename survive a power failure, if the system can sync a folder.

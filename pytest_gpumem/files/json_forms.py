@@ -36,9 +36,8 @@ MAX_INT: Final = 2**63 - 1
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 """bytes or a count"""
 Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
-"""a number that may be negative"""
 FILE_NAMES: Final = {"nbytes": "bytes"}
-"""names of fields in files, if they differ"""
+"""names of fields in files, where they differ from the record's"""
 
 
 class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
@@ -99,7 +98,7 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
 
 
 class Forms:
-    """The forms of records in one kind of file.
+    """Creates the forms of records for one kind of file.
 
     Args:
         base: the base class of the forms.
