@@ -254,7 +254,7 @@ def _read_entry(
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
-    """Refuse entries that could be written but not read again: a hook may have made them.
+    """Refuse entries that could be written but not read again; a hook may have changed them.
 
     Raises:
         BaselineError: a figure is not a whole number of bytes, or a name is not text.
@@ -366,9 +366,8 @@ def read_names(
 ) -> list[Key]:
     """Return the keys of tests with a baseline in a folder; fast, as it decodes no figures.
 
-    An unreadable file is skipped; reading its figures raises the error.
-
-    Files whose module ``is_wanted`` rejects are not read.
+    Files whose module ``is_wanted`` rejects are not read. An unreadable file is skipped: reading
+    its figures later raises the error.
     """
     keys = []
     for path in baseline_files(directory):

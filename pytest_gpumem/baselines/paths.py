@@ -33,7 +33,7 @@ MAX_PATH_LENGTH = 1000
 TORCH: Final = "{torch}"
 """placeholder in the folder's name for torch's version, such as 2.15"""
 _MAJOR: Final = 1000
-"""distance between major versions, in minor versions, when looking for the nearest version"""
+"""number of minor versions that a major version counts as, when looking for the nearest version"""
 
 
 def baseline_path(directory: Path, device_key: str, module: str) -> Path:
@@ -192,7 +192,7 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
     if TORCH not in template:
         return [root / template]
     try:
-        number = version("torch")  # from metadata: does not import torch
+        number = version("torch")  # reads its metadata, and does not import torch
     except PackageNotFoundError:
         number = "0.0"
     own = minor_version(number) or (0, 0)
@@ -219,8 +219,8 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
 def folder_of_torch(name: str) -> str:
     """Return the baseline folder of the installed torch, or of the nearest version with a folder.
 
-    A name that contains no such folders (``baselines/torch-2.15``) and no ``{torch}`` is returned
-    unchanged.
+    A folder that has neither ``{torch}`` in its name nor subfolders such as ``torch-2.15`` is
+    returned unchanged.
     """
     template = name if TORCH in name else str(Path(name, f"torch-{TORCH}"))
     own, *neighbours = baseline_folders(Path(), template)

@@ -1,8 +1,8 @@
 """Baselines: the committed record of each test's memory, one file per device and test module.
 
-``<directory>/<device key>/<test module>.json``, for instance
+A file's path is ``<directory>/<device key>/<test module>.json``, for instance
 ``baselines/virtual-T4/examples/test_memory.json``. :mod:`~pytest_gpumem.baselines.file_format`
-defines a file's content, :mod:`~pytest_gpumem.baselines.paths` its path and how it is replaced.
+defines its content, :mod:`~pytest_gpumem.baselines.paths` its path and how it is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
 LOCK_NAME = ".gpumem.lock"
-"""file in the baseline folder that writers lock; it is never removed, and empty"""
+"""empty file in the baseline folder that writers lock; it is never removed"""
 IGNORED = f".gitignore\n{LOCK_NAME}\n"
 """content of the folder's .gitignore, which hides the lock and itself from git"""
 
@@ -124,7 +124,7 @@ class BaselineStore:
             except BaselineError as error:
                 self._files[key] = error
         file = self._files[key]
-        if isinstance(file, BaselineError):  # a new exception, as raising extends its traceback
+        if isinstance(file, BaselineError):  # copy it, as raising it again extends its traceback
             raise BaselineError(file.given, file.problem, file.remedy)
         return file.tests.get(test, {}) if file else {}
 
@@ -177,8 +177,8 @@ class BaselineStore:
                 with log.errors_of_file(), self.locked():
                     for group in pending:
                         with log.errors_of_file():
-                            # Again under the lock: another process may have written in the
-                            # meantime.
+                            # Merge again under the lock: another process may have written in
+                            # the meantime.
                             file, entries, changed = self.revise(group)
                             key = group[-1].device.key, file.module
                             if changed:
@@ -256,7 +256,7 @@ class BaselineStore:
         return BaselineFile(device, module, tests, file.labels), entries, differs
 
     def same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
-        """Whether an entry need not be written; see :meth:`update`."""
+        """Return whether an entry need not be written; see :meth:`update`."""
         if old is None or new is None:
             return old is new
         learned = bool(new.breakdowns) and not old.breakdowns
