@@ -59,7 +59,7 @@ class StepShape(NamedTuple):
     batch_sizes: str
     """``batch_sizes`` as text: "8, 16"; or "one" """
     batch_size: int | None
-    """None if not declared: comparable with any"""
+    """None if not declared; it is then comparable with any batch size"""
 
     @classmethod
     def of_entry(cls, entry: BaselineEntry) -> StepShape:
@@ -86,7 +86,7 @@ def _sizes_text(slope: Slope | None) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """The input of one judgement."""
+    """The input of one judgment."""
 
     measurement: Measurement
     spec: MemorySpec
@@ -158,7 +158,7 @@ class Judged:
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 
     def at_least(self, bound: Bound) -> Bound:
-        """Use the lower end of the figure's range for a lower limit, if a choice is unknown."""
+        """Return a bound; a lower one is compared with the low end of a range, if there is one."""
         spanned, figure = self.measurement.range, bound.relation.figure
         if spanned is None or not spanned.judged or not bound.relation.is_lower:
             return bound
@@ -306,9 +306,9 @@ class StepGrowth(NamedTuple):
     """Memory that still grows when the last step ends, in bytes."""
 
     initial: int
-    """after the first half of the steps"""
+    """bytes after the first half of the steps"""
     final: int
-    """after the last step"""
+    """bytes after the last step"""
     rises: tuple[int, ...]
     """the change in each step of the last half"""
 

@@ -54,7 +54,7 @@ class Result:
     part: str = ""
     """the name passed to ``gpu_memory.measure``; "" is the whole test"""
     batch_size: int | None = None
-    """as declared"""
+    """the marker's ``batch_size``"""
     budget: str = ""
     """the declared limits, as text"""
     location: tuple[str, int] | None = None
@@ -64,9 +64,9 @@ class Result:
     expected: bool = False
     """whether it failed, and the test is marked ``xfail``"""
     world_size: int | None = None
-    """as declared"""
+    """the marker's ``world_size``"""
     rank: int | None = None
-    """as declared"""
+    """the marker's ``rank``"""
     card: str = ""
     """the declared card, which the step must fit on"""
     baseline_entry: BaselineEntry | None = None
@@ -81,7 +81,7 @@ class Result:
     """how the test ended, without the verdict on its memory: "passed", "failed" (its own error),
     "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
-    """in a report of several sessions, the index of the session"""
+    """index of the session, in a report of several"""
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class Result:
     @property
     def breakdowns_before(self) -> tuple[Breakdown, ...]:
         """The baseline's breakdowns, one per device; empty if it was not compared."""
-        entry = self.baseline_entry  # one of another batch size is not compared
+        entry = self.baseline_entry  # may be of another batch size, and thus not compared
         return entry.breakdowns if entry is not None and self.leading_comparison is not None else ()
 
     @property
@@ -171,7 +171,7 @@ class Result:
 
 
 def too_much(results: Iterable[Result]) -> bool:
-    """Return whether any of them failed because of too much device memory."""
+    """Return whether any test failed because of too much device memory."""
     return any(
         result.verdict.failed
         and result.verdict.kind.too_much

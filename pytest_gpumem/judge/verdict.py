@@ -12,7 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-# At run time: msgspec reads the annotations.
+# Imported at run time, because msgspec reads the annotations.
 from pytest_gpumem.measurement import Keeper, Signed, Site  # noqa: TC001
 from pytest_gpumem.notes import Note, Noted, NoteKind
 from pytest_gpumem.sizes import MIB, Tolerance
