@@ -133,7 +133,7 @@ class MemorySession:
 
 
 def _explain_values(run: Run, error: BaseException) -> None:
-    """Note on a test's own error that values which the virtual GPU did not compute may cause it."""
+    """Add to a test's error that values which the virtual GPU did not compute may be its cause."""
     own, values = isinstance(error, GpuMemError), run.device.values
     # A test or a library rejects a value with these; PyTorch rejects sizes with a RuntimeError.
     kinds: tuple[type, ...] = (AssertionError, ValueError, ArithmeticError, LookupError)
@@ -153,7 +153,7 @@ def _explain_values(run: Run, error: BaseException) -> None:
         reason = OF_COMPILED
     else:
         reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
-    # What add_note() does in Python 3.11; from that version on pytest shows the notes.
+    # This is what add_note() does in Python 3.11; from that version on pytest shows the notes.
     vars(error).setdefault("__notes__", []).append(
         f"{reason}; the peak before the failure was {format_size(measured.peak_allocated)} "
         f"allocated, {format_size(measured.peak_reserved)} reserved"

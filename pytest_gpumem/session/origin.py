@@ -1,7 +1,7 @@
-"""Find where a session runs: its commit and shard, and how its figures are accepted elsewhere.
+"""Find a session's commit and shard, and the command that accepts its figures on another machine.
 
-Read from git and from the variables that CI providers document: GitHub's "Variables reference",
-GitLab's "Predefined CI/CD variables reference".
+They come from git, and from the variables that CI providers document: GitHub's "Variables
+reference", GitLab's "Predefined CI/CD variables reference".
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
 
 
 def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origin:
-    """Return where a session ran, for its report; the collection is filled in later."""
+    """Return where a session ran, for its report; what it collected is filled in later."""
     checkout = checkout_of(root)
     top = root if checkout is None else checkout.top
     folder = Path(os.path.relpath(os.path.realpath(settings.baseline_dir), os.path.realpath(top)))
@@ -63,7 +63,8 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
     commit = "" if checkout is None else checkout.commit
     head = ""
     if checkout is not None and commit:
-        head = os.environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "")  # of GitLab's merged result
+        # GitLab sets it in the pipelines of merged results.
+        head = os.environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "")
         if _PULL_REQUEST.fullmatch(os.environ.get("GITHUB_REF", "")):
             head = checkout.merged_parent()
     return Origin(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 _READ: Final = 1 << 16
-"""bytes to read of a file; the longest pattern for a beginning includes a test's name"""
+"""bytes to read from a file's beginning; the longest pattern for it includes a test's name"""
 
 
 class Output(NamedTuple):
@@ -46,9 +46,9 @@ class Output(NamedTuple):
     def pieces(self, report: Report, created: str, when: str, json_name: str) -> Iterable[str]:
         """Render a report, in pieces of text.
 
-        The renderer gets those of these that it has parameters for: ``created`` is the report's
-        time for programs, "2026-11-21T15:06:07Z"; ``when`` the same for readers; ``json_name`` the
-        path of the JSON report from this file's folder.
+        The renderer gets only the arguments that it has parameters for: ``created`` is the report's
+        time for programs, "2026-11-21T15:06:07Z"; ``when`` is the same for readers; ``json_name``
+        is the path of the JSON report from this file's folder.
         """
         render = resolve_name(f"pytest_gpumem.{self.renderer}")
         told = {"created": created, "when": when, "json_name": json_name}

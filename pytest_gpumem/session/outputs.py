@@ -53,7 +53,7 @@ def session_report(
     for option in OPTIONS:
         value = getattr(settings, option.name)
         if option.shown and value not in {option.default, None, ()}:
-            # in the form of the command line
+            # as written on the command line
             options[option.flag] = ",".join(value) if isinstance(value, tuple) else str(value)
     remarks = [change.sentence for change in moved_together(results)]
     remarks += session_results.problems
@@ -162,7 +162,7 @@ def _problem(write: Callable[[], str]) -> str:
     """Run a function that writes a file; return its problem, or its error in words."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # in a suite that turns warnings into errors
+            warnings.simplefilter("ignore")  # the suite may turn warnings into errors
             return write()
     except OSError as error:
         return error.strerror or str(error)

@@ -1,6 +1,7 @@
-"""Collect the results of a session's tests from their reports, with imports only for a result.
+"""Collect the results of a session's tests from their reports.
 
-Under torchrun the ranks' results are merged: a test's result is the worst rank's.
+Modules that only a result needs are imported once there is one. Under torchrun the ranks' results
+are merged: a test's result is the worst rank's.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ class SessionResults:
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped because there is no device"""
         self.too_large: list[str] = []
-        """for each test that was skipped because it needs more memory than the device has: what the
-        device has"""
+        """the device's memory, for each test that was skipped because it needs more"""
         self.unmeasured: list[str] = []
         """the reason of each unmarked test that an option would have measured, but that had no
         device: it ran as without the plugin"""
@@ -54,7 +54,7 @@ class SessionResults:
         self.failed_elsewhere: list[list[Result]] = []
         """failed results of tests that passed in this process: they fail the session"""
         self.rank_count = 0
-        """torchrun ranks that the results come from; 0: no torchrun"""
+        """number of torchrun's ranks that the results come from; 0 without torchrun"""
 
     def __bool__(self) -> bool:
         skipped = self.skipped, self.too_large, self.unmeasured, self.hidden_skips
@@ -92,9 +92,9 @@ class SessionResults:
     ) -> None:
         """Add one report: a test's setup, call or teardown; a rerun starts with a setup.
 
-        ``data`` has the results as text, if the report has any. ``expected``: it failed as its
-        ``xfail`` says. ``outcome`` is "xfail" for a test with that marker, "failed" for an error
-        besides its verdict.
+        ``data`` has the results as text, if the report has any. ``expected`` is whether the test
+        failed as its ``xfail`` marker says. ``outcome`` is "xfail" for a test with that marker,
+        "failed" for an error besides its verdict.
         """
         if when == "setup":
             self._unread.pop(nodeid, None)
@@ -118,7 +118,7 @@ class SessionResults:
 
     @property
     def own_outcomes(self) -> list[OwnOutcome]:
-        """The outcomes that the tests' own code decided, by when they ended."""
+        """The outcomes that the tests' own code decided, in the order in which they ended."""
         return [outcome for phases in self._own_outcomes.values() for outcome in phases.values()]
 
     @property
@@ -221,7 +221,7 @@ class SessionResults:
 
         A test that failed on any rank, or that a rank did not finish, gets no baseline.
 
-        ``shrinkage_fails``: a fullest rank whose peak is below its baseline fails.
+        With ``shrinkage_fails``, a test fails if its fullest rank's peak is below the baseline.
         """
         by_test = {nodeid: [results] for nodeid, results in self._by_test.items()}
         self.rank_count = 1 + len(data_by_rank)
@@ -251,7 +251,7 @@ def worst_of_ranks(
 ) -> list[Result]:
     """Return one result for the whole test and for each part: the worst rank's.
 
-    ``shrinkage_fails``: a fullest rank whose peak is below its baseline fails.
+    With ``shrinkage_fails``, a test fails if its fullest rank's peak is below the baseline.
     """
     from pytest_gpumem.judge.verdict import Kind
     from pytest_gpumem.notes import Note, NoteKind

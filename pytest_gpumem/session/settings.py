@@ -50,7 +50,7 @@ class Option(NamedTuple):
     of_run: str = ""
     """its name in ``gpumem run``; "": not available there"""
     text_of_run: str = ""
-    """its effect there, if different; in Markdown"""
+    """its effect in ``gpumem run``, if different; in Markdown"""
 
     @property
     def flag(self) -> str:
@@ -354,7 +354,7 @@ class Settings:
 
     @property
     def shown_always(self) -> int:
-        """The virtual GPUs that all code of the session sees; 0: only marked tests see one."""
+        """The number of virtual GPUs that all code sees; 0: only marked tests see any."""
         word, _, number = self.visible.partition(":")
         return int(number or 1) if word == "session" else 0
 
@@ -366,7 +366,7 @@ class Settings:
 
     @property
     def strict_in_ci(self) -> bool:
-        """Whether CI alone makes tests without a baseline fail, with no option deciding it."""
+        """Whether tests without a baseline fail because this is CI, and not by an option."""
         return self.missing_baseline == "auto" and in_ci()
 
     @property
@@ -404,7 +404,7 @@ OUTPUTS: Final[tuple[Output, ...]] = tuple(
     for column in fields(Settings)
     if "output" in column.metadata
 )
-"""in the order in which they are written"""
+"""report files, in the order in which they are written"""
 
 
 def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
@@ -524,7 +524,7 @@ def _require_possible(path: Path, argument: str, example: str) -> None:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
-    except (OSError, ValueError) as error:  # fail now, not when the session's last act writes it
+    except (OSError, ValueError) as error:  # fail now, not when it is written at the session's end
         from pytest_gpumem.report.text import printable
 
         problem = error.strerror if isinstance(error, OSError) else error

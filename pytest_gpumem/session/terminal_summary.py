@@ -1,4 +1,4 @@
-"""Render what marked tests add to pytest's terminal: failures, and the end of the session."""
+"""Render what marked tests add to pytest's output: failures, and the end of the session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.session.settings import Settings
 
 MIN_WIDTH: Final = 80
-"""columns that a failure is formatted for at least"""
+"""least number of columns that a failure is formatted for"""
 BLANK: Final[Line] = ()
 
 
@@ -43,7 +43,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
         fails = settings.absent_device_fails
         return session_text.header(None, reason=choice.reason, fails=fails)
     card = choice.card
-    # Unmarked code sees the default card.
+    # If unmarked code sees a GPU too, that is the default card: show it.
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
     further = [other.name for other in named[1:]]
@@ -87,7 +87,7 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
 
 
 def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> str:
-    """Return how to keep baselines for two versions of torch; "" if no test failed by that."""
+    """Return how to keep baselines for two torch versions; "" if no test failed after an update."""
     if not settings.folder_by_torch:
         return ""
     for result in results:
@@ -125,7 +125,6 @@ class Screen(NamedTuple):
     """The terminal to format for."""
 
     width: int
-    """columns"""
     encoding: str
     interactive: bool
     """whether it is a real terminal, with a width, rather than a log"""
@@ -187,7 +186,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
         lines += _told(f"{tests} not measured (--gpumem-all): {reason}", width)
     leads = lead_lines(results, width, arguments=arguments)
-    if not leads:  # a new toolchain that moves many tests at one line is the cause, not the line
+    if not leads:  # no toolchain changed many tests: one line that they share may be the cause
         leads = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
     lines += leads
     if verbosity >= 0:
@@ -222,7 +221,7 @@ def _told(sentence: str, width: int) -> list[Line]:
 def _next_steps(
     results: Sequence[Result], width: int, *, updating: bool, arguments: Sequence[str]
 ) -> list[Line]:
-    """Return lines that name the tests held to nothing, and the commands that record baselines."""
+    """Return lines with the tests that nothing guards, and the commands that record baselines."""
     unheld = session_words.unheld_sentence(results)
     lines = _told(printable(unheld), width) if unheld else []
     command = session_words.next_command(results, updating=updating, arguments=arguments)

@@ -46,13 +46,13 @@ def open_rank_session() -> Exchange | None:
 LIVE_RANK_S: Final = 600.0
 """seconds that one rank waits for another that is alive"""
 UNSEEN_RANK_S: Final = 30.0
-"""seconds that it waits for one that was never seen"""
+"""seconds that one rank waits for another that has not announced itself"""
 POLL_S: Final = 0.05
 
 
-# Not torch.distributed.FileStore: each rank would import torch, even in a session without marked
-# tests, and would wait for a dead rank until the time-out, as the store has no process ids. Not
-# filelock: a lock shows that a rank is alive, but passes on no results.
+# torch.distributed.FileStore would make each rank import torch, even in a session without marked
+# tests, and wait for a dead rank until the time-out, as the store has no process ids. A lock of
+# filelock shows that a rank is alive, but passes on no results.
 class Exchange:
     """One rank's session, and the files through which the ranks of one machine communicate."""
 
@@ -115,7 +115,7 @@ class Exchange:
         self._write(self._file("result"), data)
 
     def take(self) -> dict[int, dict[str, Any] | None]:
-        """Wait for the results of this machine's other ranks; None for one that gave none."""
+        """Wait for the results of this machine's other ranks; None for a rank that sent none."""
         results = {}
         for rank in self.rank.peers:
             path = self._file("result", rank)
