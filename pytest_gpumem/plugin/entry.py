@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             else:
                 extra["metavar"] = option.metavar or "|".join(option.choices)
             group.addoption(option.flag, **extra)
-            # For these two, None shows that neither the file nor "-o" sets them.
+            # For the options in OF_RUN, None shows that neither the file nor "-o" sets them.
             default = None if option.ini in OF_RUN else option.default
             kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
             parser.addini(option.ini, option.help, type=kind, default=default)
@@ -75,7 +75,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Prepare before any conftest file can import torch."""
+    """Read the settings and watch for the import of torch, before a conftest file can import it."""
     with contextlib.suppress(pytest.UsageError):  # pytest_configure raises it again
         settings_of(early_config, early_config.known_args_namespace)
         GUARD.install(lambda: choice_of(early_config))

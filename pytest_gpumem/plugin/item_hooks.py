@@ -45,7 +45,7 @@ ENDS_SESSION: Final = (KeyboardInterrupt, pytest.exit.Exception)
 RESULTS = pytest.StashKey["list[Result]"]()
 """results to attach to the item's next report"""
 CALL_RESULTS = pytest.StashKey["list[Result]"]()
-"""the results that the report of its call had"""
+"""the results that were attached to the report of the item's call"""
 TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
 """an error of the teardown, with cleared frames, and the ``longrepr`` made before clearing"""
 
@@ -86,7 +86,7 @@ class ItemHooks:
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
         """fixtures of wider scope that failed in an unmarked test, with the request"""
 
-    # No properties here or in GpuMemPlugin: pytest before 8.3.5 reads all attributes of plugins.
+    # Not a property: pytest before 8.3.5 reads all attributes of plugins, which would open it.
     def opened_session(self) -> MemorySession:
         """Return the session of marked tests, opening it for the first one."""
         if self._session is None:
@@ -190,7 +190,7 @@ class ItemHooks:
 
         Not a wrapper: when this fails or skips, wrappers of other plugins must have started.
         """
-        self._forget_errors()  # of the previous try, if this is a rerun
+        self._forget_errors()  # if this is a rerun, the previous try may have left some
         if CALL_RESULTS in item.stash:
             del item.stash[CALL_RESULTS]
         if not is_marked(item):
@@ -200,7 +200,7 @@ class ItemHooks:
         from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
 
-        # Properties of the previous try, if this is a rerun.
+        # If this is a rerun, remove the properties of the previous try.
         item.user_properties[:] = [
             pair for pair in item.user_properties if not pair[0].startswith(PREFIX)
         ]
@@ -330,7 +330,7 @@ class ItemHooks:
         return bool(self.config.getoption("usepdb", default=False))
 
     def _report_error(self, item: pytest.Item, error: BaseException) -> None:
-        """Replace an out-of-memory error with a verdict, with the peak without limits.
+        """Replace an out-of-memory error with a verdict, with the peak of a run without limits.
 
         Raises:
             Failed: the test ran out of memory; any other error is left to the caller.
@@ -354,7 +354,7 @@ class ItemHooks:
     def pytest_runtest_teardown_leaks(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> None:
-        """Judge the memory a test left behind: its own fixtures torn down, wider ones alive.
+        """Judge the memory that a test left behind once only fixtures of wider scope are alive.
 
         If a fixture's teardown fails, the test ends with that error. An error here keeps pytest
         from tearing down, so this does that as well.
@@ -377,10 +377,10 @@ class ItemHooks:
             raise error or Failed(self._failure_text(leaked))
 
     def _finish_own(self, marked: PytestItem) -> BaseException | None:
-        """Tear down the test's own fixtures; return an error of that, with its frames cleared.
+        """Tear down the test's own fixtures; return the error if that fails, with cleared frames.
 
-        Its report is made before the frames are cleared, as they keep memory alive. For a debugger
-        the frames stay: the error is raised, and no leak is judged.
+        The frames keep memory alive. The error's report needs them, so it is made before they are
+        cleared. For a debugger they stay: the error is raised, and no leak is judged.
         """
         __tracebackhide__ = True
         try:
@@ -455,7 +455,7 @@ class ItemHooks:
         report = yield
         if call.excinfo is not None:
             self._errors.append(call.excinfo.value)
-            if self._phase_runs and report.skipped:  # a debugger never sees such a subtest
+            if self._phase_runs and report.skipped:  # a skipped subtest: no debugger gets its error
                 self._forget_errors()
         nodeid = unique_nodeid(item)
         data = ReportData() if nodeid == report.nodeid else ReportData(nodeid=nodeid)
@@ -483,7 +483,7 @@ class ItemHooks:
             ):
                 from pytest_gpumem.report.parts.cause_sentences import short_message
 
-                # For pytest's short summary; in CI it would repeat the whole text.
+                # pytest's short summary shows this message; in CI it would show the whole text.
                 crash.message = short_message(results)
         if data:
             report.__dict__[ATTRIBUTE] = data

@@ -259,7 +259,7 @@ class PytestItem:
         return hidden[0].value if hidden else None
 
     def replace_hidden_error(self) -> None:
-        """Keep the error that is being handled in its place."""
+        """Store the error that is being handled in place of the hidden one."""
         self._private._excinfo = [pytest.ExceptionInfo.from_current()]
 
     def _hidden_infos(self) -> list[pytest.ExceptionInfo[BaseException]]:
@@ -337,7 +337,7 @@ class PytestItem:
             clear(error)
 
     def finish(self) -> None:
-        """Tear the test down with all that pytest keeps of it, but nothing of a wider scope.
+        """Tear down the test and drop what pytest keeps of it, but leave what has a wider scope.
 
         Raises:
             BaseException: an error of the teardown.

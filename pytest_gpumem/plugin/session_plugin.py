@@ -56,9 +56,9 @@ REMOTE: Final = (
     "pytest-xdist's workers on other machines may test other code: no baselines are written from "
     "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"
 )
-"""the sentence for a session with such workers"""
+"""the sentence for a session with workers on other machines"""
 STATUS: Final = 128 + signal.SIGTERM
-"""the exit status that a shell reports for a process ended by this signal"""
+"""the exit status that a shell reports for a process ended by SIGTERM"""
 
 
 class BriefRepr:
@@ -70,7 +70,7 @@ class BriefRepr:
         """the place and message that pytest's short summary shows"""
 
     def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
-        """Write the lines, as pytest calls it for every ``longrepr``."""
+        """Write the lines; pytest calls this method of every ``longrepr``."""
         for line in self.lines:
             tw.line(line.text, **STYLES[line.style])
 
@@ -102,7 +102,7 @@ class GpuMemPlugin:
         self._remote = False
         """whether pytest-xdist workers run in other folders or on other machines"""
         self._first_worker = ""
-        """its id: "gw0", or the name given by ``--tx popen//id=NAME``"""
+        """id of the first pytest-xdist worker: "gw0", or NAME of ``--tx popen//id=NAME``"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -223,7 +223,7 @@ class GpuMemPlugin:
             shrinkage_fails = self.settings.shrinkage == "fail"
             if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
                 return  # the first rank reports for all
-            complete = not self.results.problems  # otherwise a rank's figures may be missing
+            complete = not self.results.problems  # a problem may be that a rank sent no figures
         failed = bool(self.results.failed_elsewhere) or not complete
         failed |= bool(self.results.unmeasured) and self.settings.absent_device_fails
         failed |= self.results.all_too_large and in_ci()

@@ -42,11 +42,12 @@ NARROWING: Final = {
 }
 """options that may leave tests out"""
 NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
-"""beginnings of ini options that may do so"""
+"""prefixes of ini options that may leave tests out"""
 SPLITTING: Final = frozenset(
     {"keyword", "markexpr", "deselect", "ignore", "ignore_glob", "stepwise"}
 )
-"""of these, the options that keep the tests of collected files known, or that drop whole files"""
+"""options in NARROWING that deselect tests after they are collected, or leave out whole files: all
+tests of a collected file are still known"""
 _UNFINISHED: Final = (
     pytest.ExitCode.INTERRUPTED,
     pytest.ExitCode.INTERNAL_ERROR,
@@ -108,7 +109,7 @@ class StaleHooks:
         if not self.config.pluginmanager.hasplugin("dsession"):
             self.stale = self._find()
         elif self._answers and not self.collection.partial:
-            # Stale is what all workers agree on; with a worker that did not answer they do not.
+            # A baseline is stale if all workers say so; an incomplete collection finds none.
             answers = [answer["stale"] or () for answer in self._answers]
             agreed = set.intersection(*map(set, answers))
             self.stale = [Key(*key) for key in answers[0] if key in agreed]
@@ -207,7 +208,8 @@ class StaleHooks:
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     """Return why the command line leaves tests out; "" if it does not.
 
-    Options in ``but`` do not count; if it is given, nor do named tests, as a shard may name them.
+    Options in ``but`` do not count. If it is given, neither do tests named on the command line, as
+    a shard may name its tests.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):
@@ -275,7 +277,7 @@ def find_stale(
         module, nodeid = key.module, key.nodeid
         if module not in there:
             there[module] = False
-            with suppress(OSError):  # a file's content may have a name that is too long for a path
+            with suppress(OSError):  # the name in a baseline may be too long for a path
                 there[module] = exists(module)
         is_gone = not there[module]
         if not is_gone and module in collection.files and module not in collection.skipped:
