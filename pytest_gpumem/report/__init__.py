@@ -1,4 +1,4 @@
-"""One record of a session, and one renderer a format.
+"""The record of a session, and a renderer for each format.
 
 It may import baselines, judge and base modules.
 """

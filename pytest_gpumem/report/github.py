@@ -1,9 +1,9 @@
 """Annotate source lines in GitHub Actions: failed tests, and the lines that made them fail.
 
-A failed result is an error on its marker's line; a source line that made some fail is a warning.
+A failed result is an error on its marker's line; a source line that made tests fail is a warning.
 
 The format is that of "Workflow commands for GitHub Actions" in GitHub's documentation: in a
-property ``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message the
+property ``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message only the
 first three.
 """
 
@@ -52,9 +52,8 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
 def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
     """Yield a warning per source line that made tests fail, most tests first.
 
-    Warnings, as GitHub shows ten of them per step besides the ten errors.
-
-    A line outside ``workspace``, the repository's folder, cannot be annotated.
+    They are warnings because GitHub shows ten of these per step in addition to ten errors. A line
+    outside ``workspace``, the repository's folder, cannot be annotated.
     """
     groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
     for result in sorted(results, key=urgency):
@@ -119,7 +118,7 @@ def _name_of_file(file: Path, workspace: Path) -> str:
 
 
 def _command(name: str, properties: Mapping[str, str], message: str) -> str:
-    # In a property ":" ends a name, "," a value.
+    # A property's value must not contain the "," before the next property, or the ":" at the end.
     encoded = {
         name: _message(value).replace(":", "%3A").replace(",", "%2C")
         for name, value in properties.items()

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 PREFIX: Final = "gpumem_"
-"""the prefix of all property names"""
 _SIZES: Final = ("allocated", "reserved", "pinned")
 
 

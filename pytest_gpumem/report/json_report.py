@@ -36,7 +36,7 @@ class SavedReport:
     """A report read from a file."""
 
     report: Report
-    """without timelines and the courses of baselines, which are not saved"""
+    """the report, without timelines and the courses of baselines, which are not saved"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -86,7 +86,7 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
     }
     yield "{\n"
     yield from (f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
-    # One result at a time: the plain data of 100,000 results would take gigabytes.
+    # Convert one result at a time: the plain data of 100,000 results would take gigabytes.
     yield ' "results": ['
     separator = "\n"
     for row in report.results:
@@ -158,7 +158,7 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
 
 
 def is_report(path: Path) -> bool:
-    """Return whether to read a file as a report: unless it is valid JSON of another kind."""
+    """Return whether to read a file as a report: False only for valid JSON of another kind."""
     try:
         data = parse_json(path.read_bytes(), "a report of pytest-gpumem")
     except (JsonProblem, OSError):

@@ -18,7 +18,7 @@ from pytest_gpumem.judge import verdict
 from pytest_gpumem.judge.result import Outcome  # noqa: TC001
 from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
 
-# At run time: msgspec reads the annotations.
+# Imported at run time, because msgspec reads the annotations.
 from pytest_gpumem.measurement import PinnedCount  # noqa: TC001
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.report import model

@@ -45,7 +45,7 @@ class _Limits(NamedTuple):
     failures: int | None
     """failures with a section"""
     details: int | None
-    """how many of these have tables"""
+    """how many of these sections have tables"""
     rows: int | None
     """tests in the tables, per device"""
 
@@ -59,7 +59,7 @@ _SHORTER = (
     _Limits(3, 0, 0),
     _Limits(0, 0, 0),
 )
-"""tried in turn until the report is within its limit"""
+"""limits to try in turn until the report is short enough"""
 
 
 def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str:
@@ -102,7 +102,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
     blocks += _device_tables(results, limits)
     if report.updates is not None:
         account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=limits != _ALL)
-        # Fenced: it has line breaks, and paths in which nothing is markup.
+        # Use a fenced block: the text has line breaks, and paths must not be read as markup.
         blocks += ["### Baselines", fenced(account, "text")]
     blocks += _commands(report)
     if limits != _ALL:

@@ -36,13 +36,13 @@ class Merged:
 
     report: Report
     created: str
-    """when the newest of them was written"""
+    """when the newest of the reports was written"""
     missing: str = ""
     """describes the shards without a report; "" if none is known to be missing"""
     stale: tuple[Key, ...] = ()
     """baselines whose tests no report has"""
     origin_names: tuple[str, ...] = ()
-    """for each origin the name of its report"""
+    """the name of each origin's report"""
 
 
 def merge(
@@ -54,7 +54,7 @@ def merge(
     that is given twice, directly or as a copy, counts once.
 
     ``expect`` is the number of reports (None: as their shards say), ``accept`` the command that
-    accepts the figures of all ("": each keeps its own).
+    accepts the figures of all reports ("": each result keeps its own command).
 
     Raises:
         ReportError: they are from different commits or projects, or a test has two figures.
@@ -160,7 +160,7 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
 
 
 def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:
-    """Choose between two reports' rows of one test: the more informative one."""
+    """Return the more informative of two reports' results of one test."""
     if _figures_of(first) != _figures_of(second):
         device = printable(first.device_key)
         raise ReportError(
@@ -183,7 +183,8 @@ def _figures_of(result: Result) -> tuple[object, ...]:
         return result.verdict.kind, None
     oom = measurement.out_of_memory
     needed = (oom.needed, oom.device_index) if oom is not None else None
-    peaks = measurement.peaks if oom is None else ()  # after a failure they say little
+    # The peaks of a step that ran out of memory say little.
+    peaks = measurement.peaks if oom is None else ()
     shape = (result.batch_size, result.world_size, result.rank)
     return shape, peaks, measurement.slope, measurement.largest, needed
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-# At run time: msgspec reads the annotations.
+# Imported at run time, because msgspec reads the annotations.
 from pytest_gpumem.baselines.paths import Key  # noqa: TC001
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import module_of
@@ -161,6 +161,6 @@ def hints_of(result: Result) -> list[Note]:
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
     verdict = result.verdict
     if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
-        hints += measurement.hints  # on what was reserved before a part
+        hints += measurement.hints  # these are on memory that was reserved before a part
     over = result.device_over_limit is not None
     return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]

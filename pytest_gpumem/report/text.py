@@ -76,8 +76,8 @@ def wrapped(label: str, sentence: str, width: int) -> str:
 
 def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
     """Return a table: the first row is its header, the columns are aligned "left" or "right"."""
-    # Not tabulate: its headers widen every column by at least two, and before 0.10 it strips
-    # leading spaces from cells, but the name of a test's part is indented.
+    # tabulate is not used: its headers widen every column by at least two, and before 0.10 it
+    # strips leading spaces from cells, but the name of a test's part is indented.
     widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):

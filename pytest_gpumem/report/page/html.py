@@ -62,7 +62,7 @@ COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budg
 """columns between a test's name and its verdict"""
 
 FULL = 100
-"""percent"""
+"""percent of a limit at which its bar is full"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
 """the number in a cell, by which the page's script sorts"""
 
@@ -170,7 +170,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
         for entry in shown
     ]
     counter = Counter((entry.word, entry.tone) for entry in entries)
-    # A new toolchain that moves many tests at one line is the cause, not the line.
+    # If a new toolchain changed many tests, it is the cause, and not a line that they share.
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
     compared = {}
@@ -227,7 +227,8 @@ def _all_entries(report: Report) -> list[PageEntry]:
         return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
     anchors = [(own_id(anchor(each)), each) for each in with_alike_ranks(report.results)]
-    # Among tests with one verdict, those whose lines moved come first.
+    # Among tests with the same verdict, those whose source lines differ from the baseline's come
+    # first.
     anchors.sort(key=lambda pair: (urgency(pair[1]), not lines_moved(pair[1])))
     drawn, entries = 0, list[PageEntry]()
     for name, result in anchors:
@@ -357,9 +358,10 @@ def name_html(test: Result | OwnOutcome) -> str:
 
 
 def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
-    """Return a table cell. Sections have mostly these, and a macro takes ten times as long.
+    """Return a size's table cell.
 
-    ``label`` names the figure where the table has no columns.
+    Sections consist mostly of these, and a macro of the template takes ten times as long. ``label``
+    names the figure on a narrow screen, where the table has no columns.
     """
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
@@ -405,7 +407,7 @@ def row_html(entry: PageEntry) -> str:
     if isinstance(test, Result):
         batch, lead = test.batch_size, test.leading_comparison
         cells = [test.device_key, "" if batch is None else str(batch), *figure_cells(test)]
-        beyond = lead is not None and bool(beyond_tolerance([lead]))  # coloured only then
+        beyond = lead is not None and bool(beyond_tolerance([lead]))  # colored only then
     figures = []
     name = f"{test.nodeid} ({test.part})" if test.part else test.nodeid
     keys: list[str | float | None] = [printable(name)]
@@ -431,7 +433,7 @@ def row_html(entry: PageEntry) -> str:
                 f'width="{min(percent, FULL):.0f}" height="8"/></svg>'
             )
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
-    data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # None goes last
+    data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # the script sorts None last
     if entry.failed or not isinstance(test, Result):
         words = failure_words(test)
         if words.why:

@@ -45,7 +45,7 @@ GAP: Final = 4
 LINE_HEIGHT: Final = 17
 """units between two lines of labels, large enough for a phone"""
 BLOCK: Final = 512
-"""bytes; the allocator's sizes are multiples of it"""
+"""bytes: the sizes of the allocator's blocks are multiples of this"""
 
 
 class LimitLine(NamedTuple):
@@ -63,9 +63,9 @@ class RefusedRequest(NamedTuple):
 
     requested: int | None
     reserved: int
-    """reserved at that moment"""
+    """bytes that were reserved at that moment"""
     cap: int
-    """the most that it was allowed to reserve"""
+    """the most bytes that the allocator was allowed to reserve"""
 
 
 class Drawing(NamedTuple):
@@ -216,7 +216,7 @@ def ticks(highest: int, unit: int) -> list[float]:
 
 
 def stacked_heights(timeline: Timeline) -> list[tuple[Category, list[int]]]:
-    """Return each category with the height of the stack including it."""
+    """Return each category with the heights of its upper edge in the stack."""
     names = categories_of(timeline)
     columns = (list(timeline.categories[name]) for name in names)
     heights = accumulate(
@@ -241,7 +241,7 @@ def limit_lines(
         line = f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>'
         labels.append((limit, line, limit.label, y - 3, -1))
     for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes), 1):
-        # Below the line of phase names, and below other labels on this side.
+        # Place it below the phase names, and below other labels on this side.
         labels.append((limit, "", f"↑ {limit.label}", TOP + 11 + number * LINE_HEIGHT, 1))
     parts = []
     taken: list[float] = []
@@ -270,8 +270,8 @@ def beside_mark(x: float, side: str, words: str, mark: float | None) -> float:
 def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
     """Place the phases' names above their bands without overlap, omitting those without room.
 
-    The widest band comes first. A name wider than its band may move within the band's reach to a
-    free place.
+    The widest band comes first. A name may move from its band's middle to a free place as long as
+    it is within its band or, if it is wider, covers it.
     """
     labels: list[tuple[Phase, float, str]] = []
     for letter, kind in ((PHONE_LETTER, "phase-name"), (LETTER, "phase-name wide")):
@@ -356,7 +356,7 @@ def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
         name: timeline.categories[name] for name in categories_of(timeline)
     }
     columns["reserved"] = timeline.reserved
-    # All are multiples of a block, except what other holders take.
+    # All sizes are multiples of a block, unless memory outside the allocator is counted too.
     whole = all(nbytes % BLOCK == 0 for column in columns.values() for nbytes in set(column))
     unit = BLOCK if whole else 1
     document: dict[str, Any] = {

@@ -31,7 +31,7 @@ class SharedCause(NamedTuple):
     """Failures that share a cause."""
 
     cause: Cause
-    """from the first of the tests"""
+    """the cause of the first result"""
     results: tuple[Result, ...]
 
     @property
@@ -109,7 +109,7 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     failures_of = Counter(result.nodeid for result in failed)
     by_line: dict[CauseKey, list[Result]] = {}
     for result in failed:
-        if failures_of[result.nodeid] > 1:  # a test with failed parts: these say more
+        if failures_of[result.nodeid] > 1:  # the test's own section says more
             continue
         if result.beside is not None:  # a comparison with another part is specific to this test
             continue

@@ -37,7 +37,7 @@ MAX_REASONS = 4
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
-    """Return groups of figures that moved beyond tolerance alike when their toolchain changed."""
+    """Return groups of figures that a new toolchain changed alike, and beyond their tolerance."""
     toolchain_changes = []
     for result in results:
         entry, measurement = result.baseline_entry, result.measurement
@@ -92,7 +92,7 @@ def next_command(
 
     It never includes a test that regressed, as accepting that is a separate decision.
 
-    ``updating``: the session already writes baselines.
+    ``updating`` says that the session already writes baselines.
     """
     regressed = {
         target
@@ -101,7 +101,7 @@ def next_command(
         for target in (result.verdict.command and result.verdict.command.targets)
         or (result.nodeid,)
     }
-    # Results that need a baseline for another reason than a regression.
+    # Results that need a new baseline, but did not regress.
     asking = {
         target: result.verdict.command
         for result in results
@@ -122,9 +122,9 @@ def next_command(
 
 
 def unheld_sentence(results: Iterable[Result]) -> str:
-    """Name the tests that passed with nothing to compare their memory with; "" if there are none.
+    """Name the tests that have neither a baseline nor a size limit; "" if there are none.
 
-    A test is held to something if any of its parts is.
+    A test whose part has a baseline or a limit is not named.
     """
     held: dict[str, bool] = {}
     for result in results:
@@ -165,7 +165,7 @@ def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
 
 
 def tells_more_than_table(results: Sequence[Result]) -> bool:
-    """Whether the sentences say more than the table of tests.
+    """Return whether :func:`comparison_sentences` say more than the table of tests.
 
     They do with several devices, with another device's baselines, and if baselines exist but could
     not be compared.

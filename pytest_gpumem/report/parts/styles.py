@@ -27,7 +27,6 @@ class StyledText(NamedTuple):
 
 
 Line = tuple[StyledText, ...]
-"""a line of the terminal"""
 
 
 def tone(result: Result) -> Style:

@@ -94,7 +94,7 @@ def rows_table(
         sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
-    if any(row.site for row in shown):  # adds a column as "activations, 12 blocks, GPT2.h.*.attn"
+    if any(row.site for row in shown):  # adds a column: "activations, 12 blocks, GPT2.h.*.attn"
         subjects = ["of"]
         for row in shown:
             number = "1 block" if row.blocks == 1 else f"{row.blocks} blocks"

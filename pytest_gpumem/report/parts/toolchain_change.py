@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 MIN_TESTS: Final = 3
 """tests that must change together for the toolchain to be named as the cause"""
 NEARBY: Final = 20
-"""amounts are close if they differ from their median by at most 1/N of it, or 1 MiB"""
+"""amounts are close if they differ from their median by at most 1/NEARBY of it, or 1 MiB"""
 
 
 @dataclass(frozen=True)
 class ToolchainChange:
     """One test's figure and its baseline, measured with different toolchains.
 
-    A :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount of the change.
+    It is a :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount of the change.
     """
 
     nodeid: str
@@ -43,7 +43,7 @@ class ToolchainChange:
     peak: FigureName = "allocated"
     """the figure that changed most"""
     difference: int = 0
-    """in bytes; 0 if the figure did not change"""
+    """bytes; 0 if the figure did not change"""
     categories: tuple[tuple[str, int], ...] = ()
     """change at the peak in bytes, by category; empty without breakdowns"""
 
@@ -55,7 +55,6 @@ class CommonChange:
     old: Provenance
     new: Provenance
     changes: tuple[ToolchainChange, ...]
-    """in input order"""
     remaining: int
     """the number of figures with the same two toolchains that changed differently or not at all"""
 

@@ -80,7 +80,7 @@ def brief_failures(
 
 
 def explains_growth(hint: Note, verdict: Verdict) -> bool:
-    """Return whether a hint names memory that may be the growth: held, or an unused graph's."""
+    """Return whether a hint's memory may have caused the growth: still held, or an unused graph."""
     if hint.kind is NoteKind.UNUSED_GRAPH:
         return any(cause.category == "activations" for cause in verdict.causes[:1])
     return hint.kind is NoteKind.STILL_HELD

@@ -55,7 +55,7 @@ class _AmountRow(NamedTuple):
 def cause_table(
     result: Result, width: int, *, whole_code: bool = False, max_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
-    """Return the source lines that grew, or hold most if a limit was exceeded.
+    """Return the source lines that grew or, if a limit was exceeded, those that hold most.
 
     With ``whole_code`` code is not cut, as in a log, which has no width.
     """

@@ -74,14 +74,14 @@ def failure_section(
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
     hints = hints_of(result)
     sentences = []
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts already have them
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # the table of its facts already has them
         sentences.append(wrapped("step: ", circumstances(result), width))
     notes = told_notes(verdict.notes, hints)
     sentences += [wrapped("note: ", note.text, width) for note in notes]
     sentences += [wrapped("hint: ", hint.text, width) for hint in hints]
     if result.snapshot:
         sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
-    # Same start as the brief text: details are added below.
+    # The section begins as the brief text does; details follow.
     causes = cause_table(result, width, whole_code=whole_code, max_reasons=MAX_REASONS_IN_FULL)
     blocks = [
         "\n".join(line.text for line in causes),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 FEW_ROWS = 25
-"""up to so many results are all listed; of more, only those that are not within their baseline"""
+"""up to so many results are all listed; of more, only those whose verdict is not "ok" """
 MAX_NOTES = 10
 """notes below the table; each kind that warns of a wrong figure is shown once in any case"""
 
@@ -38,7 +38,7 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
     """Return the table for the end of the session; [] without rows.
 
     ``verbosity`` below 0 gives no rows; 0 every test or, if there are more than ``FEW_ROWS``, those
-    that are not within; 1 every test and hints; 2 also provenance and every note.
+    whose verdict is not "ok"; 1 every test and hints; 2 also provenance and every note.
     """
     results = listed = with_alike_ranks(results)
     if verbosity == 0 and len(listed) > FEW_ROWS:

@@ -22,7 +22,7 @@ _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)
 def lead_lines(
     results: Sequence[Result], width: int = 80, *, arguments: Sequence[str] = ()
 ) -> list[Line]:
-    """Return the lines that a summary starts with; [] if nothing moved together."""
+    """Return the first lines of a summary; [] if no toolchain changed several tests alike."""
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
     command: UpdateCommand | None = None
@@ -47,7 +47,7 @@ def lead_lines(
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:
-    """Return a line in place of the section of each test that only moved with the others."""
+    """Return a line for each test that only a new toolchain made fail, in place of its section."""
     moved = _moved_names(moved_together(results))
     lines: dict[str, str] = {}
     failed_alone = set()
