@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: ANN401 - torch's
     """Convert torch's device properties to the fields of a card's file.
 
-    The context is an estimate: other processes and libraries may use memory, too.
+    The CUDA context's size is estimated from the number of SMs: what is in use may include memory
+    of other processes and libraries.
     """
     capability = properties.major, properties.minor
     if capability not in LIMITS:

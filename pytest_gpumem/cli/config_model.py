@@ -109,7 +109,7 @@ class Plan:
         self.program += ["--checkpointing"] * arguments.checkpointing
 
     def on(self, card: str, *more: str) -> Result:
-        """Run the step on a card, with more options of its own."""
+        """Run the step on a card, with further options of the program."""
         sys.stderr.write(f"gpumem: {' '.join([self.step, 'on', Path(card).stem, *more])}\n")
         return measured([*self.options, f"--card={card}"], [*self.program, *more])[0]
 
@@ -174,7 +174,8 @@ def _described(plan: Plan, card: Card, result: Result) -> Iterator[str]:
         *categories, _cached = category_rows(breakdown)
         largest = sorted(categories, key=lambda row: -row.nbytes)[:MAX_CATEGORIES]
         yield "  " + ", ".join(f"{row.name} {format_size(row.nbytes)}" for row in largest)
-        # Lines of a library: our program's own, such as its optimizer's step, say nothing more.
+        # Show only lines inside a module: those of config_step.py, such as the optimizer's step,
+        # say nothing about the model.
         lines = [site for site in breakdown.sites if site.module and site.path]
         for site in sorted(lines, key=lambda site: -site.nbytes)[:MAX_LINES]:
             yield f"  {format_size(site.nbytes)} {site.category} at {site_name(site)}: {site.code}"

@@ -48,7 +48,7 @@ def new_model(options: argparse.Namespace) -> Any:  # noqa: ANN401 - transformer
             config, dtype=getattr(torch, options.dtype)
         )
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    layers = max(lists, key=len, default=())  # the decoder's: it has most
+    layers = max(lists, key=len, default=())  # the decoder's layers: the longest list
     if options.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if options.lora:
@@ -69,8 +69,8 @@ def new_model(options: argparse.Namespace) -> Any:  # noqa: ANN401 - transformer
 def make_empty(model: Any) -> None:  # noqa: ANN401 - as above
     """Move a model from the meta device to the GPU, with empty weights.
 
-    ``to_empty`` makes several tensors of a weight that several modules share, as an embedding and
-    the head: a model that is loaded never has two of them.
+    ``to_empty`` makes a tensor for each module that shares a weight, such as an embedding and the
+    head. A loaded model has one for all of them, so they are tied again.
     """
     named = list(model.named_parameters(remove_duplicate=False))
     first: dict[Any, str] = {}

@@ -55,7 +55,7 @@ MEASURED: Final = {
 }
 """options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""options of the plugin that ``gpumem run`` has, by their names there"""
+"""by option of the plugin: its name in ``gpumem run``, if it exists there"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,11 +191,11 @@ class JudgedProgram:
 
     @property
     def explainer(self) -> str:
-        """The class that explains its processes' peaks; "": none."""
+        """The name of the class that explains child processes' peaks; "" for none."""
         return self._session.explainer.of_children(self._root) if is_judged(self._arguments) else ""
 
     def refuse_replacement(self) -> None:
-        """Raise if a judged program replaces its process, as the new one would not be measured."""
+        """Make os.exec raise in a judged program, as the new process would not be measured."""
 
         def refuse(event: str, _arguments: object) -> None:
             if event == "os.exec" and not self.is_fork:
@@ -236,7 +236,7 @@ class JudgedProgram:
         return self._session.run
 
     def _processes_used_a_gpu(self, *, passed: bool, alone: bool) -> bool:
-        """Return whether child processes used a GPU; ``alone``: and the program itself did not."""
+        """Return whether child processes used a GPU; ``alone``: the program itself used none."""
         children = self._children.children()
         silent = [child.name for child in children if not child.ended]
         if silent and passed and self._is_held:
@@ -297,6 +297,6 @@ class JudgedProgram:
             lines += [
                 f"gpumem{f' ({result.part})' if result.part else ''}: {result.verdict.headline}"
                 for result in results
-                if result.measurement and result.measurement.peak_reserved  # not a launcher's
+                if result.measurement and result.measurement.peak_reserved  # a launcher has none
             ]
         return results, lines, failed

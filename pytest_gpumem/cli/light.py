@@ -31,7 +31,7 @@ DESCRIPTION: Final = (
 )
 OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
-"""matches any version, but stands for the installed one"""
+"""this package as a requirement, without a version: the installed one is meant"""
 FIRST_PIP: Final = 25, 3
 """the first pip whose --dry-run resolves requirements without downloading whole packages"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
@@ -40,7 +40,7 @@ CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
 """pure Python, 50 kB: lists the processes on a real GPU"""
-# As pip names them for CUDA 12 and 13; torch requires those of one.
+# The names of packages for CUDA 12 and for CUDA 13; a build of torch requires those of one of them.
 EXCLUDED_BY_UV: Final = (
     *("cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "nvidia-cublas", "nvidia-cublas-cu12"),
     *("nvidia-cuda-cccl", "nvidia-cuda-cupti", "nvidia-cuda-cupti-cu12", "nvidia-cuda-nvrtc"),

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 OK: Final = 0
 FOUND: Final = 1
-"""growth or a misfit, for which a CI job should fail"""
+"""exit status for growth or a misfit, so that a CI job fails"""
 BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
-"""as in a shell: 128 plus the number of SIGINT"""
+"""exit status after Ctrl-C, as a shell reports it: 128 plus the number of SIGINT"""
 
 DEVICES: Final = ("auto", "cuda", "accelerator", "virtual")
 """values of ``--gpumem-device`` except none; repeated here so as not to import the plugin"""
@@ -86,7 +86,7 @@ def show(outcome: Outcome) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(encodable(outcome.text, encoding), flush=True)
-    except BrokenPipeError:  # of a reader that has seen enough
+    except BrokenPipeError:  # the reader has ended, as head does when it has its lines
         # Python would flush the rest at exit; its signal module's documentation suggests this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

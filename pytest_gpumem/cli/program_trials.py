@@ -134,7 +134,7 @@ def _results(report: Path) -> tuple[Result, ...]:
 
 
 def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ...]:
-    """Run a program, and return its results: that it fitted, or that it ran out of memory.
+    """Run a program, and return its results, whether it fit or ran out of memory.
 
     Raises:
         GpuMemError: the program failed for a reason other than memory.

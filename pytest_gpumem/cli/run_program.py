@@ -260,7 +260,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
         results, lines, failed = [], [f"gpumem: {worthless}"], True
-    if error is not None:  # with a note, if values that were not computed may have caused it
+    if error is not None:  # finish() has added a note if values were not computed
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
     # Judging replays requests on the device, and a measurement after it would count these.
@@ -271,7 +271,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))
     measurement = replace(measurement, notes=() if told else tuple(notes))
     print(summary(measurement, limit, children), *lines, sep="\n", file=sys.stderr)
-    device.open(None, count)  # a pytest session in the program has closed it
+    device.open(None, count)  # a pytest session in the program may have closed it
     run.meter.stop()
     return status or int(failed)
 

@@ -40,7 +40,7 @@ VARIABLES: Final = (
 SLOW: Final = 120
 """seconds that importing torch may take"""
 
-# In a process of its own, as a broken torch may kill the process that imports it.
+# This runs in a process of its own, as a broken torch may kill the process that imports it.
 TORCH_PROGRAM: Final = """
 import json, torch
 from pytest_gpumem.meter.allocator import cudnn_version

@@ -259,7 +259,7 @@ class _ReportedTest:
     nodeid: str
     device: str
     results: tuple[Result, ...]
-    """of the whole test and its parts"""
+    """results of the whole test and its parts"""
 
     @property
     def measured(self) -> list[tuple[Result, Measurement]]:
@@ -276,7 +276,8 @@ def _tests(
 ) -> Iterator[_ReportedTest]:
     """Yield the tests to accept.
 
-    ``chosen`` decides by nodeid; None selects tests whose memory changed or made them fail.
+    ``chosen`` selects tests by nodeid. Without it, ``every`` test is taken, or those whose memory
+    changed or made them fail.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:
@@ -420,7 +421,8 @@ def write_all(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Pa
     """
     written: dict[Path, NewContent] = {}
     with without_collections(), ExitStack() as stack:
-        # In a fixed order, as another process may lock the same folders.
+        # Lock in a fixed order: another process may lock the same folders, and each would hold a
+        # lock that the other waits for.
         for store in sorted(updates, key=lambda store: os.path.realpath(store.directory)):
             stack.enter_context(store.locked())
         try:

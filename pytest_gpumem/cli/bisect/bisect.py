@@ -177,12 +177,12 @@ class Bisection:
     arguments: argparse.Namespace
     package: str
     versions: list[str]
-    """from the good one to the bad one"""
+    """releases, from the good one to the bad one"""
     falls: bool
     """whether the bad version is the older one"""
     trials: Trials
     figures: dict[str, VersionFigures] = field(default_factory=dict)
-    """of each version that was tried"""
+    """figures of each version that was tried"""
 
     def run(self) -> Outcome:
         """Try both ends, then bisect the versions between them."""
@@ -293,7 +293,7 @@ class Bisection:
         write_json(self.arguments.json, {**head, **answer})
 
     def _further_growth(self, good: str, bad: str, followed: Followed) -> list[str]:
-        """Return a sentence for each side of the answer on which more of the growth came."""
+        """Return a sentence on the releases before the answer, and on those after it, that grew."""
         first, last = self.versions[0], self.versions[-1]
         sizes = [self._value(version, followed) for version in (first, good, bad, last)]
         allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(sizes[0]))

@@ -49,7 +49,7 @@ DESCRIPTION: Final = (
     "no edit increased memory."
 )
 MIN_SHARE: Final = 8
-"""edits behind less than 1/N of the growth are not reported"""
+"""edits that caused less than 1/MIN_SHARE of the growth are not reported"""
 
 
 class Replacement(NamedTuple):
@@ -154,7 +154,7 @@ def undone(source: str, edits: Iterable[Replacement]) -> str:
 
 
 def _program(source: str) -> str | None:
-    """Dump a source's syntax tree without docstrings and the like; None if it does not parse."""
+    """Dump a source's syntax tree, without docstrings; None if it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -199,10 +199,10 @@ def figures_without(
 
 @dataclass
 class EditSearch:
-    """Searches for edits that lower the figure that grew most when undone, reporting progress."""
+    """Searches for the edits that raised the figure that grew most; reports its progress."""
 
     figures_without: Callable[[Sequence[Group]], VersionFigures]
-    """may raise a SkippedError"""
+    """runs the tests without some edits; may raise a SkippedError"""
     revision: str
     followed: Followed | None = None
     least: float = 0
@@ -242,7 +242,7 @@ class EditSearch:
         return Outcome("\n\n".join(blocks), OK)
 
     def _guilty(self, groups: Sequence[Group]) -> Iterator[tuple[float, Sequence[Group]]]:
-        """Yield the smallest sets of edits that lower the figure when undone, with these bytes."""
+        """Yield the smallest sets of edits that lower the figure when undone, and by how much."""
         middle, left, halves = len(groups) // 2, self._less_without(groups), []
         for half in (groups[:middle], groups[middle:]) if middle else ():
             less = self._less_without(half) if left >= self.least else 0

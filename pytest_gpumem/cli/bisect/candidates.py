@@ -45,7 +45,7 @@ class Candidates(NamedTuple):
     """The versions between two others."""
 
     versions: list[str]
-    """from the good one to the bad one"""
+    """the two versions and those between them, from the good one to the bad one"""
     falls: bool
     """whether the bad one is the older: a later version takes less"""
 
@@ -100,11 +100,12 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         problem = "pip finds no release of this package" + (f" ({errors[-1]})" if errors else "")
         raise SpecError(package, problem, "correct the name, or pip's index")
     versions = line.group(1).split(", ")
-    return [version for version in versions if _PEP_440.fullmatch(version)]  # not of years ago
+    # Very old releases may have a version that PEP 440 does not allow.
+    return [version for version in versions if _PEP_440.fullmatch(version)]
 
 
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
-    """Return another package's newest release, uploaded at most a day after a package's release."""
+    """Return the newest of another package's releases up to a day after a package's release."""
     asked = f"--as-of {neighbour}"
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))
@@ -130,7 +131,7 @@ def release_of_the_day(package: str, version: str, neighbour: str) -> str:
 
 @cache
 def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
-    """Return when each release was first uploaded, without withdrawn ones."""
+    """Return when each release was first uploaded; yanked files do not count."""
     named = os.environ.get("PIP_INDEX_URL", "")
     if not named:
         command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]

@@ -14,7 +14,7 @@ class Halving:
     """Searches for the first bad version, if the first one is good and the last one bad."""
 
     versions: Sequence[str]
-    """from the good one to the bad one"""
+    """all versions, from the good one to the bad one"""
     last_good: int = 0
     """index of the last version known to be good"""
     first_bad: int = field(init=False)
@@ -35,7 +35,7 @@ class Halving:
 
     @property
     def trials_left(self) -> int:
-        """The number of versions still to be tried at most, if none is skipped."""
+        """The largest number of versions that are still to be tried, if none is skipped."""
         between = range(self.last_good + 1, self.first_bad)
         return sum(index not in self.skipped for index in between).bit_length()
 

@@ -24,7 +24,7 @@ UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
 """variables that would make another environment's Python import this one's modules"""
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
-"""prints requirements without NVIDIA's packages"""
+"""command that prints requirements without NVIDIA's packages"""
 UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"
@@ -56,9 +56,9 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def make(self, requirements: Sequence[str]) -> None:
-        """Create it from scratch, with this package's requirements and the installed torch version.
+        """Create the environment anew, with this package's requirements and the installed torch.
 
-        The requirements may name another torch. Raises SetupError if they cannot be installed
+        ``requirements`` may name another torch. Raises SetupError if they cannot be installed
         together.
         """
         self.remove()

@@ -46,7 +46,7 @@ class VersionQuestion:
     device: str = "auto"
     light: bool = False
     as_of: tuple[str, ...] = ()
-    """packages of which each version gets the release from the day of its own upload"""
+    """packages to install in the newest release that they had when the version was uploaded"""
 
     @property
     def slug(self) -> str:
@@ -74,7 +74,7 @@ class Trials:
     def __init__(self, question: VersionQuestion, folder: Path, *, timeout: float) -> None:
         self._question = question
         self.folder = folder / question.slug
-        """contains reports and logs"""
+        """folder of the reports and logs of this question"""
         self._timeout = timeout
 
     def begin(self, *, fresh: bool) -> None:
@@ -95,8 +95,8 @@ class Trials:
 
         Raises:
             SkippedError: the version cannot be installed, or its tests do not run.
-            SpecError: no package index answers. It is not stored, as it says nothing about the
-            version.
+            SpecError: no package index answers. This error is not stored, as it says nothing about
+            the version.
         """
         path, skipped = self._path(version, "json"), self._path(version, "skipped")
         if skipped.exists():

@@ -31,9 +31,9 @@ sys.exit(90 if strays else status)
 """
 """runs pytest in the worktree, checking for modules imported from the working tree"""
 STRAYS: Final = 90
-"""its exit status if it finds any"""
+"""exit status of LAUNCHER if it finds such a module"""
 RAN: Final = (0, 1)
-"""exit statuses of pytest after which tests ran: some of a base commit may fail"""
+"""exit statuses of pytest after which tests ran; tests of the base commit may fail"""
 LAST_LINES: Final = 15
 
 

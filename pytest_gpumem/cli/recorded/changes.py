@@ -57,7 +57,7 @@ class EntryChange:
     """None if only the new set has it"""
     new: BaselineEntry | None
     out_of_memory: bool = False
-    """whether it newly ran out of memory: ``new`` is not a full peak then"""
+    """whether the test newly ran out of memory; ``new`` is not a full peak then"""
 
     @cached_property
     def mismatch(self) -> str:
@@ -171,7 +171,7 @@ class Changes:
         for entry in self.entries:
             old, new, key = entry.old, entry.new, entry.key
             if old is None or new is None or entry.mismatch or entry.out_of_memory:
-                continue  # only one set has a full figure
+                continue  # the figures cannot be compared
             change = ToolchainChange(
                 key.nodeid, key.part, key.device, old.provenance, new.provenance
             )

@@ -24,7 +24,7 @@ class Figures:
     errors: list[BaselineError] = field(default_factory=list)
     """one per file; all other files' entries are in ``entries``"""
     unread: set[Path] = field(default_factory=set)
-    """paths of the files that could not be read, from the folder"""
+    """paths of the files that could not be read, relative to the folder"""
     files: int = 0
     """number of files, readable or not"""
 

@@ -38,7 +38,7 @@ FORMAT: Final = 1
 BEGINNING: Final = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": '
 """pattern for the first bytes of ``--json``'s file"""
 LIMIT: Final = 0.01
-"""relative difference of peak allocated above which it fails"""
+"""relative difference of peak allocated above which the command fails"""
 FIGURES: Final = ("allocated", "reserved")
 CHILD: Final = ("-m", "pytest_gpumem.cli.verify.measuring")
 TIMEOUT: Final = 1800
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def error(self) -> str:
-        """Where and why it failed; "" if it ran on both."""
+        """Where and why the step failed; "" if it ran on both GPUs."""
         for where, figures in (("GPU", self.measured), ("virtual GPU", self.predicted)):
             if "error" in figures:
                 return f"{self.name}: on the {where}: {figures['error']}"
