@@ -27,7 +27,7 @@ class Backend:
 
     title = "CUDA"
     device_type = "cuda"
-    """the type of its tensors' devices"""
+    """``torch.device.type`` of its tensors"""
     bindings = Bindings(
         "_cuda_memoryStats",
         "_cuda_resetPeakMemoryStats",
@@ -37,7 +37,7 @@ class Backend:
     )
     lists_blocks = True
     """whether the allocator lists its segments and blocks, now and over time (its history), and
-    gives out blocks that no tensor has"""
+    can allocate blocks without a tensor"""
     caps = True
     """whether the allocator can be limited to fewer bytes than the device has"""
 
@@ -55,7 +55,7 @@ class Backend:
         """Return whether this process uses devices that it still sees."""
         import torch
 
-        # A virtual GPU that was used and is hidden now is no such device.
+        # A virtual GPU that was used but is hidden now does not count.
         return torch.cuda.is_initialized() and bool(torch.cuda.device_count())
 
     def current_device(self) -> int:
@@ -83,7 +83,7 @@ class Backend:
         torch.cuda.synchronize(device)
 
     def is_capturing(self) -> bool:
-        """Return whether the current stream captures a graph, which may not wait."""
+        """Return whether the current stream captures a graph: it must not be waited for then."""
         import torch
 
         return torch.cuda.is_current_stream_capturing()
@@ -111,7 +111,7 @@ class Backend:
         Its arguments are the device, the bytes requested, the allocator's limit and the free bytes.
 
         Returns:
-            whether PyTorch does so.
+            whether this version of PyTorch can do so.
         """
         import torch
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 MAX_HELD: Final = 3
 """maximum number of source lines to name for a peak over its limit"""
 MIN_KEPT: Final = 8
-"""lines, and keepers of a line, below 1/N of the growth are omitted"""
+"""lines, and keepers of a line, with less than 1/MIN_KEPT of the bytes are omitted"""
 CACHED: Final = "cached"
 """name of the row for memory that was reserved but not allocated"""
 
 PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
-"""names in reports of a provenance's fields, if they differ"""
+"""what reports call a provenance's fields, if it is not the field's name"""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class BreakdownRow:
     baseline: int | None = None
     """None without a baseline, or if the baseline does not contain this site"""
     site: Site | None = None
-    """for a site: the measured one, else the baseline's"""
+    """the measured site, else the baseline's; None for a category"""
     blocks: int = 0
-    """for a site: the number of measured blocks"""
+    """number of the site's blocks"""
     baseline_blocks: int | None = None
-    """for a site: the number of blocks in the baseline"""
+    """number of the site's blocks in the baseline"""
     old_code: str = ""
-    """for a site: the line's code in the baseline if the line was edited"""
+    """the line's code in the baseline, if the line was edited since"""
 
     @property
     def difference(self) -> int | None:

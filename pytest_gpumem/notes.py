@@ -68,7 +68,7 @@ class NoteKind(str, Enum):
     TIMED_PLANS = "timed plans", Severity.FIGURE
     """cuDNN's benchmark mode, in which the first test on a real GPU needs more than later tests"""
     TORCH = "torch", Severity.FIGURE
-    """this version of torch was not compared"""
+    """CUDA functions that this version of torch links, and the virtual GPU does not have"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE
     """the step was the first of its optimizer, and the next step takes more memory"""
     GARBAGE = "garbage", Severity.FIGURE
@@ -130,7 +130,6 @@ class Note:
     """a sentence, without a full stop"""
 
     def __str__(self) -> str:
-        """Return the sentence."""
         return self.text
 
     @property

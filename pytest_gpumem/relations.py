@@ -54,7 +54,7 @@ class Relation(NamedTuple):
 
     @property
     def members(self) -> list[str]:
-        """The parts in its order."""
+        """The parts of the order that contains the relation; [] if none does."""
         return re.split(_SIGN, self.chain)[::2] if self.chain else []
 
     @property
@@ -94,7 +94,7 @@ class Bound(NamedTuple):
     measured: int
     """the part's figure on the fullest device"""
     sizes: str = ""
-    """the figures of all parts in an order, as text"""
+    """the figures of all parts, as text, if the relation is of an order"""
 
     @property
     def excess(self) -> int:
@@ -196,7 +196,7 @@ def _read(
 
 
 def _relation_to(name: str, value: str, part: str) -> Relation | None:
-    """Parse a relation to this part; return None if the text is none."""
+    """Parse a relation to a part; return None if the text is not a relation to it."""
     word = re.escape(part)
     pattern = (
         rf"(?:(?P<before>{_NUMBER})\s*\*\s*|(?P<percent>{_NUMBER})\s*%(?:\s*of\s+)?)?"

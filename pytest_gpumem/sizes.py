@@ -90,8 +90,8 @@ def parse_size(text: str) -> int:
 def format_size(nbytes: int, *, signed: bool = False) -> str:
     """Format a size for people: "2978.05 MiB", "512 B", "12.00 GiB".
 
-    Bytes below 1 KiB, KiB below 1 MiB, MiB below 10 GiB and GiB above, with two decimals
-    rounded half to even. :func:`parse_size` reads all of them, to within that rounding.
+    The unit is B below 1 KiB, KiB below 1 MiB, MiB below 10 GiB, and GiB above, with two decimals
+    rounded half to even. :func:`parse_size` reads all of these, to within that rounding.
 
     Args:
         nbytes: bytes; negative for a decrease.

@@ -21,7 +21,6 @@ _GENERATED: Final = re.compile(r"/(\w\w)/c\1[a-z2-7]{49}\.py$")
 """the end of file names that torch.compile generates, in any folder: hashes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 OWN_FOLDER: Final = f"{Path(__file__).parent}/"
-"""this package's folder"""
 _PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")
 """a folder of installed packages in a file name; the group is the path separator"""
 _LINKED: Final = "__editable__"
@@ -159,7 +158,7 @@ def import_folders() -> tuple[Path, ...]:
 def hands_on(filename: str, line: int) -> bool:
     """Return whether a line of a decorator only calls the decorated function.
 
-    Its structure shows that: the called function is an argument of an enclosing function, and gets
+    The code shows that: the called function is an argument of an enclosing function, and gets
     all arguments of the wrapper unchanged, including ``*args`` or ``**kwargs``. Such a line is the
     same for all decorated functions, and says nothing about any of them.
     """

@@ -42,12 +42,12 @@ class TorchrunRank(NamedTuple):
 
     @property
     def peers(self) -> range:
-        """For the reporting rank: the other ranks on its machine."""
+        """The other ranks on the machine of the rank that writes the report."""
         return range(1, self.local_size)
 
     @property
     def elsewhere(self) -> range:
-        """For the reporting rank: the ranks on other machines."""
+        """The ranks on other machines than the rank that writes the report."""
         return range(self.local_size, self.size)
 
 

@@ -21,7 +21,7 @@ _FRAME_ATTRIBUTES = {
     CoroutineType: "cr_frame",
     AsyncGeneratorType: "ag_frame",
 }
-"""the attribute with the frame of each type, as long as it has not ended"""
+"""by type: the attribute with its frame, which is None once the generator has ended"""
 
 
 def clear(error: BaseException | None) -> None:
@@ -122,7 +122,7 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
 
 def _reference_counts(objects: list[Any]) -> list[int]:
     """Return the number of references to each object, without the list's."""
-    unshared = object()  # has as many references as a member without others
+    unshared = object()  # has as many references as a member that only the list refers to
     *counts, least = [sys.getrefcount(member) for member in [*objects, unshared]]
     return [count - least for count in counts]
 
