@@ -1,8 +1,8 @@
 """Replay the allocator's history: read each event once, and follow each block's life.
 
-The history has requested sizes. A block is larger: rounded up, and with the remainder where the
-allocator does not split. Both follow from the addresses of blocks and segments, by the rules of
-c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
+The history has requested sizes. A block is larger: its size is rounded up, and includes the
+remainder that the allocator does not split off. Both follow from the addresses of blocks and
+segments, by the rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
 """actions by which the allocator reserves device memory"""
 GIVEN: Final = frozenset({"segment_free", "segment_unmap"})
-"""actions by which it returns memory to the device"""
+"""actions by which the allocator returns memory to the device"""
 BLOCK: Final = 512
 """bytes; sizes are rounded up to its multiples (kMinBlockSize)"""
 SMALL: Final = 1 * MIB
@@ -38,11 +38,11 @@ class Block:
 
     address: int
     size: int
-    """bytes, rounded up as by the allocator"""
+    """bytes, as rounded up by the allocator"""
     start: int
     """index of the event that allocated it; -1: before the history"""
     time: float
-    """of its allocation, in microseconds since 1970; -inf: before the history"""
+    """when it was allocated, in microseconds since 1970; -inf: before the history"""
     frames: Sequence[dict[str, Any]] = ()
     """the Python frames that allocated it, innermost first; empty where they were not recorded"""
     end: int | None = None
@@ -77,13 +77,13 @@ class AllocatorLog:
         self.events = events
         self.blocks: list[Block] = []
         self.times: list[float] = []
-        """of each event, in microseconds since 1970"""
+        """the time of each event, in microseconds since 1970"""
         self.reserved: list[int] = []
         """bytes reserved after each event, relative to the beginning"""
         self.allocated: dict[int, Block] = {}
-        """by the event that allocated it"""
+        """by index of the event that allocated the block"""
         self.taken_back: dict[int, Block | None] = {}
-        """by its free_completed event; None: a block that is not known"""
+        """by index of a free_completed event: the block; None if the history does not show it"""
         self._divisions = [
             int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
         ]
@@ -122,7 +122,7 @@ class AllocatorLog:
         return log
 
     def events_in(self, span: Span) -> range:
-        """Return the indices of a span's events and of the one before: the level at its start."""
+        """Return the indices of a span's events, and of the one before: it has the first level."""
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
 
@@ -256,7 +256,7 @@ def rounded_size(size: int, divisions: Sequence[int]) -> int:
 
 
 def next_division(size: int, divisions: int) -> int:
-    """Round up to one of N equal steps between powers of two: roundup_power2_divisions."""
+    """Round up to the next of ``divisions`` equal steps between two powers of two."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size

@@ -79,7 +79,7 @@ class Plug(NamedTuple):
     pool: str
     """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """whether it takes up its whole free block, with no remainder"""
+    """whether it took up the whole free block that it came from, with no remainder"""
     requested: int = -1
     """bytes that were requested; -1: all of them"""
     split: bool = True
@@ -108,7 +108,7 @@ class Plug(NamedTuple):
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
-    """Keep only the frames whose file name a function accepts."""
+    """Drop the frames of a snapshot whose file name ``keeps`` does not accept."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     records = [each for segment in snapshot["segments"] for each in (segment, *segment["blocks"])]
     records += [event for events in snapshot["device_traces"] for event in events]
@@ -134,14 +134,14 @@ class AllocatorView:
 
     def __init__(self) -> None:
         self.backend: Backend = CUDA
-        """whose devices are measured"""
+        """PyTorch's functions for the type of device that is measured"""
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
-        """by device and statistic: the test's peak until the measurement last reset the real one"""
+        """by device and statistic: the test's peak before the measurement's last reset"""
         self._noted: dict[int, Stats] = {}
         """by device: the statistics whose peaks are already in ``_peaks``"""
         self._pinned_peaks: dict[Path, int] = {}
-        """by statistic of pinned memory: the peak until the measurement last reset the real one"""
+        """by statistic of pinned memory: the test's peak before the measurement's last reset"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
             lambda: defaultdict(int)
         )
@@ -152,7 +152,7 @@ class AllocatorView:
         self._readers: list[Callable[[], object]] = []
         """called before the test's code reads a figure"""
         self._emptier: Callable[[Callable[[], object]], object] | None = None
-        """runs instead of the test's ``torch.cuda.empty_cache()``"""
+        """called when the test's code calls ``torch.cuda.empty_cache()``, with the real function"""
         self._shows_all = False
         self.history = SharedHistory(
             self._notify,
@@ -202,7 +202,7 @@ class AllocatorView:
         return stats
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()`` with what is hidden from the test's code."""
+        """Return ``torch.cuda.memory._snapshot()``, with what the test's code does not see."""
         import torch
 
         with self._unchanged(), _inductor_not_imported():
@@ -212,9 +212,9 @@ class AllocatorView:
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
-        """Return ``torch.cuda.memory_snapshot()`` with the blocks hidden from the test's code.
+        """Return ``torch.cuda.memory_snapshot()``, including blocks hidden from the test's code.
 
-        It is empty if the allocator lists none.
+        The list is empty if the backend's allocator does not list its blocks.
         """
         import torch
 
@@ -254,7 +254,10 @@ class AllocatorView:
         self._real[self.backend.bindings.reset_peaks](device)
 
     def pinned_stats(self) -> PinnedStats:
-        """Return the real statistics; none before torch 2.10, where names and peaks differ."""
+        """Return the real statistics of pinned host memory; empty before torch 2.10.
+
+        The statistics of older versions have other names, and other peaks.
+        """
         stats = self._read_pinned()
         if "active_bytes" not in stats:
             return PinnedStats({}, {})
@@ -274,7 +277,7 @@ class AllocatorView:
             reset()
 
     def empty_cache(self) -> None:
-        """Call ``torch.cuda.empty_cache()`` for the measurement."""
+        """Call the real ``torch.cuda.empty_cache()``."""
         self.install()
         self._real[self.backend.bindings.empty_cache]()
 
@@ -296,7 +299,7 @@ class AllocatorView:
             self._real[self.backend.bindings.reset_peaks](device)
 
     def add_plug(self, plug: Plug) -> None:
-        """Show a block as free from now on."""
+        """Show a block to the test's code as free from now on."""
         self.plugs[plug.device, plug.address] = plug
         self._noted.pop(plug.device, None)
         self._plugged[plug.device].update(dict(plug.current_figures()))
@@ -320,7 +323,7 @@ class AllocatorView:
             self._readers.remove(look)
 
     def show_freed(self, plugs: Sequence[Plug]) -> None:
-        """Show blocks as free from now on, although they stay allocated."""
+        """Show blocks to the test's code as free from now on, although they stay allocated."""
         self._notify()
         self._change_plugs(plugs, self.add_plug, -1)
 
@@ -452,7 +455,7 @@ class AllocatorView:
         hidden = self._hidden[device]
         for path, value in _figures(self._real[self.backend.bindings.stats](device)):
             if path[-1] in TOTALS or _is_counter(path):
-                hidden[path] = max(0, min(hidden[path], value))  # a total of 0 hides nothing
+                hidden[path] = max(0, min(hidden[path], value))  # hide no more than is there
         return result
 
     def _switch_history(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
@@ -545,12 +548,12 @@ def _inductor_not_imported() -> Iterator[None]:
 
 
 def _is_counter(path: Path) -> bool:
-    """Return whether a figure counts events, as "num_ooms"; "max_split_size" is a setting."""
+    """Return whether a figure counts events: "num_ooms" does; "max_split_size" is a setting."""
     return len(path) == 1 and str(path[0]).startswith("num_")
 
 
 def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield each peak with the keys that lead to it; fast, as tests read statistics often."""
+    """Yield each peak with the keys that lead to it; visit no other figures, to be fast."""
     for key, value in stats.items():
         if not isinstance(value, dict):
             continue

@@ -1,9 +1,10 @@
 """Make Python's cyclic garbage collector run as if nothing were measured.
 
 A collection starts after a number of allocated objects, and frees the tensors in reference cycles.
-With this package's own objects counted, the peak of a test that leaves tensors in cycles depends on
-the tests before it, which have made what is made once: with only a full collection at the start,
-6 of 12 such tests had another peak in the reverse order, by 1 to 8 MiB.
+If this package's own objects counted too, the peak of a test that leaves tensors in cycles would
+depend on whether a test before it has already made the objects that are made only once: with only a
+full collection at the start, 6 of 12 such tests had another peak in the reverse order, by 1 to
+8 MiB.
 
 So inside :class:`Uncounted` no collection starts, and at its end the collector's count is what it
 was at its start.
@@ -47,7 +48,7 @@ class Uncounted:
     __slots__ = ("_count", "_enabled")
 
     at_entering: ClassVar[int] = 0
-    """objects that an empty block makes: Python 3.11 frees the bound method that it called"""
+    """change of the count in an empty block: Python 3.11 frees the bound method that it called"""
 
     def __enter__(self) -> None:
         """Stop collections, and remember the count."""

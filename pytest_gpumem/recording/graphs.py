@@ -30,15 +30,15 @@ PUSHED: Final = Patch(
     versions="torch 2.6 to 2.9",
 )
 MAX_NODES: Final = 100_000
-"""nodes of one graph to visit"""
+"""nodes to visit in one graph"""
 MAX_PACKED: Final = 500
-"""objects to visit that one saved tensor's hooks keep"""
+"""objects to visit among those that one saved tensor's hooks keep"""
 MAX_DEPTH: Final = 8
-"""references from a hook to the objects that it keeps"""
+"""references to follow from a hook to the objects that it keeps"""
 
 
 def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
-    """Yield the tensors that a tensor keeps by its graph, or as its gradient.
+    """Yield the tensors that a tensor keeps alive through its graph or as its gradient.
 
     Nodes in ``visited`` are skipped; those of this graph are added to it.
     """
@@ -58,7 +58,7 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
                 pending.append(saved)
             else:
                 yield saved
-        leaf = getattr(node, "variable", None)  # of AccumulateGrad
+        leaf = getattr(node, "variable", None)  # only AccumulateGrad has it
         if leaf is not None:
             yield leaf
             gradient = gradient_of(leaf)
@@ -107,9 +107,8 @@ class Saved(NamedTuple):
 class _Hooks:
     """Reads the saved tensors of nodes in torch 2.6 to 2.9, which have no attribute for them.
 
-    Reading a saved tensor calls its unpack hook; wrapped, the hook returns the packed object
-    without unpacking it. Hooks set before the process's first measurement are not wrapped, and
-    unpack.
+    Reading a saved tensor calls its unpack hook. A wrapped hook notes the packed object instead of
+    unpacking it. Hooks set before the process's first measurement are not wrapped, so they unpack.
     """
 
     def __init__(self) -> None:
@@ -160,14 +159,14 @@ HOOKS: Final = _Hooks()
 
 
 def packed_objects(roots: Iterable[object]) -> Iterator[Any]:
-    """Yield the tensors and graph nodes that objects of hooks keep."""
+    """Yield the tensors and graph nodes that the objects of saved-tensor hooks keep."""
     import torch
 
     pending = [(value, 0) for value in roots]
     looked_at: set[int] = set()
     while pending and len(looked_at) < MAX_PACKED:
         value, depth = pending.pop()
-        # issubclass of the type, not isinstance: a user's objects may run any code when asked.
+        # not isinstance(value, ...): it reads __class__, which may run a user's code
         if id(value) in looked_at or issubclass(type(value), (ModuleType, type)):
             continue
         looked_at.add(id(value))
@@ -189,7 +188,7 @@ def is_node(value: object) -> bool:
 
 
 def kept_parts(value: object) -> Iterable[object]:
-    """Return what an object keeps by its elements, its attributes or a function's closure."""
+    """Return what an object keeps through its elements, attributes or closure."""
     parts: Iterable[object] = getattr(value, "__dict__", {}).values()
     if isinstance(value, (list, tuple, set)):
         parts = value
@@ -206,6 +205,6 @@ def kept_parts(value: object) -> Iterable[object]:
         parts = (getattr(value, "data", None), getattr(value, "unpack_hook", None))
     elif isinstance(value, CellType):
         parts = ()
-        with suppress(ValueError):  # an empty one
+        with suppress(ValueError):  # an empty cell
             parts = (value.cell_contents,)
     return list(parts)

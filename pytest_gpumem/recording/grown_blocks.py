@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> dict[Block, int]:
     """Return the blocks by which memory grew in the last steps, with the bytes each one added.
 
-    ``ends`` are the times at which steps ended; ``first`` is the index of the step before them.
+    ``ends`` are the times at which steps ended; ``first`` is the index of the step before
+    the last steps.
 
     Some blocks that were allocated in that time and stayed replace blocks that were freed, such as
     the batch of the last step. The youngest replace those with the same Python stack, or the same

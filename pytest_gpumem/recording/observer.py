@@ -1,8 +1,9 @@
 """Observe a run by wrapping PyTorch's functions: tensors, module calls, passes, steps.
 
 Record the addresses of modules' and optimizers' tensors, and the times of calls and passes. No
-reference to a tensor is held. The wrappers run at every module call of every test on the virtual
-GPU, so they record as little as they can; it is interpreted only when a test is explained.
+strong reference to a tensor is held. The wrappers run at every module call of every test on the
+virtual GPU, so they record as little as they can, and interpret none of it: this is done only when
+a test is explained.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PASSES: Final = Patch(
 )
 Kind: TypeAlias = Literal["", "call", "backward", "optimizer", "end"]
 MAX_DEPTH: Final = 4
-"""nesting of lists and dicts in a module's arguments that is searched for tensors"""
+"""levels of nested lists and dicts that are searched for tensors in a module's arguments"""
 
 
 class Observer:
@@ -58,7 +59,7 @@ class Observer:
     def __init__(
         self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
     ) -> None:
-        """Set the recording; ``at_moment`` is called at each of its moments."""
+        """Store the recording, and ``at_moment``, which is called at each of its moments."""
         import torch
 
         self._recording = recording
@@ -68,7 +69,7 @@ class Observer:
         self._active: list[int] = []
         """calls under way, flat: the id of the module and the call's number, for each"""
         self._backwards = 0
-        """nested backward passes under way"""
+        """number of backward passes under way, including nested ones"""
         self._step: int | None = None
         """the number of the optimizer step under way; if it raises, no hook runs at its end"""
         self._wrapper: CodeType | None = None
@@ -246,7 +247,10 @@ class Observer:
         return observed_apply
 
     def around_swap(self, swap: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``torch.utils.swap_tensors``, which refuses tensors with weak references: ours."""
+        """Wrap ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
+
+        This class holds some to parameters, and drops them for the call.
+        """
 
         def swap_tensors(t1: Tensor, t2: Tensor) -> None:
             __tracebackhide__ = True
@@ -351,11 +355,11 @@ class Observer:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in self._initial_parameters  # the others were seen in the forward
+            if id(parameter) not in self._initial_parameters  # others: seen in the forward pass
         ]
         self._see_parameters(parameters, [self._parameter_name(each) for each in parameters])
         self._see_gradients()
-        # Otherwise it is nested: a class calls its base's step, or an optimizer steps another one.
+        # A step inside a step: a class calls its base's step, or an optimizer steps another one.
         if self._step is None:
             self._step = self._begin("optimizer")
         else:
@@ -410,12 +414,12 @@ class Observer:
     def _sweep(
         self, category: Category, tensors: Sequence[Tensor], names_of: Sequence[str] | None = None
     ) -> None:
-        """Record the addresses of tensors and their names; no names if None."""
+        """Record the addresses of tensors, and their names if they are given."""
         time = time_ns()
         names: list[str] = []
         addresses: list[int] = []
         if self._plain.issuperset(map(type, tensors)):
-            try:  # without a loop of Python's: a model's parameters are swept in each step
+            try:  # no Python loop, to be fast: a model's parameters are swept in each step
                 addresses += map(self._tensor.data_ptr, tensors)
                 names += names_of or [""] * len(tensors)
                 tensors = ()

@@ -37,7 +37,7 @@ class _Progress:
     """bytes; the peak when its first step began"""
     state_bytes: int = 0
     bytes_without_gradient: int = 0
-    """parameters without a gradient, in the step that had most of them"""
+    """bytes of the parameters without a gradient, in the step in which these were most"""
 
 
 class OptimizerWatch:
@@ -93,7 +93,7 @@ class OptimizerWatch:
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         around = self._steps_around(sys._getframe(1))
         self._under_way.append(id(optimizer))
-        if id(optimizer) in around:  # a class's step that calls its base's
+        if id(optimizer) in around:  # a subclass's step called its base's
             return
         if self._tell_before is not None and not around:
             self._tell_before()
@@ -145,8 +145,8 @@ class OptimizerWatch:
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other.
 
-        Leave it out where the peak already has room for the first step's memory and the state,
-        because a later forward and backward pass reached it, say.
+        Leave out an optimizer if the peak has risen by at least its state's bytes since its first
+        step began, for example in a later forward and backward pass.
         """
         peak = self._peak()
         return [

@@ -1,4 +1,4 @@
-"""Read the tensors behind a tensor: those that a subclass (DTensor, torchao) wraps; gradients."""
+"""Read what is behind a tensor: tensors that its class (DTensor, torchao) wraps, its gradient."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MAX_DEPTH = 8
 def place_of(tensor: Tensor) -> tuple[int, int]:
     """Return a tensor's device and the address of its storage; 0 without one.
 
-    Subclasses are bypassed: a lazy module's parameters refuse, and others record each call. A
-    FakeTensor has no memory, and up to torch 2.10 reading its address warns.
+    ``__torch_function__`` of subclasses is bypassed: that of a lazy module's parameters raises, and
+    others record each call. A FakeTensor has no memory, and up to torch 2.10 reading its address
+    warns.
     """
     import torch
 

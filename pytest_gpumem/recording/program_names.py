@@ -76,7 +76,7 @@ class ProgramNames:
             id(value) in self._modules
             or isinstance(value, type)
             or is_fixture(value)
-            or type(value).__name__.startswith("hamt_")  # a part of a context
+            or type(value).__name__.startswith("hamt_")  # a node of a contextvars.Context
         )
 
     def names_of(self, root: object) -> Iterator[tuple[int, Name]]:
@@ -113,7 +113,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
     lines = assignments(code)
     file = PurePath(code.co_filename).name
     for name, value in list(values.items()):
-        if not name.isidentifier():  # of an assertion that pytest has rewritten, of a comprehension
+        if not name.isidentifier():  # made by pytest's assertion rewriting, or a comprehension
             continue
         # The last assignment above the running line; in a loop it may be below.
         assigned = lines.get(name, ()) or (code.co_firstlineno,)

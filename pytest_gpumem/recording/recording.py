@@ -30,7 +30,7 @@ class Tag(NamedTuple):
     time: float
     """microseconds since 1970, as all times here"""
     address: int
-    """on any device or the host: CUDA's unified virtual addressing makes addresses unique"""
+    """unique across all devices and the host, by CUDA's unified virtual addressing"""
     category: Category
     name: str
     """the tensor's path from the outermost module, as "GPT2.h.0.mlp.weight"; "" if unknown"""
@@ -61,8 +61,8 @@ class Pass:
     """the user's line that started it"""
     end: float = _INFINITY
     fresh: dict[int, str] = field(default_factory=dict)
-    """of an optimizer step: by id of each optimizer that stepped, its class; "" if it had state
-    already"""
+    """only for an optimizer step: the class of each optimizer that stepped, by its id; "" if it had
+    state already"""
 
 
 class Span(NamedTuple):
@@ -100,7 +100,7 @@ class Recording:
     own_work: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
-    """those in which it emptied the cache for the step's code"""
+    """spans of ``own_work`` in which this package emptied the cache for the step's code"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
     retained_graphs: dict[int, Line] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Recording:
         return bisect_right(range(1, self.moment + 1), time, key=self.time_of)
 
     def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
-        """Yield number, kind, start (in whole microseconds), subject, grad and end, by start."""
+        """Yield number, kind, start (whole microseconds), subject, grad and end, in order."""
         rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
         ends = {
             number: (time_ns / 1000, has_graph)
@@ -166,12 +166,12 @@ class Recording:
                 yield number, kind, time_ns // 1000, subject, grad and has_graph, end
 
     def calls(self) -> list[Call]:
-        """Return the module calls, by start."""
+        """Return the module calls, sorted by start."""
         rows = self._spans("call")
         return [Call(path, start, grad, end) for _, _, start, path, grad, end in rows]
 
     def passes(self) -> list[Pass]:
-        """Return the backward passes and optimizer steps, by start."""
+        """Return the backward passes and optimizer steps, sorted by start."""
         passes = {
             number: Pass(name, start, line, end)
             for number, name, start, line, _, end in self._spans("backward", "optimizer")
@@ -187,7 +187,7 @@ def now() -> float:
 
 
 def beginning() -> float:
-    """Return the current time in whole microseconds, which the allocator's history uses.
+    """Return the current time in whole microseconds, as the allocator's history has them.
 
     So an event recorded right afterwards never has an earlier time.
     """
@@ -195,7 +195,7 @@ def beginning() -> float:
 
 
 class Recorded(NamedTuple):
-    """A finished run, with everything that explaining its peaks needs, at once or later."""
+    """A finished run, with everything needed to explain its peaks, now or later."""
 
     recording: Recording | None
     devices: Sequence[int]

@@ -1,6 +1,6 @@
 """Find which objects keep blocks of memory alive: reachability in a graph of references.
 
-The graph leads from the program's names over objects to blocks. A name keeps the blocks that are
+The graph leads from the program's names through objects to blocks. A name keeps the blocks that are
 reachable from its object. Releasing an object frees the blocks that no name reaches without it.
 
 Nothing here reads the running program: the graph is data.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Keys = AbstractSet["Key"]
 
 MOST: Final = 0.9
-"""share of the bytes from which a child, in place of its parent, counts as the holder"""
+"""share of its parent's bytes that a child must keep to count as the holder in its place"""
 MAX_OTHERS: Final = 2
 """other holders that are named besides the first one"""
 MAX_SEPARATE_PARTS: Final = 2
@@ -50,7 +50,7 @@ class Group:
 
     name: Name
     path: tuple[Key, ...]
-    """from the name's object to the one that keeps the blocks"""
+    """the objects from the one with the name to the one that keeps the blocks"""
     blocks: Keys
     others: list[Group] = field(default_factory=list)
     """other holders of some of these blocks: these are freed only if both release them"""
@@ -68,13 +68,13 @@ class ReferenceGraph:
     below: dict[Key, dict[Key, None]]
     """the objects and blocks that each object refers to"""
     names: dict[Key, list[Name]]
-    """of objects that have a name"""
+    """the names of each object that has any"""
     sizes: Mapping[Any, int]
     """bytes of each block"""
     tensors: Keys = frozenset()
-    """tensors cannot be emptied, so their holder is what refers to them"""
+    """tensors and graph nodes: they cannot be emptied, so the holder is what refers to them"""
     whole: Keys = frozenset()
-    """lists and the like: one holder, although two of their elements keep the same blocks"""
+    """lists and the like: each is one holder, even if two of its elements keep the same blocks"""
     weak: AbstractSet[tuple[Key, Key]] = frozenset()
     """references from an autograd graph to its inputs and parameters: if anything else keeps these,
     that is the holder, not the graph"""
@@ -124,7 +124,7 @@ class ReferenceGraph:
             level = above
 
     def reached(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
-        """Return the blocks that are reachable without passing through some objects."""
+        """Return the blocks that are reachable without passing through ``without``."""
         return {key for key in self.all_below(starts, without) if key in self.sizes}
 
     def all_below(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
@@ -200,7 +200,7 @@ class ReferenceGraph:
         return Group(name, path, blocks)
 
     def _freed(self, blocks: Keys, without: Keys) -> int:
-        """Return the bytes freed without some objects; 0 if one is a tensor: nobody empties it."""
+        """Return the bytes that releasing ``without`` frees; 0 if one of them is a tensor."""
         if without & self.tensors:
             return 0
         return self.bytes_of(blocks - self.reached(self.names, without))
@@ -261,7 +261,7 @@ class ReferenceGraph:
         return min(ways, key=lambda way: (way[0].is_foreign, len(way[1]), way[0]))
 
     def _others(self, group: Group) -> list[Group]:
-        """Return other holders of a group's blocks: with them, releasing its holder frees less."""
+        """Return other holders of a group's blocks: they keep these if its holder releases them."""
         others: list[Group] = []
         removed = {group.path[-1]}
         # A local variable may refer to a part of what the holder keeps, as a loop's variable to the

@@ -1,7 +1,7 @@
 """Find what keeps CUDA memory alive: the objects between it and the program's names.
 
 Python's collector knows the references between Python objects, autograd those in its graphs. The
-search climbs from the tensors by all references to names: variables of modules, of classes and of
+search follows all references from the tensors up to names: variables of modules, of classes and of
 running functions, and fixtures. The result is a :class:`ReferenceGraph`. Nothing here keeps a
 tensor alive.
 """
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
-"""objects and graph nodes that lead to the blocks before the search is cut; a count, not a time, so
-that the answer does not depend on the machine's speed"""
+"""objects and graph nodes to find before the search is cut; a count, not a time, so that the answer
+does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
-"""objects between a tensor and a name; each level scans the references of the whole process"""
+"""objects to pass between a tensor and a name; each level scans the whole process's references"""
 FEW: Final = 40
-"""up to so many objects ``gc.get_referrers`` is faster"""
+"""number of objects up to which ``gc.get_referrers`` is faster than scanning chunks"""
 CHUNK: Final = 500
 """objects whose references are scanned together"""
 MAX_GROUPS: Final = 50
@@ -232,7 +232,7 @@ class _Search:
     # -- references that Python knows --
 
     def _climb(self, level: list[object]) -> None:
-        """Find everything that leads to some objects, up to what gives names."""
+        """Find everything that refers to some objects, at any distance, up to what gives names."""
         passed: set[int] = set()
         for _ in range(MAX_LEVELS):
             if not level:
@@ -457,7 +457,7 @@ def _is_parameter(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether an object's parts are no holders of their own: a list's, an optimizer's."""
+    """Return whether an object and its parts are one holder, as a list or an optimizer."""
     import torch
 
     kind = type(value)

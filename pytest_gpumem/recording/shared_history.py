@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 CONTEXTS: Final = (None, "state", "alloc", "all")
 """values of the history's ``context``: each records frames for more events than the one before"""
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
-"""other arguments of torch's _record_memory_history binding"""
+"""indices of other arguments of PyTorch's binding ``_cuda_record_memory_history``"""
 MAX_EVENTS: Final = 1_000_000
 """allocations and frees that a history keeps; the oldest are dropped beyond it"""
 
 
 class Settings(NamedTuple):
-    """A history of allocations as the test's own code switched it on."""
+    """The settings with which the test's own code switched its history on."""
 
     context: str | None
     """which events get frames: None, "state", "alloc" or "all" """
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
         kind, context, stacks, number, *_ = arguments
         if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
             number = 0
-        elif kind != "all":  # "state": PyTorch keeps one
+        elif kind != "all":  # "state": PyTorch keeps one event
             number = 1
         skipped = tuple(arguments[SKIPPED]) if len(arguments) > SKIPPED else ()
         return cls(context, stacks, number, skipped, arguments)
@@ -83,7 +83,7 @@ class SharedHistory:
         self._traces = traces
         self._switch = switch
         self._running = 0
-        """the measurement's histories under way"""
+        """number of the measurement's histories under way"""
         self._of_test: Settings | None = None
         self._test_start = 0
         """when the test's code switched its history on, in microseconds since 1970"""

@@ -46,7 +46,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
         elif isinstance(owner, FunctionType):
             at, told = _of_function(path, at)
             words += told
-        elif isinstance(owner, FrameType):  # of a traceback, as it does not run
+        elif isinstance(owner, FrameType):  # of a traceback: running frames are left out
             child = id(path[at + 1]) if at + 1 < len(path) else 0
             words += [name for key, name in locals_of(owner) if key == child][:1]
             at += 1
@@ -122,7 +122,7 @@ def _of_module(path: Sequence[object], at: int) -> tuple[int, list[str]]:
         names.append(key_of(path[child], inside))  # type: ignore[arg-type] # a dict of modules
         at, inner = child + 1, inside
     kind = type(outer).__name__
-    if key in {"_parameters", "_buffers", "_modules"}:  # without the dict
+    if key in {"_parameters", "_buffers", "_modules"}:  # the dict is not named
         return child + 1, [kind]
     if not key:
         return child, [kind]

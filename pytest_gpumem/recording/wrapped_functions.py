@@ -37,7 +37,7 @@ HANDED: Final[dict[Any, str]] = {
     inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
     inspect.Parameter.VAR_KEYWORD: "**{0}",
 }
-"""how a parameter is passed on, by its kind; all others positionally"""
+"""how to pass on a parameter, by its kind; all other kinds by position"""
 _TARGET: Final = "the function that is called"
 """a constant of the generated code that is replaced by the function"""
 
@@ -53,10 +53,10 @@ class WrappedFunctions:
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
         """registered hooks: dictionary and key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
-        """functions whose code guards compare, each with the code that it has while wrapped, which
-        must never change, and with the list of what that code calls"""
+        """functions whose code Dynamo's guards compare. Each has the code that it gets while it is
+        wrapped, which must never change, and the list whose first element that code calls"""
         self._traces = 0
-        """nested tracers at work"""
+        """number of tracers at work, including nested ones"""
         self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
         """hidden hooks: the dictionary, the key, and the dictionary's content before"""
 
@@ -154,7 +154,7 @@ def lasting_code(own: CodeType) -> tuple[CodeType, list[Callable[..., Any]]]:
 def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
     """Return code that passes its arguments to another function, to replace a function's own.
 
-    ``own`` gives the names of the arguments, and those in tracebacks.
+    ``own`` gives the names of the arguments, and the function's name in tracebacks.
     """
     cells = tuple(CellType() for _ in own.co_freevars)
     signature = inspect.signature(FunctionType(own, {}, closure=cells))
@@ -173,7 +173,7 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
 @functools.cache
 def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
-    """Compile code with such parameters and free variables that calls a constant."""
+    """Compile code that has these parameters and free variables and calls a constant."""
     variables = [name for name in free if not keyword.iskeyword(name)]
     source = [
         f"def outer({', '.join(variables)}):",
@@ -185,7 +185,7 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
     ]
     variables_of: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # a string is called, as it seems
+        warnings.simplefilter("ignore", SyntaxWarning)  # the source seems to call a string
         exec(compile("\n".join(source), __file__, "exec"), variables_of)  # noqa: S102 - written here
     code: CodeType = variables_of["outer"](*variables).__code__
     return code
@@ -209,7 +209,7 @@ class _Hiding:
 
 
 def hide_while_tracing(module: ModuleType) -> None:
-    """Hide wrappers and hooks from the tracer of ``TRACER.module``, just imported."""
+    """Hide wrappers and hooks from Dynamo's tracer; ``module`` is TRACER's, just imported."""
 
     def hiding(context: Callable[[object], object]) -> Callable[[object], _Hiding]:
         return lambda self: _Hiding(context(self))
@@ -218,7 +218,7 @@ def hide_while_tracing(module: ModuleType) -> None:
 
 
 def skip_own_frames(module: ModuleType) -> None:
-    """Add this package to the folders that Dynamo skips (RULES), just imported."""
+    """Add this package to the folders that Dynamo skips; ``module`` is RULES, just imported."""
     add = getattr(module, "add", None)
     if add is not None:
         add(__package__)
