@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recorded, Recording
 
 MAX_SITES: Final = 50
-"""sites per device, the largest"""
+"""number of sites to keep per device, the largest ones"""
 MAX_LINES: Final = 50
-"""source lines per device whose own peaks are recorded, the largest"""
+"""number of source lines per device whose own peaks are kept, the largest ones"""
 
 
 class Attributor:
@@ -58,8 +58,8 @@ class Attributor:
         blocks = {block for block in device.blocks if block.start >= 0}
         initial = [block for block in device.blocks if block.start < 0]
         unseen = sum(block.size for block in initial) - foreign.allocated
-        # How much of the initial memory is the step's is known, but not which blocks. Tagged blocks
-        # were in use: count them as the step's if they add up to no more than that.
+        # It is known how many bytes of the initial memory are the step's, but not which blocks.
+        # Tagged blocks were in use: count them as the step's if they add up to no more than that.
         tagged = [block for block in initial if block.tags]
         tagged_bytes = sum(block.size for block in tagged)
         if unseen > 0 and tagged_bytes <= unseen:
@@ -200,7 +200,7 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
     running = device.pass_at(block.time)
     maker = device.made_in(block)
     names = [tag.name for tag in block.tags if tag.category == category]
-    name = max(names, key=lambda path: path.count("."), default="")  # from the outermost module
+    name = max(names, key=lambda path: path.count("."), default="")  # the outermost module's
     module = maker.path if isinstance(maker, Call) else ""
     if name:
         module = name.rpartition(".")[0]

@@ -63,7 +63,7 @@ class Blocks:
                 else any(span.start <= block.time <= span.end for span in recording.own_work)
             )
         ]
-        """without this package's own blocks"""
+        """all blocks but this package's own"""
         self.categories: dict[Block, Category] = {
             block: self._category(block) for block in self.blocks
         }
@@ -112,7 +112,7 @@ class Blocks:
         return self.calls.any_began(last, block.time)
 
     def pass_at(self, time: float) -> Pass | None:
-        """Return the innermost backward pass or optimizer step that was under way."""
+        """Return the innermost backward pass or optimizer step under way at a time."""
         passes = reversed(self.passes)
         return next((running for running in passes if running.start <= time <= running.end), None)
 
@@ -168,7 +168,7 @@ class Calls:
             around.append(index)
 
     def innermost(self, time: float) -> Call | None:
-        """Return the innermost call that was under way."""
+        """Return the innermost call under way at a time."""
         at: int | None = bisect_right(self._starts, time) - 1
         if at == -1:
             return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_CAUSES: Final = 10
 """causes listed in one verdict"""
 MIN_ALIKE: Final = 0.5
-"""similarity of two lines' code, from 0 to 1, from which one counts as the other, edited"""
+"""least similarity, from 0 to 1, at which a new line counts as an old line that was edited"""
 MIN_LEADING: Final = 4
 """parameters are named before gradients and optimizer state that grew at most N times as much"""
 MIN_EDITED: Final = 50
@@ -45,7 +45,7 @@ MIN_EVEN_LINES: Final = 3
 """if at least so many lines grow by one factor, none of them is the cause"""
 _COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
 FOLLOWING: Final = {"gradients", "optimizer state"}
-"""categories that grow with the parameters, which are then named before them"""
+"""categories that grow when parameters do: the parameters are then named first"""
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
@@ -101,7 +101,7 @@ def growth_causes(
     """Return the causes of a grown peak; none without both breakdowns of its device.
 
     Categories stand in for lines that are not known. ``of_one_program``: both breakdowns are of the
-    same code, edited perhaps, and not of two parts.
+    same code, maybe edited, rather than of two parts.
     """
     if row.peak == "pinned":
         return ()
@@ -130,7 +130,7 @@ def growth_causes(
     lead = grown[0]
     parameters = [row for row in grown if row.site and row.site.category == "parameters"]
     # More parameters need more gradients and more optimizer state: these are consequences. A few
-    # bytes of parameters, from blocks that were not split, make no gradients.
+    # more bytes of parameters may come only from blocks that were not split: they need none.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
     if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
         grown.sort(key=lambda row: row not in parameters)
@@ -300,7 +300,7 @@ def _is_edited(row: BreakdownRow) -> bool:
 def _further_reasons(
     cause: Cause, current: Breakdown, baseline: Breakdown, growths: Sequence[_LineGrowth]
 ) -> Iterable[str]:
-    """Yield fragmentation, autocast that is now off, and the forward line that grew most.
+    """Yield further reasons: fragmentation, autocast now off, the forward line that grew most.
 
     A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
     """
@@ -345,7 +345,7 @@ def alike(old: str, new: str) -> float:
 
 
 def is_alike(old: str, new: str) -> bool:
-    """Return whether one line may be the other, edited."""
+    """Return whether the new line may be the old one, edited."""
     matcher = SequenceMatcher(None, old, new)
     # The upper bounds first: thousands of edits are compared, and ratio() is slow.
     bounds = matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio

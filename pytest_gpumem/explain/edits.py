@@ -107,7 +107,7 @@ class _Growth:
         names = frozenset(_NAME.findall(code)) - _COMMON
         if self._together.intersection(places):
             return None
-        modules = re.findall(r"(?:\bself\.|^)(\w+)\b(?!\()", code)  # made, not called
+        modules = re.findall(r"(?:\bself\.|^)(\w+)\b(?!\()", code)  # no method calls
         closeness = (
             (0, sum(self._lines[place] for place in places)),
             (0, len(names & self._keepers)),

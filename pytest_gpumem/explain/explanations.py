@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExplainPolicy:
-    """The session's options on explaining tests."""
+    """The session's options for explaining tests."""
 
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
@@ -65,9 +65,9 @@ class ExplainPolicy:
     def explains_now(self, results: Iterable[Result], *, recorded: bool) -> bool:
         """Return whether a test's peaks are explained, now that it is judged.
 
-        Peaks that are too high are explained, and those that ``gpumem accept`` may write later: of
-        tests that failed by their figures, and, if the run is recorded anyway, any that an update
-        would write. A test that passes is not run again for this.
+        Peaks that are too high are explained, and peaks that ``gpumem accept`` may write later:
+        those of tests that failed by their figures, and, if the run is recorded anyway, all that an
+        update would write. A test that passes is not run again for this.
         """
         if (self.attribution == "auto" or self.snapshots is not None) and too_much(results):
             return True
@@ -103,7 +103,7 @@ class Explanations:
     obstacle: str = ""
     """why a part has no attributions"""
     second_run: Note | None = None
-    """says what the run after the first found"""
+    """note on what a run after the first one found"""
 
     @property
     def told(self) -> bool:
@@ -130,7 +130,7 @@ class Explanations:
 def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanations:
     """Explain the peaks of a recorded run.
 
-    ``timelines``: draw them, for a report.
+    With ``timelines``, draw a timeline of each, for a report.
     """
     recording, obstacle = recorded.recording, ""
     if recording is None or not recorded.windows:

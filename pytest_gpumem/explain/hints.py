@@ -1,4 +1,4 @@
-"""Hints: causes in a recording that raise a peak, or will raise the next step's, in bytes.
+"""Give hints: what in a recording raises a peak, or will raise the peak of the next step.
 
 Each is a sentence with a measured number, or with "about" if it is an estimate. A hint needs
 evidence in the recording.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MIN_PERCENT: Final = 1
 """percent of the peak below which no hint is given"""
 MIN_FORWARDS: Final = 2
-"""earlier forward passes still held; a single one is held by a variable until its next
-assignment"""
+"""earlier forward passes still held from which on a hint is given; a variable holds a single one
+until its next assignment"""
 WASTED_PERCENT: Final = 20
 """if peak reserved exceeds peak allocated by this percent of itself, and ..."""
 WASTED_BYTES: Final = 512 * MIB
@@ -147,7 +147,7 @@ def peak_with(analyzed: AnalyzedPeak, late: Iterable[Block]) -> int:
 
 
 def kept_gradients(analyzed: AnalyzedPeak) -> str:
-    """Find gradients that were already used, in the peak of a forward or backward."""
+    """Find gradients that an optimizer already used, if the peak is in a forward or backward."""
     last = next((call for call in reversed(analyzed.forwards) if call.start <= analyzed.time), None)
     if last is None:
         return ""
@@ -189,13 +189,13 @@ def kept_gradients(analyzed: AnalyzedPeak) -> str:
 
 
 def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]]:
-    """Return earlier forwards with their activations at the peak that no backward frees."""
+    """Return earlier forwards, each with its activations at the peak that no backward frees."""
     begun = [call for call in analyzed.forwards if call.start <= analyzed.time]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = analyzed.passes("backward")
-    # Activations of earlier forwards that outlived the last one, too. If a backward frees them
-    # later, it uses them.
+    # Activations of earlier forwards that outlive the last forward, too. Those that a backward
+    # frees later are left out: it uses them.
     held: dict[int, list[Block]] = {}
     for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1

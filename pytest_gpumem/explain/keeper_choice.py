@@ -1,9 +1,9 @@
 """Choose the keepers that made a line's growth.
 
 A baseline has the number and the bytes of a line's blocks, but not their keepers. So a keeper is
-certain only if the growth cannot be made up of other keepers' blocks: by their number and bytes
-alone, 6 of 60 random programs lost the keeper's name, and one had a wrong second one. Sizes are
-bytes.
+certain only if the growth cannot be made up of other keepers' blocks: chosen by number and bytes
+alone, the keeper was not named in 6 of 60 random programs, and a wrong second one was named in one.
+Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MAX_STATES: Final = 20_000
 MAX_UNSPLIT: Final = MIB
 """bytes by which blocks of equal requests may differ: the allocator splits off no less"""
 MAX_OTHERS: Final = 0.75
-"""share of a growth that other keepers' blocks may reach, where their sizes do not decide"""
+"""where sizes do not decide, a keeper is certain if the blocks of all others make up at most this
+share of the growth"""
 MAX_ALIKE: Final = 3
 """keepers that are named together if any of them may have made the growth"""
 
@@ -74,7 +75,7 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
 def _certain(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> list[NamedKeeper]:
-    """Return the keepers without whose blocks nothing makes the growth."""
+    """Return the keepers whose blocks are needed to make up the growth."""
     made = _made(blocks, among, extra)
     certain = []
     for name in dict.fromkeys(blocks[at].keeper for at in among):
@@ -88,7 +89,8 @@ def _certain(
                     left[_requested(blocks[at])] -= 1
                     chosen.append(at)
             certain.append(NamedKeeper(name, tuple(chosen)))
-        # Baseline blocks are gone or have other sizes: other keepers may still have too little.
+        # Nothing adds up to the growth: blocks of the baseline are gone, or have other sizes. The
+        # other keepers may still have too little.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS
             or _bytes(blocks, others) <= extra.nbytes * MAX_OTHERS
@@ -100,7 +102,7 @@ def _certain(
 def _made(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> Counter[tuple[str, int]] | None:
-    """Return how many blocks of each keeper and size make the growth; None if none do."""
+    """Return how many blocks of each keeper and size make up the growth; None if none do."""
     total = sum(map(_requested, blocks))
     held_before = sum(block.nbytes for block in blocks) - extra.nbytes
     most = total - held_before + extra.unused

@@ -39,7 +39,7 @@ NO_MOMENT: Final = (
 )
 MAX_LINES: Final = 3
 RETURNS: Final = frozenset({"c_return", "c_exception"})
-"""profiler events after a C function, as PyTorch's are"""
+"""profiler events at the end of a C function, such as PyTorch's"""
 
 
 class KeeperFinder:
@@ -134,7 +134,7 @@ def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, Extra
     what it allocates for the model. But a category depends on the moment: if a line has fewer
     blocks of one category, they may count as another now, and its categories count together ("").
     """
-    # The baseline has its unused bytes only in total: any of them may belong to one line.
+    # The baseline has its unused bytes only in total: all may belong to one line.
     unused = baseline.unsplit or 0
     lines: dict[LineKey, dict[str, ExtraBlocks]] = {}
     for row in site_rows(current, baseline):

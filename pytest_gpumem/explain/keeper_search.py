@@ -1,4 +1,4 @@
-"""Find the keepers of blocks that a peak has beyond its baseline's, in a run of their own.
+"""Find the keepers of the blocks that a peak has beyond its baseline, in another run.
 
 A recording shows which blocks were alive at the peak. In another run of the same step the search
 waits for the last hook before the peak and the first one after it. There it identifies the same
@@ -58,9 +58,10 @@ class _Candidate(NamedTuple):
     step: int | None
     """the training step that allocated it; None where steps are not known"""
     earlier: bool
-    """whether an earlier step than the peak's allocated it (forward pass, without an optimizer)"""
+    """whether a step before the peak's allocated it; without an optimizer, each forward pass is a
+    step"""
     last_moment: int
-    """the number of moments that it outlived"""
+    """the number of the last moment before it was freed"""
 
 
 class _Naming(NamedTuple):
@@ -72,7 +73,7 @@ class _Naming(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for blocks that one object keeps in the same way."""
+        """A key that is equal for blocks that one object keeps in the same way."""
         return self.before, self.kept.name, self.kept.holder, self.after
 
 
@@ -184,7 +185,7 @@ class KeeperSearch:
         candidates = self._at_moment.get(recording.moment, {})
         if all(index in self._namings for index in candidates.values()):
             return
-        with without_collections():  # a snapshot's objects would trigger one: garbage is sought
+        with without_collections():  # a snapshot's objects may trigger one, before the search
             self._look(candidates, recording)
 
     def _look(self, candidates: Mapping[tuple[Identity, int], int], recording: Recording) -> None:

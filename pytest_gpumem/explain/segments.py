@@ -78,7 +78,7 @@ def segment_requests(
 def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[Block]]:
     """Return the cached pieces before an event, and the live blocks that split the best segment.
 
-    That is the segment with most cached memory among those at least as large as the request.
+    The best segment has most cached memory of those that are at least as large as the request.
     """
     alive = sorted(
         (block for block in device.history.blocks if block.alive(index)),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_POINTS: Final = 400
-"""points of a timeline; in longer histories each stretch is drawn by its highest"""
+"""points of a timeline; of a longer history, the highest level of each stretch is drawn"""
 COURSE_POINTS: Final = 40
 """levels of a course, which baselines keep on one line"""
 
