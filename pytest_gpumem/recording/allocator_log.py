@@ -55,7 +55,7 @@ class Block:
     """bytes beyond its rounded request that the allocator did not split off"""
 
     def alive(self, index: int) -> bool:
-        """Return whether it is allocated after the event of that index."""
+        """Return whether the block is allocated after the event with this index."""
         return self.start <= index and (self.end is None or index < self.end)
 
 

@@ -328,7 +328,7 @@ class AllocatorView:
         self._change_plugs(plugs, self.add_plug, -1)
 
     def hide_freed(self, plugs: Sequence[Plug]) -> None:
-        """Stop hiding such blocks, now that they are free."""
+        """Undo :meth:`show_freed`, now that the blocks are free."""
         self._change_plugs(plugs, lambda plug: self.remove_plug(plug.device, plug.address), 1)
 
     def _change_plugs(
@@ -553,7 +553,7 @@ def _is_counter(path: Path) -> bool:
 
 
 def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield each peak with the keys that lead to it; visit no other figures, to be fast."""
+    """Yield each peak with the keys that lead to it; fast, because tests read statistics often."""
     for key, value in stats.items():
         if not isinstance(value, dict):
             continue

@@ -77,7 +77,7 @@ class Observer:
         self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
         """the path of each module that was seen, by its id"""
         self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
-        """by module that no other module called"""
+        """the paths and tensors below each module that no other module called"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._last_seen: tuple[list[weakref.ref[Tensor]], Sequence[str]] = [], []
         """the parameters that were seen last, and their names"""

@@ -53,7 +53,7 @@ class ProgramNames:
             id(vars(module)): module for module in entries if isinstance(module, ModuleType)
         }
         self.locals: dict[int, Name] = {}
-        """by id of the object that a local variable refers to"""
+        """names of local variables, by the id of the object that each refers to"""
         for frame in sys._current_frames().values():
             frames = []
             inner: FrameType | None = frame
@@ -120,7 +120,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
         above = [line for line in assigned if line <= (current or 0)]
         place = f"{file}:{max(above or assigned)}"
         yield id(value), f"local variable {name} of {code.co_name}, {place}"
-    if isinstance(values, dict):  # before Python 3.13 a copy, which would keep the values alive
+    if isinstance(values, dict):  # a copy (before Python 3.13), which keeps the values alive
         values.clear()
 
 

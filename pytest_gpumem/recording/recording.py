@@ -66,7 +66,7 @@ class Pass:
 
 
 class Span(NamedTuple):
-    """A stretch of time."""
+    """A stretch of time, in microseconds since 1970."""
 
     start: float
     end: float

@@ -200,7 +200,7 @@ class ReferenceGraph:
         return Group(name, path, blocks)
 
     def _freed(self, blocks: Keys, without: Keys) -> int:
-        """Return the bytes that releasing ``without`` frees; 0 if one of them is a tensor."""
+        """Return the bytes that releasing ``without`` frees; 0 if one cannot be emptied."""
         if without & self.tensors:
             return 0
         return self.bytes_of(blocks - self.reached(self.names, without))

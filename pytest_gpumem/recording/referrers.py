@@ -118,7 +118,7 @@ def _searched(blocks: Mapping[BlockKey, int]) -> Iterator[_Search]:
 
 
 class _Search:
-    """The search for what keeps some blocks."""
+    """Searches for what keeps some blocks of memory alive."""
 
     def __init__(self, blocks: Mapping[BlockKey, int]) -> None:
         self._blocks = blocks
@@ -194,7 +194,7 @@ class _Search:
         gradient = gradient_of(tensor)
         if gradient is not None:
             of_gradient = (_GRADIENT, id(tensor))
-            self._objects[id(tensor)] = tensor  # or its id may be reused
+            self._objects[id(tensor)] = tensor  # kept, or Python may reuse its id
             self._edge(key, of_gradient)
             if of_gradient not in self._edges:
                 self._edges[of_gradient] = {}
@@ -214,7 +214,7 @@ class _Search:
                 self._edge(key, self._node(saved, pending))
             else:
                 self._refer_from_node(key, saved, pending)
-        leaf = getattr(node, "variable", None)  # of AccumulateGrad
+        leaf = getattr(node, "variable", None)  # only AccumulateGrad has it
         if leaf is not None:
             self._refer_from_node(key, leaf, pending)
         for successor, _ in node.next_functions:

@@ -131,7 +131,7 @@ class SharedHistory:
         if self._of_test is not None:
             self._lost = self.shown(self._traces())
         with self._unchanged():
-            torch.cuda.memory._record_memory_history(None)  # or older events would stay
+            torch.cuda.memory._record_memory_history(None)  # drops older events
             self._record()
 
     def _record(self) -> None:
