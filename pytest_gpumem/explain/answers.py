@@ -73,7 +73,7 @@ class PeakExplainer(Explainer):
     def _explanations(self, recorded: Recorded) -> Explanations:
         """Explain the peaks of a recorded run, unless an option forbids it."""
         if not self.enabled:
-            return Explanations(recorded.recording)  # for its snapshot
+            return Explanations(recorded.recording)  # its snapshot is needed
         return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:

@@ -200,7 +200,8 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
     running = device.pass_at(block.time)
     maker = device.made_in(block)
     names = [tag.name for tag in block.tags if tag.category == category]
-    name = max(names, key=lambda path: path.count("."), default="")  # the outermost module's
+    # The longest path is from the outermost module.
+    name = max(names, key=lambda path: path.count("."), default="")
     module = maker.path if isinstance(maker, Call) else ""
     if name:
         module = name.rpartition(".")[0]

@@ -130,7 +130,7 @@ def growth_causes(
     lead = grown[0]
     parameters = [row for row in grown if row.site and row.site.category == "parameters"]
     # More parameters need more gradients and more optimizer state: these are consequences. A few
-    # more bytes of parameters may come only from blocks that were not split: they need none.
+    # more bytes of parameters may come from unsplit blocks only: those bring no gradients.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
     if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
         grown.sort(key=lambda row: row not in parameters)

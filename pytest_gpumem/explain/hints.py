@@ -71,7 +71,7 @@ class AnalyzedPeak(NamedTuple):
         return [call for call in device.calls.outermost() if device.pass_at(call.start) is None]
 
     def passes(self, name: str) -> list[Pass]:
-        """Return the backward passes, or the optimizer steps."""
+        """Return the backward passes or the optimizer steps, as ``name`` says."""
         return [running for running in self.device.passes if running.name == name]
 
     def matters(self, nbytes: int) -> bool:

@@ -30,7 +30,7 @@ MAX_ALIKE: Final = 3
 
 
 class KeptBlock(NamedTuple):
-    """A block of a line at the peak."""
+    """A block that a source line had at the peak."""
 
     keeper: str
     """the keeper's name; "" if nothing with a name keeps the block"""

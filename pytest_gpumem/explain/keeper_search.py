@@ -114,7 +114,7 @@ class KeeperSearch:
                 if end - 1 - place in by_start
             }
         self._namings: dict[int, _Naming] = {}
-        """by index of the candidate"""
+        """the parts of each keeper's name, by index of the candidate"""
 
     def _candidates_of(self, analyzed: AnalyzedPeak, root: Path) -> Iterator[_Candidate]:
         """Yield the blocks alive at the peak on the lines in question."""

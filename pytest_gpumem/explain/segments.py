@@ -98,7 +98,7 @@ def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[
         elif event["action"] in GIVEN:
             segments.pop(event["addr"], None)
     for start, size in segments.items():
-        if (size <= SEGMENT) != (requested <= SMALL):  # of the other pool
+        if (size <= SEGMENT) != (requested <= SMALL):  # in the other pool
             continue
         inside = [block for block in alive if start <= block.address < start + size]
         edge = start

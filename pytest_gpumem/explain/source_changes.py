@@ -25,7 +25,7 @@ class Edit:
     """A line of the project that changed since a baseline was committed."""
 
     path: str
-    """in the format of :class:`~pytest_gpumem.measurement.Site`"""
+    """the file, as a :class:`~pytest_gpumem.measurement.Site` has it"""
     line: int
     """current line number, from 1; for a removed line, that of the line now in its place"""
     old: str
@@ -88,7 +88,7 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
 
 
 def edits_of_patch(patch: str) -> Iterator[Edit]:
-    """Parse a patch without context lines."""
+    """Yield the edits of a patch that has no context lines."""
     path, first = "", 0
     old: list[str] = []
     new: list[str] = []
