@@ -1,4 +1,4 @@
-"""Measuring memory with the caching allocator's statistics, and keeping other memory out of it.
+"""Measures memory with the caching allocator's statistics, and keeps other memory out of it.
 
 It may import libraries, devices, recording and base modules.
 """

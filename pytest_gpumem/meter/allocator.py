@@ -42,10 +42,13 @@ SWITCHED_OFF: Final = Note(
 
 
 def require_native_allocator() -> None:
-    """Refuse backends other than the native allocator: no snapshots, another kind of cap.
+    """Refuse allocators other than PyTorch's native one, and the native one without its cache.
+
+    Others have no snapshots, and no record of refused requests.
 
     Raises:
-        DeviceError: the backend is cudaMallocAsync or a pluggable allocator.
+        DeviceError: the backend is cudaMallocAsync or a pluggable allocator, or an environment
+            variable or the program has switched the cache off.
     """
     backend = VIEW.backend.allocator()
     if backend != "native":
@@ -148,8 +151,8 @@ def own_garbage_only() -> Iterator[None]:
 def collect_all() -> None:
     """Collect all garbage inside :func:`own_garbage_only`, including objects made before it.
 
-    Pytest creates a test's instance at collection: tensors that a try of the test stored in the
-    instance die with it.
+    pytest creates a test's instance when it collects tests, so before the block: tensors that a run
+    of the test stored in the instance are freed only with it.
     """
     gc.unfreeze()
     collect_garbage()
@@ -182,7 +185,7 @@ def expandable_segments() -> Iterator[bool]:
             yield True
     finally:
         torch.cuda.empty_cache()
-        _set_allocator("expandable_segments:False")  # omission does not disable it
+        _set_allocator("expandable_segments:False")  # leaving it out does not disable it
         _set_allocator(settings)
 
 

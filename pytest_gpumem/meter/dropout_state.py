@@ -83,7 +83,7 @@ class DropoutStates:
                 if function is torch.ops.aten._cudnn_rnn.default and args[-1] is not None:
                     DROPOUT._renew(args[-1])  # the only place where Python can reach the state
                 name = function.name().removeprefix("aten::").partition(".")[0]
-                if name in RECURRENT.names:  # in inference mode it arrives undecomposed
+                if name in RECURRENT.names:  # inference mode does not decompose it
                     with self:
                         return function._op_dk(composite, *args, **(kwargs or {}))
                 return function(*args, **(kwargs or {}))
@@ -116,8 +116,8 @@ class DropoutStates:
             self.notes = (KEPT,)
             return
         self._earlier.append(state.detach())
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as PyTorch draws its seed
-        with torch.inference_mode(mode=False):  # no later test could train with it
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())  # as in PyTorch
+        with torch.inference_mode(mode=False):  # tests could not train with an inference tensor
             state.data = torch._cudnn_init_dropout_state(
                 0.5,  # each network sets its own rate
                 train=True,

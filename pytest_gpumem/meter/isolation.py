@@ -1,4 +1,4 @@
-"""Separating a step's memory from foreign memory, such as what earlier tests left."""
+"""Separates a step's memory from foreign memory, such as what earlier tests left."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Meter:
         self._stack.callback(ACTIVE.remove, self)
         LOOPS.watch()
         self.isolation.plugs.release()
-        await_autograd()  # else memory that they are about to free would count as foreign
+        await_autograd()  # its threads may yet free memory, which would count as foreign
         # Without count_held all memory held is foreign, even that of garbage: collect only if
         # needed.
         needs_collection = None if count_held else self.isolation.has_new_blocks

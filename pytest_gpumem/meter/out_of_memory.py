@@ -114,9 +114,9 @@ class UserLine(NamedTuple):
     """A line of the user's code; as text "examples/test_mlp.py:31 in step", or "" for none."""
 
     path: str = ""
-    """relative to the project's folder if it is inside"""
+    """relative to the project's folder if the file is inside it"""
     line: int = 0
-    """from 1; 0 if unknown"""
+    """the line's number, from 1; 0 if unknown"""
     function: str = ""
 
     def __str__(self) -> str:

@@ -32,7 +32,7 @@ MIN_SHARE: Final = 1000
 
 
 def plus(left: Peak, right: Peak) -> Peak:
-    """Return the sum."""
+    """Add two peaks, figure by figure."""
     return _each(operator.add, left, right)
 
 
@@ -43,7 +43,7 @@ def minus(left: Peak, *others: Peak) -> Peak:
 
 
 def maximum(left: Peak, right: Peak) -> Peak:
-    """Return the larger of each figure."""
+    """Return the larger value of each figure."""
     return _each(max, left, right)
 
 
@@ -78,7 +78,7 @@ class Tally:
         """the recording of a run outside of the step, such as a search's probe"""
 
     def begin(self, start: Sequence[Peak]) -> None:
-        """Reset to the memory held now."""
+        """Reset the figures to ``start``, the memory held now."""
         self.start = start
         self.ends = start, start
         """the memory held when it began, and when it ended"""

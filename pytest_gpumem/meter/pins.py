@@ -86,7 +86,7 @@ class Pins:
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                     plugs |= blocks
-                else:  # a private pool serves no other; compiled graphs check use counts
+                else:  # a private pool serves no other requests; compiled graphs check use counts
                     self._loose.update((place, plug.size) for place, plug in blocks.items())
             for place, tensor in FINDER.tensors_at(plugs):
                 if place not in self._pins:
@@ -110,7 +110,7 @@ class Pins:
 
     def _see_death(self, place: BlockKey, _tensor: object) -> None:
         pin = self._pins.get(place)
-        dying = 1  # the dying tensor still holds one
+        dying = 1  # the dying tensor still holds a reference
         if pin is not None and _references(pin.storage) <= OWN_REFERENCES + dying:
             self._release([place])
 
@@ -140,7 +140,6 @@ class Pins:
         return self._by_device({place: pin.plug.size for place, pin in self.released.items()})
 
     def _by_device(self, sizes: Mapping[BlockKey, int]) -> list[int]:
-        """Sum the sizes per device."""
         return [
             sum(size for place, size in sizes.items() if place[0] == device)
             for device in self._devices

@@ -66,6 +66,6 @@ class Room:
         )
 
     def follow_foreign(self) -> None:
-        """Update both after foreign memory was released or adopted."""
+        """Update the cap and the device's size after foreign memory was released or adopted."""
         self.cap(self._limit)
         self.enlarge()

@@ -50,7 +50,7 @@ class GarbageWatch:
         """bytes that all collections freed, one figure per device; empty before the first one"""
 
     def start(self) -> None:
-        """Register the callback."""
+        """Register the callback with Python's garbage collector."""
         if self._see not in gc.callbacks:
             gc.callbacks.append(self._see)
 
@@ -108,7 +108,7 @@ class Steps:
         self._requested_now = requested
         self._garbage = garbage
         self.search: Callable[[int], None] | None = None
-        """in a second run: called with each possible end's number, after a garbage collection"""
+        """called in a second run with each possible end's number, after a garbage collection"""
         self._devices = 1
         self.forget()
 
@@ -123,7 +123,7 @@ class Steps:
         """indexed by their numbers"""
 
     def mark(self) -> None:
-        """End a step where the test marks its end."""
+        """Record an end that the test marks."""
         if not self._marked_by_test:
             self.forget()
             self._marked_by_test = True
