@@ -53,7 +53,7 @@ class EndedTest(NamedTuple):
     debugging: bool = False
     """whether a debugger needs the error's frames: then the body does not run again"""
     results: Sequence[Result] = ()
-    """once it is judged"""
+    """empty until it is judged"""
 
     @property
     def whole(self) -> Measurement:

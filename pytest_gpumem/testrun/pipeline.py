@@ -128,7 +128,6 @@ class Pipeline:
     # -- a test that passed --
 
     def _passed(self, item: MarkedItem, run: Run, ended: Ended) -> list[Result]:
-        """Return the results of a test that passed."""
         spec, explainer = run.spec, self._explainer
         module, notes = module_of(item.nodeid), list(ended.notes)
         if module.startswith("../") and spec.baseline:
@@ -266,7 +265,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
 
 
 def unrecorded(result: Result) -> Result:
-    """Return the result of such a test without a baseline, so that no command records one."""
+    """Return the result of a test that allocated nothing, so that no command records a baseline."""
     notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
     verdict = replace(result.verdict, notes=notes, advice=UNUSED_REMEDY, command=None)
     return replace(result, baseline=False, verdict=verdict)

@@ -175,7 +175,7 @@ class Run:
         return self.inputs.variant
 
     def has_read(self, name: str) -> bool:
-        """Whether the test has read its "batch_size" or its "variant"."""
+        """Return whether the test has read its "batch_size" or its "variant"."""
         return name in self._inputs_read
 
     def warm_up(self, item: MarkedItem) -> None:
@@ -261,7 +261,7 @@ class Run:
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
-        # Python has freed what the error's own line held: without an observer that is not known.
+        # Python has freed what the error's own line held: without an observer take the peaks.
         known = self.meter.counted() if WATCH.observes else self.meter.peaks()
         held = refusal.held or known[device]
         site = site_of(error.__traceback__, self.root)
@@ -356,7 +356,7 @@ class PartFigures:
     part: str = ""
     """the name passed to ``gpu_memory.measure``"""
     peaks: tuple[Peak, ...] = ()
-    """in bytes, one per device"""
+    """peaks in bytes, one Peak per device"""
 
     peak_active: int = 0
     """peak bytes of active blocks, including freed ones that wait for a stream"""

@@ -89,7 +89,7 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     recording = recording if explainer.enabled else None
     notes = [Note(NoteKind.RUN, STEPPED_ONCE)] if steps.each_optimizer_stepped_once else []
     run.meter.release()  # garbage also outlives the test, but nothing refers to it
-    # Blocks that have outlived the test; those of most local variables have not.
+    # Look only at blocks that have outlived the test: those of most local variables have not.
     outliving = _holders(run, growing, ends, recording)
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, test.item, run, growing)

@@ -21,7 +21,7 @@ TIMED_BEFORE: Final = Note(
 
 
 class TimedPlansStage:
-    """Runs a test that grew again, and uses the new peaks.
+    """Runs a test a second time if a peak grew, and uses the new peaks.
 
     A second run times no plans, in whichever order tests run.
     """

@@ -1,5 +1,6 @@
-"""The range up to a second run, in which sizes that depend on unknown values are the largest.
+"""The range of peaks that depend on unknown values: a second run gives its lower end.
 
+In the first run, sizes that depend on unknown values are the largest that are possible.
 ``replay/size_range.py`` makes the other range, which needs no second run.
 """
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UnknownSizesStage:
-    """Runs a test that takes too much by a bound again with the least sizes, for the lower end."""
+    """Runs a test again with the least sizes, if it takes too much with the largest ones."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -66,11 +66,11 @@ class WideFixture:
 
     @property
     def holds_memory(self) -> bool:
-        """Whether the fixture holds memory."""
+        """Whether the fixture still holds allocated memory."""
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
-        """Whether a test on these devices can use it: its set-up would take the same memory."""
+        """Return whether a test on these devices can use it: it would take the same memory there."""
         asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
