@@ -1,4 +1,4 @@
-"""Replaying a run's requests to PyTorch's allocator with other sizes; the step itself does not run.
+"""Replays a run's requests to PyTorch's allocator with other sizes; the step itself does not run.
 
 It may import meter, devices, recording and base modules.
 """

@@ -1,4 +1,4 @@
-"""Adding what a GPU may do differently to the script of a run's requests.
+"""Add what a GPU may do differently to the script of a run's requests.
 
 A GPU decides the sizes of workspaces for which the library reports none, how long other streams use
 tensors, and whether kernels are timed. The requests get the bounds of these ranges.
@@ -109,7 +109,7 @@ def _in_order(
     """
     drops = [free.dropped for free in frees]
     known_before = [-1]
-    """for each block, and the end: index of the last earlier block that is known to have waited"""
+    """index of the last block known to have waited before each block, and before the end"""
     for at, free in enumerate(frees):
         known_before.append(at if free.waited else known_before[-1])
     ways = {-1: _Way(0, None, None)}

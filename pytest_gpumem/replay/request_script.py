@@ -32,7 +32,7 @@ MAX_REQUESTS: Final = 200_000
 
 @dataclass
 class Request:
-    """A request of a script."""
+    """A request to the allocator."""
 
     size: int
     stream: int
@@ -60,7 +60,7 @@ class RequestScript:
     pools: list[Pool] = field(default_factory=list)
     """private pools that released their memory"""
     late: dict[int, float] = field(default_factory=dict)
-    """latest time at which a GPU frees a request's block, if another stream uses it"""
+    """by request number: the latest time at which a GPU frees a block that another stream uses"""
     numbers: dict[Block, int] = field(default_factory=dict)
     """number of the request for each block of the run"""
     refused: bool = False

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 SHARES: Final = (0.25, 0.5, 0.75)
-"""fractions of the uncertain requests that are replayed, besides none and all"""
+"""fractions of the longest possible delay of late frees to replay, besides none and all of it"""
 IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
-"""the note on an uncertain peak reserved, which a replay resolves"""
+"""kind of the note on an uncertain peak reserved, which a replay resolves"""
 TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
-"""warnings that figures may be higher, which a range replaces"""
+"""kinds of the warnings that figures may be higher, which a range replaces"""
 
 
 def is_replayed(run: ReplayedRun) -> bool:

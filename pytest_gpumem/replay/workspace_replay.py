@@ -1,4 +1,4 @@
-"""Replay a run's requests in PyTorch's allocator, with other bounds of unknown sizes.
+"""Replay a run's requests in PyTorch's allocator, with the bounds of sizes that are unknown.
 
 The allocator itself is the model: it rounds, splits and releases segments as it does in a run. No
 part of the step runs again. The allocator separates the memory of each stream, and of each CUDA
@@ -142,7 +142,7 @@ class WorkspaceReplay:
         meter = self._run.meter
         with meter.separately(), VIEW.hidden(meter.devices):
             self.alone, _ = self.peaks("usual")
-            # After a retry, the program's requests may depend on the full device: alone it may
+            # After a retry, the program's requests may depend on the full device: alone they may
             # differ.
             in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
             for part, peaks in self._measured.items():
@@ -159,7 +159,7 @@ class WorkspaceReplay:
         return any(script.late for script in self._scripts)
 
     def reasons(self) -> list[str]:
-        """Return the reasons why a GPU may make more requests: unknown choices."""
+        """Return the unknown choices that may make a GPU request more."""
         requests = (request for script in self._scripts for request in script.requests)
         reasons = (request.block.reason for request in requests if request.block is not None)
         return list(dict.fromkeys(filter(None, reasons)))
@@ -170,13 +170,13 @@ class WorkspaceReplay:
         """Return the peaks per device, of the test and its parts, if every range takes this bound.
 
         At the upper bound a GPU may make more requests, except for the reasons in ``without``, and
-        other streams may use tensors for a ``share`` of the steps.
+        other streams may use tensors for a ``share`` of the longest possible delay.
 
         Returns:
             also how many of the largest workspaces did not fit, and were replaced by a smaller one.
 
         Raises:
-            NoRangeError: the test does not fit with them.
+            NoRangeError: the test does not fit with these sizes.
         """
         run, unfit = self._run, 0
         columns: dict[str, list[Peak]] = {part: [] for part in self._windows}
@@ -205,7 +205,8 @@ class WorkspaceReplay:
 def segment_of(size: int) -> int:
     """Return the bytes of the segment that PyTorch asks the device for, to serve a request.
 
-    As get_allocation_size in c10/cuda/CUDACachingAllocator.cpp, without expandable segments.
+    The rule is get_allocation_size's in c10/cuda/CUDACachingAllocator.cpp; it does not hold with
+    expandable segments.
     """
     if size <= MIB:
         return 2 * MIB
@@ -234,7 +235,7 @@ class _Stage:
         self.unfit = 0
         """number of workspaces that did not fit"""
         self.passed_over = 0
-        """bytes of the largest request that only a block fits which a wait has freed"""
+        """bytes of the largest request for which only a block that a wait has freed has room"""
         self._torch = torch
         self._device = device
         self._run = run
@@ -266,7 +267,7 @@ class _Stage:
         set_cap(device, limit, held)
 
     def end(self) -> None:
-        """Release everything."""
+        """Release what the replay allocated, and restore the device's size and cap."""
         self._served.give_all()
         self._plugs.release()
         self._pools.clear()
@@ -376,7 +377,7 @@ class _Stage:
         return True
 
     def _try(self, number: int, size: int, request: Request) -> bool:
-        if request.stream not in self._streams:  # those of torch.cuda.Stream may be in use
+        if request.stream not in self._streams:  # torch.cuda.Stream may return a used one
             handle = ctypes.c_uint64(0)
             with self._torch.cuda.device(self._device):
                 self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
