@@ -1,4 +1,4 @@
-"""Running a step with many values to find the largest that fits, or how memory grows."""
+"""Run a step with many values to find the largest that fits, or how memory grows."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EVEN: Final = Fraction(1, 100)
 """allowed distance of a point from the line, as a fraction of the growth"""
 EVEN_BYTES: Final = 2 * MIB
-"""or in bytes, if that is more: PyTorch's allocator rounds every block"""
+"""the same in bytes, used if it is more: PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
 """a source line is named if its distance from the line is at least this fraction of the largest"""
 MAX_NAMED: Final = 3
@@ -74,7 +74,7 @@ class Scaling:
 
     @property
     def fixed(self) -> int:
-        """Bytes allocated independent of the size."""
+        """Bytes allocated whatever the size."""
         return round(self.allocated.fixed)
 
     @property

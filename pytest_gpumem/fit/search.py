@@ -69,10 +69,10 @@ class Largest:
     capacity: int
     """bytes that a step may reserve"""
     probes: tuple[Probe, ...]
-    """in the order of their runs"""
+    """all probes, in the order of their runs"""
     stopped: Stop
-    """why the search ended: the next value does not fit, or exceeds the limit, or memory does not
-    grow with the value"""
+    """why the search ended: the next value does not fit or exceeds the limit, memory does not grow
+    with the value, or the user interrupted it"""
     left: int = 0
     """bytes that a refused probe left behind, which later probes include"""
 
@@ -176,7 +176,7 @@ class Search:
         self._high: int | None = None
         """the smallest value above ``_low`` that does not fit"""
         self._guided = 0
-        """probes since both bounds are known"""
+        """number of probes since both bounds are known"""
         self._step = 1
         self._checked = False
 
@@ -234,7 +234,7 @@ class Search:
         )
 
     def _further(self) -> int:
-        """Return a larger value; none was refused yet."""
+        """Return a larger value to try, while none was refused."""
         end = self._end("allocated")
         unit = max(self._safe(), GROWTH * self._low) if end is None else end
         unit = min(unit, MAX_GROWTH * self._low)
