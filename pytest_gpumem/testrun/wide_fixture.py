@@ -70,7 +70,7 @@ class WideFixture:
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
-        """Return whether a test on these devices can use it: it would take the same memory there."""
+        """Return whether a test on these devices can use it: its memory would be the same there."""
         asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
