@@ -86,13 +86,13 @@ class Plug(NamedTuple):
     """whether it is only a part of its segment"""
 
     def figures(self) -> Iterator[tuple[str, int]]:
-        """Yield what it adds to each statistic of allocated blocks."""
+        """Yield each statistic of allocated blocks, with what the plug adds to it."""
         yield from ((count, 1) for count in COUNTS)
         yield from ((nbytes, self.size) for nbytes in SIZES)
         yield REQUESTED, self.size if self.requested < 0 else self.requested
 
     def current_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield what it adds to each current figure of its device."""
+        """Yield each current figure of the device, with what the plug adds to it."""
         for pool in ("all", self.pool):
             yield from (
                 ((statistic, pool, "current"), share) for statistic, share in self.figures()
@@ -102,7 +102,7 @@ class Plug(NamedTuple):
                 yield ("inactive_split_bytes", pool, "current"), -self.size
 
     def freed_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield what it adds to each total of freed memory when it is freed."""
+        """Yield each total of freed memory, with what freeing the plug adds to it."""
         for pool in ("all", self.pool):
             yield from (((statistic, pool, "freed"), share) for statistic, share in self.figures())
 
@@ -124,9 +124,9 @@ class PinnedStats(NamedTuple):
     """Statistics of PyTorch's pinned host memory, in bytes; empty if torch is too old for them."""
 
     owned: dict[str, int]
-    """``"allocated_bytes"``: of all pinned blocks, including those that no tensor uses"""
+    """``"allocated_bytes"``: all pinned blocks, including those that no tensor uses"""
     active: dict[str, int]
-    """``"active_bytes"``: of pinned blocks that tensors or unfinished copies use"""
+    """``"active_bytes"``: the pinned blocks that tensors or unfinished copies use"""
 
 
 class AllocatorView:
@@ -367,7 +367,7 @@ class AllocatorView:
         finally:
             for device, old_stats in start.items():
                 new_stats = self.stats(device)
-                if new_stats == old_stats:  # usual, and comparing every figure takes much longer
+                if new_stats == old_stats:  # the usual case: comparing every figure takes longer
                     continue
                 figures = dict(_figures(old_stats))
                 for path, value in _figures(new_stats):
@@ -376,7 +376,7 @@ class AllocatorView:
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
-        """Call ``notify`` just before statistics or the history, which are global, are reset."""
+        """Call ``notify`` just before anything resets the statistics or the history, both global."""
         self.install()
         self._listeners.append(notify)
         try:

@@ -40,7 +40,7 @@ _spares: Final[list[_Spare]] = []
 
 
 class Uncounted:
-    """Run this package's own code without the collector counting it.
+    """Runs this package's own code without the collector counting the objects that it makes.
 
     The test's code must not run inside: its collections would be delayed until the end.
     """

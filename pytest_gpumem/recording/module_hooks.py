@@ -65,9 +65,9 @@ def call_before_hooks(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:  # noqa: ANN401 - as the module
-    """Call a module that has forward hooks, and ``after`` before them.
+    """Call a module that has forward hooks, and ``after`` before these hooks run.
 
-    FSDP's hook frees the whole parameters, which ``after`` looks at.
+    FSDP's hook frees the unsharded parameters, which ``after`` looks at.
     """
     __tracebackhide__ = True
     ended = False

@@ -83,7 +83,7 @@ class OptimizerWatch:
 
     @contextmanager
     def separately(self) -> Iterator[None]:
-        """Forget the steps taken inside when the block ends."""
+        """Forget the steps taken in the block when it ends."""
         outer, self._progress = self._progress, {}
         try:
             yield

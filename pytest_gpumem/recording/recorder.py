@@ -43,7 +43,7 @@ class Recorder:
         Observer(self._recording, self._at_moment).install(self._stack)
 
     def known(self, places: Collection[tuple[int, int]]) -> Known:
-        """Return what is known so far of live blocks, by device and address."""
+        """Return the tensors seen so far in each of these live blocks."""
         known: dict[tuple[int, int], tuple[Tag, ...]] = dict.fromkeys(places, ())
         recording = self.so_far() if places else self._recording
         for device in {device for device, _ in places}:
@@ -62,7 +62,7 @@ class Recorder:
         return replace(self._recording, **_history(snapshot))
 
     def stop(self, *, keep_workspaces: bool = False) -> Recording:
-        """Stop and return the recording, freeing the cuBLAS workspaces.
+        """Free the cuBLAS workspaces, stop, and return the recording.
 
         With ``keep_workspaces`` they stay, as a CUDA graph may write to them, and count as "other".
         """
@@ -82,7 +82,7 @@ class Recorder:
 
     @contextmanager
     def own_work(self, *, settles: bool = True) -> Iterator[None]:
-        """Record the block as this package's own work.
+        """Record the time of the block as this package's own work.
 
         ``settles`` is False if the block empties the cache for the step's code.
         """
@@ -99,9 +99,9 @@ class Recorder:
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Read a recording's fields from a snapshot.
 
-    Taking a snapshot adds an event, and a new process or a fixture of wider scope takes more of
-    them. All but one at the very beginning are dropped, so that readers count the same events in
-    any order of tests.
+    Taking a snapshot adds an event, and more snapshots are taken in a new process or with a fixture
+    of wider scope. All these events but one at the very beginning are dropped, so that readers
+    count the same events in any order of tests.
     """
     traces = snapshot["device_traces"]
     return {

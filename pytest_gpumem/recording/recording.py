@@ -200,7 +200,7 @@ class Recorded(NamedTuple):
     recording: Recording | None
     devices: Sequence[int]
     foreign: Sequence[Peak]
-    """other processes' memory, one Peak per device"""
+    """memory that is not the step's, such as that of earlier tests, one Peak per device"""
     windows: Mapping[str, Sequence[Span]]
     """when each part was measured; "" is the whole test"""
     peaks: Mapping[str, Sequence[Peak]]

@@ -363,7 +363,7 @@ class _Search:
         return shared_words(words_of(self._python_part(path)) for path in self._paths(group))
 
     def _others_of(self, group: Group) -> tuple[str, ...]:
-        """Describe a group's other holders; those under the same name only by their way."""
+        """Describe a group's other holders; leave out the name if it is the group's own."""
         return tuple(
             ", ".join(self._words(other)) if other.name == group.name else self._text(other)
             for other in group.others
@@ -375,7 +375,7 @@ class _Search:
             yield (*group.path, *path[1:])
 
     def _python_part(self, path: Sequence[Key]) -> list[Any]:
-        """Return the objects of a path before its autograd part, or the memory, begins."""
+        """Return the Python objects on a path, up to its autograd nodes or its block."""
         values: list[Any] = []
         for key in path:
             value = self._objects.get(key)
@@ -385,7 +385,7 @@ class _Search:
         return values
 
     def _tensor_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
-        """Return the tensor by which a path reaches a block, or the graph that keeps it."""
+        """Return the tensor at the end of a path's Python objects; None if the last one is none."""
         values = self._python_part(path)
         return values[-1] if values and _is_tensor(values[-1]) else None
 
