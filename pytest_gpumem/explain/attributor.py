@@ -49,8 +49,8 @@ class Attributor:
     ) -> tuple[Attribution, hints.AnalyzedPeak] | None:
         """Return the attribution of a device's peak, and the peak as analyzed.
 
-        ``foreign`` is other holders' memory, which is not part of the peak that was measured in the
-        ``windows``.
+        ``foreign`` is memory that is not the step's, such as that of earlier tests. It is not part
+        of the peak, which was measured in the ``windows``.
         """
         device = self._devices.get(index)
         if device is None:

@@ -117,10 +117,11 @@ class _Growth:
         return next(((rank, -amount) for rank, amount in closeness if amount), None)
 
     def distance(self, edit: Edit) -> int:
-        """Return 0 for an edit in a function that allocates the growth or calls it.
+        """Return how far an edit is from the growth, from 0 to 3.
 
-        1 for one in another method of such a function's class, 2 for another one in a file of the
-        allocations' call stacks, 3 for the others.
+        0: it is in a function that allocates the growth or calls it. 1: it is in another method of
+        such a function's class. 2: it is elsewhere in a file of the allocations' call stacks. 3: it
+        is in another file.
         """
         if edit.path not in self._files:
             return 3

@@ -157,9 +157,9 @@ class KeeperSearch:
     ) -> Iterator[tuple[int, tuple[Identity, int]]]:
         """Yield the allocations of the candidates' sizes, the last one first.
 
-        Each has its place from the end, its identity, and its count among equal ones. Counting is
-        per identity because another run may allocate more in between: the first one alone sets up
-        fixtures of wider scope.
+        Each has its place from the end, its identity, and its count among equal ones. Each
+        identity is counted apart, because another run may make other allocations in between: only
+        the first one sets up fixtures of wider scope.
         """
         number: Counter[Identity] = Counter()
         for place, event in enumerate(reversed(events)):

@@ -29,8 +29,8 @@ def drawn_timeline(
 ) -> Timeline:
     """Return the timeline around a peak.
 
-    ``deltas`` are the bytes that each event adds to each category. ``foreign_reserved``, other
-    holders' bytes, is not drawn.
+    ``deltas`` are the bytes that each event adds to each category. ``foreign_reserved``,
+    the bytes reserved for memory that is not the step's, is not drawn.
     """
     device, totals = analyzed.device, analyzed.totals
     indices, points = analyzed.indices, {analyzed.indices[0], analyzed.indices[-1], analyzed.top}
