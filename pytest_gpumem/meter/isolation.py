@@ -46,7 +46,7 @@ class Isolation:
     def read(self) -> Reading:
         """Read the allocators' statistics; most of a measurement's time goes here.
 
-        The first device's include the statistics of pinned host memory, which belongs to the
+        Those of the first device include the statistics of pinned host memory, which belongs to the
         process.
         """
         all_stats = [VIEW.stats(device) for device in self.devices]

@@ -248,11 +248,11 @@ def page_size(segment: dict[str, Any]) -> int:
 def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
     """Return whether expandable segments may have unmapped gaps between mapped pages.
 
-    PyTorch maps memory in a gap that a request fits. The request takes whole pages, and the rest of
-    the last page serves a later request if the gap continues after the page. Free memory in a gap
-    does not merge with free memory elsewhere. Alone a step has no such gaps: it maps one page after
-    the other. PyTorch does not report where a segment begins: a gap may also come before its first
-    mapped page.
+    PyTorch maps memory into a gap if a request fits there. The request takes whole pages, and the
+    rest of the last page serves a later request if the gap continues after the page. Free memory in
+    a gap does not merge with free memory elsewhere. Alone a step has no such gaps: it maps one page
+    after the other. PyTorch does not report where a segment begins: a gap may also come before its
+    first mapped page.
     """
     return any(page_size(segment) for segment in segments)
 

@@ -96,11 +96,11 @@ class StepEnd(NamedTuple):
 class Steps:
     """The ends of a test's steps.
 
-    A step ends where the test marks its end; if it marks none, at each step of the first optimizer
-    that steps twice. If each optimizer steps only once (each iteration creates a new one, say), a
-    step ends with each. Recording an end frees nothing. Ends that a test marks are recorded without
-    ``steady`` too: Python's garbage collector then runs at the same points with and without it, and
-    the peak is the same.
+    A step ends where the test marks its end. If the test marks none, one optimizer's steps count:
+    those of the first optimizer that steps twice. If each optimizer steps only once (each iteration
+    creates a new one, say), the steps of all count. Recording an end frees nothing. Ends that a
+    test marks are recorded without ``steady`` too: Python's garbage collector then runs at the same
+    points with and without it, and the peak is the same.
     """
 
     def __init__(self, requested: Callable[[], list[int]], garbage: GarbageWatch) -> None:
@@ -115,7 +115,7 @@ class Steps:
     def forget(self) -> None:
         """Forget all ends."""
         self._noted: list[float] = []
-        """flat: of each possible end the time, the optimizer's number, and the figures of all
+        """flat: for each possible end its time, the optimizer's number, and the figures of all
         devices. Python's garbage collector would count a list of lists, and run earlier than
         without ``steady``."""
         self._marked_by_test = False
