@@ -78,7 +78,7 @@ class Explainer:
     def advice(
         self, item: MarkedItem, needed: Peak | None, error: BaseException, *, batch_norm: bool
     ) -> list[Note]:
-        """Return advice on how to make a test fit that ran out of memory.
+        """Return advice on how to make a test that ran out of memory fit.
 
         ``needed`` is its peak without limits; ``batch_norm`` says that its model has a module whose
         statistics depend on the batch.

@@ -116,9 +116,10 @@ class Judging:
     def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
         """Return the bytes that a test is known to need, and how they are known; 0: unknown.
 
-        They are the peak reserved of its baseline on this device. A test that does not fit has no
-        baseline here, so the smallest of other devices stands in. Without a baseline of the same
-        batch size, they are the smallest limit, which the test's author expects to be enough.
+        The bytes are the peak reserved in its baseline for this device. A test that does not fit
+        here has none: then they are the smallest in baselines for other devices. Without a baseline
+        of the same batch size, they are the smallest limit, which the test's author expects to be
+        enough.
         """
         place = (*split_nodeid(item.nodeid), "")
         peaks: dict[str, int] = {}

@@ -171,8 +171,8 @@ class Pipeline:
         """Return the result of a test that ran out of memory, or of its part that did.
 
         Unless a debugger is active, the test runs again without limits, to find how much memory it
-        needs and where. It also runs with the smaller batch sizes and variants tried for the
-        advice.
+        needs and where. It also runs with the smaller batch sizes and variants that are
+        tried for the advice.
         """
         shortage = find_out_of_memory(error) or error
         refusal, notes = run.out_of_memory(shortage), ended.notes
