@@ -376,7 +376,7 @@ class AllocatorView:
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
-        """Call ``notify`` just before anything resets the statistics or the history, both global."""
+        """Call ``notify`` just before anything resets the global statistics or history."""
         self.install()
         self._listeners.append(notify)
         try:
