@@ -36,9 +36,8 @@ class UnknownSizesStage:
     def __call__(self, test: EndedTest) -> EndedTest:
         """See :class:`Stage`."""
         run, recorded = test.run, test.recorded
-        if (
-            recorded is None and run.meter.recording.is_running
-        ):  # the second run begins a new recording
+        # The second run begins a new recording.
+        if recorded is None and run.meter.recording.is_running:
             recorded = run.recorded(test.measured)
         places = run.device.values.bounds(run.root)
         least: dict[str, tuple[Peak, ...]] = {}
