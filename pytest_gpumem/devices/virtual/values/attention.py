@@ -36,11 +36,11 @@ class Options(NamedTuple):
 
     scale: float
     causal: str | None = None
-    """where the causal mask's diagonal ends; None: not causal"""
+    """corner of the scores to which the causal mask is aligned; None: not causal"""
     dropout: float = 0.0
     seed: int = 0
     window: tuple[int, int] = (-1, -1)
-    """how many keys before and after a query it sees; -1: all"""
+    """how many keys before and after its own position a query attends to; -1: all"""
 
 
 def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -> Options:
@@ -48,7 +48,7 @@ def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -
 
     Args:
         args: the operator's arguments.
-        aligned: where the causal mask's diagonal ends; None: not causal.
+        aligned: corner of the scores to which the causal mask is aligned; None: not causal.
         seed: in a backward pass, the seed that the forward pass returned; None: draw one.
     """
     number = 0
@@ -106,7 +106,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -
 
 
 def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
-    """Return the mask's factors: 0, or the factor that preserves the mean."""
+    """Return the factor of each weight: 0, or the factor that preserves the mean; None: no mask."""
     if not options.dropout:
         return None
     generator = torch.Generator().manual_seed(options.seed)
@@ -136,7 +136,7 @@ def attention_backward(
     bias: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, and the bias's at the scores' size."""
+    """Return the gradients of query, key, value, and of a bias expanded to the scores' shape."""
     scores = _scores(query, key, bias, options)
     plain = scores.softmax(-1).nan_to_num(0.0)
     mask = _dropout_mask(scores, options)
@@ -245,7 +245,7 @@ def sdpa_cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
     return attention_backward(args.grad_out, *_heads(args), bias, options)[:3]
 
 
-# -- the operators below: rows before heads, and packed sequences of different lengths --
+# -- operators with rows before heads, which also take packed sequences of different lengths --
 
 
 def _exchanged(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,14 +254,14 @@ def _exchanged(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 class Piece(NamedTuple):
-    """The rows of one of several packed sequences."""
+    """The rows of one packed sequence."""
 
     queries: slice
     keys: slice
 
 
 def _pieces(starts_q: Tensor | None, starts_k: Tensor | None) -> list[Piece]:
-    """Return the rows of each packed sequence; empty if all tensors are batches."""
+    """Return the rows of each packed sequence; an empty list if the tensors are batches."""
     if starts_q is None or starts_k is None:
         return []
     pairs = zip(pairwise(starts_q.tolist()), pairwise(starts_k.tolist()), strict=True)
@@ -338,7 +338,7 @@ def flash_backward(args: Arguments) -> tuple[Tensor, ...]:
 def efficient_forward(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logsumexp, the seed and the numbers of rows.
 
-    Packed sequences, which have no bias, are one batch: the first size is 1 then.
+    Packed sequences, which have no bias, form one batch: the first size of the tensors is then 1.
     """
     _refuse(args, "seqlen_k", "window_size")
     options = _options(args, ALIGNED[args.custom_mask_type])

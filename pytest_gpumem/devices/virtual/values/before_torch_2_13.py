@@ -1,8 +1,9 @@
-"""Handles modes and subclasses before torch 2.13, where our key is above the Python key.
+"""Handles dispatch modes and tensor subclasses before torch 2.13.
 
-There our kernel runs first, and passes the operator to the mode or the subclass. The Python key
-excludes all keys above it, so a second key below it sees the operators inside. Newer versions need
-none of this.
+In these versions our dispatch key is above the Python key: our kernel runs first, and passes the
+operator to the mode or the subclass. The Python key excludes all keys above itself, so a second key
+below it intercepts the operators that the mode or the subclass calls. Newer versions need none of
+this.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # 
         with Without(torch._C.DispatchKeySet(_LOWER)):
             return kernel(*args, **kwargs)
     except BaseException:
-        del args, kwargs  # as in interception.py
+        del args, kwargs  # the error's traceback would keep tensors alive
         raise
 
 
@@ -79,7 +80,7 @@ _AROUND: Final = {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTH
 
 
 def around(name: str, key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an operator's kernel for a dispatch key; newer versions return it unchanged."""
+    """Wrap an operator's kernel for a dispatch key; return it unchanged since torch 2.13."""
     return functools.partial(_AROUND[key], name, kernel) if key in _AROUND else kernel
 
 
@@ -100,9 +101,9 @@ def fallback(key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def passed(name: str, key: str) -> Callable[..., Any]:
-    """Return the kernel by which an operator skips a dispatch key."""
+    """Return a kernel that makes an operator skip a dispatch key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if key != KEY and has_kernel(name, "BackendSelect"):  # its kernel would not skip the key
+    if key != KEY and has_kernel(name, "BackendSelect"):  # that kernel would not skip our key
 
         def pass_lower_key(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
             __tracebackhide__ = True
@@ -116,10 +117,10 @@ def passed(name: str, key: str) -> Callable[..., Any]:
 
 
 class LateOperators:
-    """Registers our kernels for new operators, for which PyTorch calls no Python fallback.
+    """Registers our kernels for operators that are registered after the first run began.
 
-    It calls none while a mode is active, and fails ("func != nullptr"). So these
-    operators get kernels when a run begins, and when a mode is entered.
+    While a mode is active, PyTorch fails ("func != nullptr") instead of calling a Python fallback.
+    So these operators get kernels when a run begins, and when a mode is entered.
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ class LateOperators:
         self._kernel_of: Callable[..., Callable[..., Any]]
 
     def begin(self, known: list[str], kernel_of: Callable[..., Callable[..., Any]]) -> None:
-        """Look for new operators whenever a mode is entered."""
+        """Register kernels for new operators whenever a mode is entered."""
         self._known.update(known)
         self._kernel_of = kernel_of
         if not IS_ABOVE_PYTHON:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 MAX_FLOPS: Final = 1 << 30
 """floating-point operations of the largest operator that is computed: 20 ms of one CPU thread"""
 ALL_FLOPS: Final = 20 * 10**9
-"""floating-point operations per test: half a second"""
+"""floating-point operations that one test may spend: half a second"""
 ASKED: Final = 256 << 20
 """bytes that an operator may need, when all values are computed, before free memory is checked"""
 TINY: Final = 4096
-"""an operator whose tensors have no more bytes in total is free"""
+"""maximum total bytes of the tensors of an operator that costs nothing"""
 OF_ELEMENT: Final = 16
-"""operations per element if PyTorch has no formula: an element takes that much longer than an
-operation of a matrix product"""
+"""operations per element if PyTorch has no formula: an element takes as long as this many
+operations of a matrix product"""
 OF_RANDOM: Final = 256
 """operations per random number"""
 OF_SORTED: Final = 1024
@@ -52,7 +52,7 @@ class Budget:
         self._taken = 0
         """operations deducted for the last operator"""
         self.largest = LIMITS.largest
-        """bytes of the largest tensor to compute, which are fewer once the budget is spent"""
+        """maximum bytes of a tensor that is computed: fewer once the budget is spent"""
         self.lost = 0
         """bytes of unknown results of compiled code"""
         self.ended = False
@@ -88,7 +88,7 @@ class Budget:
         if total <= TINY:
             return True
         flops = flops_of(call, inputs, outputs, result)
-        if not nbytes and flops <= LIMITS.small * OF_ELEMENT:  # a small operator
+        if not nbytes and flops <= LIMITS.small * OF_ELEMENT:  # small operators are free
             return True
         if flops > MAX_FLOPS and call.traits.formula is not None:
             return False
@@ -113,7 +113,7 @@ class Budget:
     def has_room(self, nbytes: int, inputs: Sequence[Tensor]) -> bool:
         """Return whether the host has memory for results, their copies and copies of the inputs.
 
-        Linux overcommits memory, and kills the process once it writes to it.
+        Linux overcommits memory: it kills a process that writes to more memory than is free.
 
         Args:
             nbytes: bytes of the results.
@@ -139,7 +139,7 @@ class Budget:
             self.end()
 
     def end(self) -> None:
-        """From now on compute only small tensors."""
+        """Compute only small tensors from now on."""
         self.ended, self.flops, self.largest = True, 0, LIMITS.small
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed)
 
@@ -147,11 +147,11 @@ class Budget:
 def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) -> int:  # noqa: ANN401 - an operator's
     """Return the operations that PyTorch's formula counts.
 
-    Build tuples from lists: ``tuple()`` of an iterator allocates ten elements and shrinks the
-    tuple, which Python's garbage collector counts each time.
+    Tuples are written ``(*items,)``, which builds them from lists: ``tuple()`` of an iterator
+    allocates ten elements and shrinks the tuple, which Python's garbage collector counts each time.
     """
     of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
-    if of_shapes is None:  # attention's would read the lengths of sequences back from the device
+    if of_shapes is None:  # attention's formulas would read sequence lengths back from the device
         kwargs = {name: _on_meta(value) for name, value in call.kwargs.items()}
         flops: int = formula(*map(_on_meta, call.args), **kwargs, out_val=result)
         return flops

@@ -167,7 +167,7 @@ copies("aten::_unique", "aten::_unique2", bounded=True)(
 def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Sequence[Answer]:
     """Return the number of unique slices.
 
-    It has 8 bytes since torch 2.15; 4 bytes for up to 2^31 slices if counts are requested.
+    The number has 8 bytes since torch 2.15; 4 bytes for up to 2^31 slices if counts are requested.
     """
     count = result[0].shape[args.dim] if result else _bound(args.self.shape[args.dim], args)
     return [(_int32(count), _int64(count))] if args.self.numel() else []
@@ -214,7 +214,7 @@ def coalesce_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::bincount")
 def bincount_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the minimum and the maximum; the minimum of bytes is not read."""
+    """Return the minimum and the maximum; for uint8 only the maximum is read."""
     if not args.self.numel():
         return []
     host = over_device_memory(args.self)
@@ -305,8 +305,8 @@ def equal_copies(result: bool, args: Arguments) -> list[bytes]:
     return [] if is_same else [bytes([result])]
 
 
-copies("aten::allclose")(lambda result, _: [bytes([result])])  # the answer
-# no status is an error
+copies("aten::allclose")(lambda result, _: [bytes([result])])
+# lstsq reads whether any status is an error: none is, because the host has raised none
 copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].numel() else [])
 
 
@@ -318,7 +318,7 @@ def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::_linalg_svd", "aten::linalg_polar")
 def svd_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return each matrix's status, which ``gesvd`` alone does not read, and that of all."""
+    """Return each matrix's status (not with ``gesvd``), and whether any of them is an error."""
     matrices = _matrices(args)
     if not matrices.numel():
         return []
@@ -345,7 +345,7 @@ copies("aten::_linalg_check_errors")(  # whether any status is an error
 
 @copies("aten::linalg_eig")
 def eig_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return whether all elements are finite, and that there is no error; for real ones, twice.
+    """Return whether all elements are finite, and that there is no error (twice if they are real).
 
     Before torch 2.10 MAGMA does the rest, on matrices in host memory.
     """
@@ -361,7 +361,8 @@ MAX_SCALED_NORM: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090
 squares the result (Bader, Blanes and Casas 2019, "Computing the matrix exponential with an
 optimized Taylor polynomial approximation")"""
 MIN_FULL_DEGREE_NORM: Final = {torch.float32: 1.461661507209034, torch.float64: 0.299615891381135}
-"""1-norm from which PyTorch uses this degree for one matrix; for several it always does"""
+"""smallest 1-norm of a single matrix for which PyTorch uses degree 18; for several matrices it
+always does"""
 
 
 @copies("aten::linalg_matrix_exp", bounded=True)
@@ -394,7 +395,7 @@ copies("aten::_ctc_loss")(lambda *_: [])  # tagged data-dependent, but it reads 
 
 @copies("aten::segment_reduce")
 def segment_reduce_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the minimum length, and whether all add up: checks that an unsafe call skips."""
+    """Return the minimum length, and that the lengths add up: an unsafe call skips both checks."""
     if args.lengths is None or args.unsafe or not args.data.numel():
         return []
     return [_content(over_device_memory(args.lengths).min()), bytes([True])]

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.sparse_operators import Compute
 
 MAX_WORK: Final = 1 << 29
-"""elements of all operators that lead to a tensor: two seconds of one CPU thread, and eight
-operators on masks of four texts with 4,096 tokens"""
+"""maximum number of elements in the results of all operators that lead to a tensor: two seconds of
+one CPU thread, or eight operators on masks of four texts with 4,096 tokens"""
 MAX_STEPS: Final = 32
-"""longest chain of operators that leads to a tensor: in a loop each iteration would add one"""
+"""maximum length of the chain of operators that leads to a tensor: in a loop, each iteration adds
+an operator"""
 MAX_KEPT: Final = 128 << 20
-"""bytes of host memory for the arguments of these operators"""
+"""maximum bytes of host memory for the arguments of all recipes"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """dtypes of masks, token ids, edges and labels; batches of images and weights have others"""
 ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
@@ -52,7 +53,7 @@ class Recipe:
     """An operator and its arguments, which produce the values of a range of device memory."""
 
     call: OperatorCall | None
-    """without its arguments; None: ``few`` has the values"""
+    """the operator's call, stripped of its arguments; None: ``few`` has the values"""
     args: Any
     """arguments on the host; a DeferredPart replaces each large tensor"""
     kwargs: Any
@@ -77,7 +78,7 @@ class DeferredPart:
     """A tensor within a recipe's values."""
 
     recipe: Recipe | None
-    """None: its values do not matter"""
+    """None: the tensor's values do not matter"""
     offset: int
     """bytes from the start of the range"""
     size: Sequence[int]
@@ -85,7 +86,7 @@ class DeferredPart:
     dtype: torch.dtype
 
     def over(self, storage: Any) -> Tensor:  # noqa: ANN401 - of either of PyTorch's types
-        """Return the tensor as a view of the range's values."""
+        """Return the tensor as a view of a storage with the range's values."""
         host = torch.empty(0, dtype=self.dtype)
         host.set_(storage, self.offset // self.dtype.itemsize, self.size, self.stride)
         return host
@@ -101,7 +102,7 @@ class DeferredValues:
         compute: Compute,
         affords_sorting: Callable[[int], bool],
     ) -> None:
-        """Start empty.
+        """Start without recipes.
 
         Args:
             library: the virtual GPU's library.
@@ -115,17 +116,17 @@ class DeferredValues:
         self._compute = compute
         self._affords_sorting = affords_sorting
         self.recipes: dict[int, Recipe] = {}
-        """by the number of their range"""
+        """recipes by the number of their range in the native library"""
 
     def covers(self, tensor: Tensor, least: int = 0) -> bool:
-        """Return whether a tensor can be computed, in a range larger than ``least`` bytes."""
+        """Return whether a tensor lies in a deferred range of more than ``least`` bytes."""
         if not self.recipes or not tensor.is_cuda:
             return False
         recipe = self._recipe_at(tensor)
         return recipe is not None and recipe.nbytes > least
 
     def computed(self, tensor: Tensor) -> bool:
-        """Write the values of a tensor's range; False: there is no range, or no host memory."""
+        """Compute the deferred range around a tensor; False: there is none, or the host cannot."""
         recipe = self._recipe_at(tensor)
         if recipe is None or recipe.nbytes > LIMITS.backed_small:
             return False
@@ -138,7 +139,7 @@ class DeferredValues:
         return True
 
     def add(self, call: OperatorCall, result: Tensor) -> bool:
-        """Record how to compute a large result; False: it depends on unknown values.
+        """Record how to compute a large result later; return False if it cannot be deferred.
 
         Args:
             call: call of an operator that has run and returned one tensor.
@@ -154,7 +155,7 @@ class DeferredValues:
             return True
         if result.is_floating_point() and not (
             call.name in OF_CONSTANTS
-            or (traits.copies and not traits.written)  # from a mask: see moves_to_device
+            or (traits.copies and not traits.written)  # converted from a mask
         ):
             return False
         recipe = self._recipe_of(call, result)
@@ -250,12 +251,12 @@ class DeferredValues:
         if target is not None and changed is not None:
             layout, address, nbytes = target, changed.address, changed.nbytes
         elif span(result) != nbytes:
-            return None  # values of other tensors lie between its own
+            return None  # values of other tensors lie between the result's own
         recipes = [source.recipe for source in sources.values() if source.recipe is not None]
         work = result.numel() + sum(recipe.work for recipe in recipes)
         steps = 1 + max((recipe.steps for recipe in recipes if recipe is not changed), default=0)
         if changed is not None:
-            steps = max(steps, changed.steps)  # a loop changes the same range
+            steps = max(steps, changed.steps)  # changes of one range in a loop are no chain
         kept = sum(tensor.nbytes for tensor in copied)
         largest = max((recipe.nbytes for recipe in recipes), default=nbytes)
         too_much = work > MAX_WORK or max(nbytes, largest) > LIMITS.backed_small
@@ -276,7 +277,7 @@ class DeferredValues:
         return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
 
     def _recipe_at(self, tensor: Tensor, *, assumed: bool = False) -> Recipe | None:
-        """Return the recipe of the range around a tensor; ``assumed``: also of assumed values."""
+        """Return the recipe of the range around a tensor; ``assumed``: even if it is assumed."""
         nbytes = span(tensor)
         if not nbytes or not is_plain(tensor):
             return None
@@ -285,7 +286,7 @@ class DeferredValues:
         return None if is_assumed and not assumed else recipe
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
-        """Return an argument's position in a deferred range; None: it is in none."""
+        """Return an argument as a part of a deferred range; None: it lies in no such range."""
         if not tensor.is_cuda or not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
         recipe = self._recipe_at(tensor)
@@ -304,7 +305,7 @@ class DeferredValues:
         )
 
     def _can_be_kept(self, tensor: Tensor) -> bool:
-        """Return whether a copy of an argument can be stored: small known values, host ids."""
+        """Return whether an argument is small and known, or a host tensor small enough to copy."""
         if not is_plain(tensor):
             return False
         if tensor.is_cuda:

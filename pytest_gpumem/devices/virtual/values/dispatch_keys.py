@@ -1,4 +1,4 @@
-"""The dispatch key that sees operators: unused by PyTorch, and below autograd."""
+"""The dispatch key that intercepts operators: below autograd, and unused by PyTorch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PYTHON: Final = torch._C.DispatchKey.Python
 """dispatch key of modes and subclasses: above ours, or below it in older versions of torch"""
 IS_ABOVE_PYTHON: Final = int(PYTHON) < NUMBER  # type: ignore[call-overload] # likewise
 LOWER_KEY: Final = "FPGA"
-"""a second unused key below the Python key, which excludes all keys above itself: it sees operators
-inside a mode or a subclass if our key is above"""
+"""another key that PyTorch does not use, below the Python key: it intercepts the operators that a
+mode or a subclass calls, if KEY is above the Python key, which excludes all keys above itself"""
 NAMES: Final = (KEY, LOWER_KEY) if IS_ABOVE_PYTHON else (KEY,)
 INCLUDED: Final = (*map(torch._C._dispatch_key_parse, NAMES),)
 KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, INCLUDED))
@@ -37,7 +37,7 @@ def present_operator(name: str) -> OpOverload:
 
 
 operator_named: Final = functools.cache(present_operator)
-"""returns the operator of a full name, cached: torch creates the object on lookup"""
+"""``present_operator``, cached, because torch creates the object at its first lookup"""
 
 
 def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:

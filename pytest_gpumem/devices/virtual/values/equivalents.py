@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 aten: Final = torch.ops.aten
 MAX: Final = 2
-"""embedding_bag's mode: the maximum of each bag"""
+"""``mode`` of embedding_bag that returns the maximum of each bag"""
 
 
 # -- unique: CUDA always sorts, and its outputs that were not requested are empty --
@@ -40,7 +40,7 @@ def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::unique_consecutive"
 )
 def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the unique slices; without ``sorted`` and dimension, the unique values."""
+    """Return the unique slices along a dimension; the unique values if there is none."""
     if args.dim is None:
         result = aten.unique_consecutive(args.self, True, True)
     elif args.get("sorted") is None:
@@ -83,7 +83,7 @@ def histc(args: Arguments) -> Tensor:
 
 @equivalent_of_arguments("aten::_cudnn_ctc_loss", "aten::_cudnn_ctc_loss.Tensor")
 def cudnn_ctc_loss(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Return the loss, and its gradient by the probabilities, which cuDNN computes in one call."""
+    """Return the loss and the gradient of ``log_probs``: cuDNN computes both in one call."""
     arguments = args.log_probs, args.targets, args.input_lengths, args.target_lengths
     options = args.blank, args.zero_infinity
     loss, alpha = aten._ctc_loss(*arguments, *options)
@@ -102,7 +102,7 @@ def fused_dropout(
 
 @equivalent_of_arguments("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output and each index's bag, which the CPU's fast path leaves out."""
+    """Return CUDA's outputs: the CPU's fast path leaves out the bag of each index."""
     weight, indices, offsets = args.weight, args.indices, args.offsets
     output, _, _, greatest = aten._embedding_bag(
         *(weight, indices, offsets, False, args.mode, False, args.per_sample_weights),
@@ -119,8 +119,8 @@ def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 ALIGNED: Final = True
-"""whether a grid's corners are aligned; cuDNN supports only linear interpolation, with zeros
-outside"""
+"""``align_corners`` of the grid functions that PyTorch passes to cuDNN, which supports only linear
+interpolation, with zeros outside"""
 EQUIVALENTS.update(
     {
         "aten::_masked_scale": lambda values, mask, scale: values * mask * scale,
@@ -147,7 +147,7 @@ EQUIVALENTS.update(
         ),
         "aten::_linalg_svd": lambda values, full=False, compute_uv=True, **_: aten._linalg_svd(
             values, full, compute_uv
-        ),  # any of cuSOLVER's drivers
+        ),  # whichever of cuSOLVER's drivers is requested
         # No equivalent reads the state of dropout.
         "aten::_cudnn_init_dropout_state": lambda *_arguments, **_options: None,
     }
@@ -214,7 +214,7 @@ def added_product(
 
 
 def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
-    """Expand scales of a tensor, of its rows or columns, or of blocks to its shape."""
+    """Reshape scales of a matrix, its rows, its columns or its blocks to multiply it."""
     if scale.numel() == 1:
         return scale.float().reshape(())
     if scale.ndim == 1 and scale.numel() in matrix.shape:
@@ -254,7 +254,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return products grouped by rows, columns or the inner size; ``ends`` delimits groups."""
+    """Multiply groups of rows, of columns or of the inner dimension, which end at ``ends``."""
     dtype = out_dtype or left.dtype
     wide_left, wide_right = left.float(), right.float()
     if ends is None:
@@ -307,7 +307,7 @@ def scaled_grouped_mm(
 def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
     """Pack int4 weights, eight per integer, in the shape of CUDA's layout.
 
-    Their order within is our own: only ``_weight_int4pack_mm`` reads it.
+    The order of the weights is our own: only ``_weight_int4pack_mm`` reads them.
     """
     rows, half = weights.shape
     words = weights.contiguous().view(torch.int32)
@@ -316,7 +316,7 @@ def convert_weight_to_int4pack(weights: Tensor, inner_tiles: int) -> Tensor:
 
 @equivalent("aten::_weight_int4pack_mm")
 def weight_int4pack_mm(values: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
-    """Return the product of values and int4 weights, scaled by groups of the inner size."""
+    """Return the product of values and int4 weights, scaled per group of the inner dimension."""
     rows = packed.shape[0] * 8
     pairs = packed.contiguous().view(torch.uint8).reshape(rows, -1)
     numbers = torch.stack([pairs >> 4, pairs & 15], -1).reshape(rows, -1)

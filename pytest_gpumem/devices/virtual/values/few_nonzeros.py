@@ -53,7 +53,7 @@ class FewNonzeros:
         return self.places.nbytes + self.values.nbytes
 
     def nonzero(self, shape: Sequence[int]) -> Tensor:
-        """Return the result of ``nonzero()`` of the tensor with this shape."""
+        """Return the result of ``nonzero()`` for the tensor, which has this shape."""
         places = self.places[self.values != 0]
         return torch.stack(torch.unravel_index(places, tuple(shape)), 1)
 
@@ -63,7 +63,7 @@ class FewNonzeros:
         host.view(-1)[self.places] = self.values
 
     def mapped(self, function: Callable[[Tensor], Tensor | None]) -> FewNonzeros | None:
-        """Return a pointwise function's elements; None if it does not map zero to zero."""
+        """Apply a pointwise function; return None if it does not map zero to zero."""
         zero, values = function(self.values.new_zeros(1)), function(self.values)
         if zero is None or values is None or zero.any():
             return None
@@ -73,8 +73,9 @@ class FewNonzeros:
         """Return the elements after an in-place operator.
 
         Args:
-            touched: the indices that it writes, in its order.
-            change: runs it on a one-dimensional tensor, at the positions of ``touched`` in it.
+            touched: the indices that the operator writes, in its order.
+            change: runs the operator on a one-dimensional tensor of elements, at the positions that
+                ``touched`` has there.
         """
         places, inverse = torch.cat([self.places, touched.flatten()]).unique(return_inverse=True)
         values = self.values.new_zeros(len(places))
@@ -150,7 +151,7 @@ def _scatter_add(values: Tensor, at: Tensor, _dim: int, _index: Tensor, source: 
 
 
 def _within(source: Tensor, at: Tensor) -> Tensor:
-    """Return the part of a tensor that is scattered."""
+    """Return the part of ``source`` that is scattered to ``at``."""
     return source[tuple(slice(size) for size in at.shape)]
 
 
@@ -160,5 +161,5 @@ CHANGES: Final[dict[str, Callable[..., None]]] = {
     "scatter_": _scatter,
     "scatter_add_": _scatter_add,
 }
-"""in-place operators that write few elements: each runs on a one-dimensional tensor, at indices
-into it"""
+"""in-place operators that may write few elements, as functions that write at given indices of a
+one-dimensional tensor"""

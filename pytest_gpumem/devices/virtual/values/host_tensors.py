@@ -65,7 +65,7 @@ def indices_of(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def parts_of(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors with memory in a sparse or nested tensor, or else the tensor itself."""
+    """Return the tensors with a sparse or nested tensor's memory; for a strided one, itself."""
     if tensor.is_nested:
         return [tensor.values()]
     if is_sparse(tensor):
@@ -83,7 +83,7 @@ def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Rebuild a sparse tensor from other parts; for a plain one, return the one part."""
+    """Build a sparse tensor like ``tensor`` from other parts; if it is plain, return its part."""
     if tensor.layout is torch.sparse_coo:
         result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(*parts, tensor.shape)
         result = result._coalesced_(tensor.is_coalesced())
@@ -96,7 +96,7 @@ def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 class _Native:
-    """The native library's functions for this, once it is prepared."""
+    """Stores the native library's version of ``over_device_memory``, once it is prepared."""
 
     over: Callable[[Tensor], Tensor | None] | None = None
 
@@ -169,7 +169,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
 
 
 def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
-    """Pair a CUDA operator's tensors with the host's at the same place, None if there is none."""
+    """Pair each tensor of a CUDA operator's result with the host's at the same place, or None."""
     if isinstance(result, Tensor):
         return [(result, host if isinstance(host, Tensor) else None)]
     pairs: list[tuple[Tensor, Tensor | None]] = []
@@ -200,7 +200,7 @@ def map_arguments(
     """Convert an operator's arguments for the CPU.
 
     Args:
-        arguments: positional or by name; also lists of them.
+        arguments: positional or keyword arguments, which may contain lists.
         on_host: returns the CPU tensor for a device tensor or a host tensor.
         generator: returns the CPU's generator for a GPU's.
     """
@@ -239,7 +239,7 @@ WIDER: Final = {
     torch.uint16: torch.int64,
     torch.uint32: torch.int64,
 }
-"""wider dtype in which to compute an operator that the CPU does not support in the first one"""
+"""dtypes that some CPU operators do not support, and the wider dtypes to compute in instead"""
 
 
 def in_types_of_the_host(

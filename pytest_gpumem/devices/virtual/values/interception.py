@@ -58,10 +58,10 @@ TYPES_OF_NUMBERS: Final = {
 
 
 class Interception:
-    """Connects the one active mode to operators, on the threads that inherit it."""
+    """Passes operators to the one active mode, on the threads that inherit the dispatch key."""
 
     run: Callable[[OperatorCall], Any] | None = None
-    """the mode's method; None: no values are computed"""
+    """the mode's method that runs an operator; None: no values are computed"""
     functions: OperatorFunctions
     _registered: Final[list[torch.library.Library]] = []
 
@@ -110,7 +110,7 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """Intercept operators on real tensors in the block, though disabled tracers are entered."""
+    """Intercept operators on real tensors in the block, although a disabled tracer is entered."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     excluded = [key for key in INCLUDED if is_excluded(key)]
     for key in excluded:
@@ -136,10 +136,10 @@ class _SeenThreads:
 
     def __init__(self) -> None:
         self._others: Any = None
-        """the previously set function"""
+        """the function that was set before"""
 
     def begin(self) -> None:
-        """Intercept in threads that start from now on."""
+        """Intercept the operators of threads that start from now on."""
         if threading.getprofile() != self._begin_thread:
             self._others = threading.getprofile()
             threading.setprofile(self._begin_thread)
@@ -218,13 +218,13 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         return passed(name, key)
 
     def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-        """Run the operator, and remove this function from its next calls."""
+        """Run the operator, and tell the native library how to run its next calls."""
         __tracebackhide__ = True
         traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
         places.append(sum(1 << place for place in traits.tensors))
         slow = functools.partial(_intercept, traits)
-        # The operator's own function is slower, above all with keyword arguments (torch.empty).
+        # traits.op._op is slower than a boxed call, above all with keyword arguments (torch.empty).
         boxed = functools.partial(torch._C._dispatch_call_boxed, traits.op._handle)
         functions = boxed, traits.op._op if traits.takes_numbers else None
         Interception.functions.know(
@@ -287,8 +287,8 @@ HIGHER_ORDER: Final = Patch(
 def keep_from_tracers() -> None:
     """Make the tracers skip our dispatch keys from now on.
 
-    A Python fallback fails together with them (``func != nullptr``,
-    torch/csrc/utils/python_dispatch.cpp, because PyTorch looks up a function of the one operator).
+    While a tracer is active, a Python fallback fails (``func != nullptr`` in
+    torch/csrc/utils/python_dispatch.cpp), because PyTorch looks for a kernel of that one operator.
     The keys are excluded only while a tracer is entered: torch.compile's guards compare a thread's
     keys, which must be the same when the guards are created and when the code runs.
     """

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 SEED: Final = 2_147_483_647
 MAX_CHOICES: Final = 256
-"""up to this many choices, such as experts, are distinct; with more, repetitions are rare"""
+"""maximum number of choices, such as experts, among which assumed indices are distinct: among more,
+repetitions are rare"""
 
 
 class KnownValues:
@@ -94,16 +95,17 @@ class KnownValues:
                 if not stride and host.shape[dim] > 1:  # an expanded tensor: write one element
                     host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
-        # A tensor with gaps has other tensors' elements in between, which were unknown.
+        # Between the elements of a tensor with gaps are other tensors' elements, which were
+        # unknown, and now count as assumed.
         assumed = assumed or (is_partial and not whole)
         if assumed or self._assumed:
             self._mark(tensor, assumed=assumed, whole=whole)
         return True
 
     def accept(self, tensor: Tensor) -> bool:
-        """Declare the bytes at an allocated tensor its values: any values will do.
+        """Mark the bytes of a newly allocated tensor as known values, whatever they are.
 
-        Code that writes it part by part then has all of it known.
+        If a program then writes the tensor part by part, all of it is known.
         """
         nbytes = span(tensor)
         if nbytes and not self._library.open_for_writing(tensor.data_ptr(), nbytes):
@@ -146,9 +148,10 @@ class Assumptions:
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(SEED)
         self.masks = 0.5
-        """share of a mask's elements that are true"""
+        """assumed share of true elements in a mask"""
         self.masks_declared = False
-        """whether the test sets that share: then it applies to masks of assumed numbers too"""
+        """whether the test sets this share, which then applies to masks computed from assumed
+        numbers too"""
 
         self.least_sizes = False
         """whether sizes that depend on unknown values use the lower bound instead of the upper"""
@@ -174,7 +177,7 @@ class Assumptions:
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
     def are_of_mask(self, call: OperatorCall, result: Tensor) -> bool:
-        """Return whether the share of masks applies to a result of assumed tensors."""
+        """Return whether a result of assumed inputs is a mask to which the set share applies."""
         is_mask = result.dtype == torch.bool and result.numel() > 1
         return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR
 

@@ -81,14 +81,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHARE_OF_HOST: Final = 0.5
-"""share of the host's free memory that values may use when all are computed"""
+"""share of the host's free memory that values may use if scope="full"; with "auto" the budget is
+the limit"""
 MAX_NAMED: Final = 3
 """maximum number of operators that a note names"""
 MAX_FLOATS: Final = 1 << 16
-"""elements of the largest floating-point tensor that is assumed: losses, norms and a layer's router
-are no larger; weights and activations are"""
+"""maximum number of elements of a floating-point tensor whose values are assumed: losses, norms and
+a layer's router outputs have fewer, weights and activations have more"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
-"""host errors that say nothing about an operator: too little memory, or too deep a stack"""
+"""exceptions that are raised again, because they do not mean that the CPU lacks an operator: memory
+or stack ran out"""
 
 
 class OneThread:
@@ -113,9 +115,9 @@ class OneThread:
 
 
 def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """Hide a function from the program's function modes, such as a default device.
+    """Wrap a function to run without the program's TorchFunctionModes, such as a default device.
 
-    They are active if no Python call led to the operator: in TorchScript, for example.
+    These modes are active if no Python call led to the operator: in TorchScript, for example.
     """
 
     @functools.wraps(function)
@@ -155,7 +157,7 @@ class ValueMode:
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
         self.sizes_told = False
-        """whether the running operator reads back only the sizes of masks, which are queued"""
+        """whether all sizes that the running operator reads back are queued"""
         self.running_here = RunningHere()
         self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._computed, self._affords_sorting)
@@ -201,7 +203,7 @@ class ValueMode:
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
     def renew(self) -> None:
-        """Reset the budget: a test runs, or runs again."""
+        """Reset the budget, and restart the sequence of assumed values, before a run."""
         self.budget = Budget(self._library, full=self.full)
         self.assumptions.begin_again()
         if self.full:
@@ -212,7 +214,7 @@ class ValueMode:
 
     @contextmanager
     def separately(self) -> Iterator[None]:
-        """Exclude the values of a block from any test's budget."""
+        """Give the block a budget of its own, and restore the test's afterwards."""
         budget, rest = self.budget, self._library.value_budget()
         self.renew()
         try:
@@ -259,7 +261,7 @@ class ValueMode:
         return sentences
 
     def is_small(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is small enough for unknown values to be assumed."""
+        """Return whether a tensor is small enough that its values are assumed if unknown."""
         if self.full:
             return True
         if tensor.nbytes > LIMITS.small:
@@ -272,7 +274,7 @@ class ValueMode:
         return self.full or tensor.nbytes <= self.budget.largest
 
     def could_be_known(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is known or assumed, or would be if it were computed."""
+        """Return whether a tensor is known, assumed, or deferred (computed once it is read)."""
         return self.values.is_known(tensor) or self.deferred.covers(tensor)
 
     def are_readable(self, tensors: Sequence[Tensor]) -> bool:
@@ -289,11 +291,11 @@ class ValueMode:
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def reads(self, tensor: Tensor) -> bool:
-        """Compute a tensor to read; return False if it may not be read or stays unknown."""
+        """Compute a tensor that is to be read; return False if it is too large or unknown."""
         return self.are_readable([tensor]) and self.make_known(tensor)
 
     def _affords_sorting(self, elements: int) -> bool:
-        return self.budget.affords_sorting(elements)  # the running test's budget
+        return self.budget.affords_sorting(elements)  # not bound early: renew() replaces the budget
 
     def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
         affords, inputs = self.budget.affords, call.inputs()
@@ -309,7 +311,7 @@ class ValueMode:
         __tracebackhide__ = True
         traits, wants = call.traits, self.running_here.compiled
         try:
-            if wants is not None and not wants(call):  # nothing reads its values
+            if wants is not None and not wants(call):  # compiled code, which reads nothing back
                 return call.op._op(*call.args, **call.kwargs)
             is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
             is_opened = is_opened and traits.op._schema.name not in COPIES
@@ -323,7 +325,7 @@ class ValueMode:
             raise
 
     def _run_closed(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator without intercepting the operators inside."""
+        """Run an operator without intercepting the operators that it calls."""
         __tracebackhide__ = True
         traits, here, plan = call.traits, self.running_here, None
         if here.opened is not None:
@@ -332,7 +334,8 @@ class ValueMode:
         if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
             plan = (self._before_read if traits.reads_back else self._before_other)(call)
         is_told = self.sizes_told or (plan is not None and plan.result is not None)
-        # It reads back memory of its own, at an address where another tensor may have been known.
+        # The operator reads back memory that its own kernels wrote: values known at that address
+        # belong to an earlier tensor.
         reads_unknown = traits.data_dependent and not is_told
         if reads_unknown:
             self._library.compute_values(0)
@@ -348,7 +351,7 @@ class ValueMode:
             if reads_unknown:
                 self._library.compute_values(1)
             if traits.data_dependent:
-                self.after(call)  # last: it may fail
+                self.after(call)  # last, because it may raise
         if traits.data_dependent and self.decisions.counts != counts:
             taken = taken_of(call.op._schema.name, call.args, result)
             if taken is not None:
@@ -359,7 +362,7 @@ class ValueMode:
         return result
 
     def _run_opened(self, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
-        """Run an operator, and intercept the operators inside as well."""
+        """Run an operator, and intercept the operators that it calls as well."""
         __tracebackhide__ = True
         here = self.running_here
         outer = here.opened
@@ -392,7 +395,7 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator for ``_run_opened``; None if not all its inputs are known."""
+        """Prepare an operator for ``_run_opened``; return None if any of its inputs is unknown."""
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -407,7 +410,7 @@ class ValueMode:
         plan: HostCall | None,
         told: Sequence[tuple[int, int]],
     ) -> None:
-        """Write such an operator's values, except at the addresses in ``told``."""
+        """Write the results of ``_run_opened``, except at the addresses in ``told``."""
         with OneThread(self.full):
             self.sparse.finish(call, result, plan, told)
 
@@ -415,14 +418,14 @@ class ValueMode:
 
     @without_function_modes
     def _before_other(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator that writes its arguments, or reads values in place.
+        """Prepare an operator that writes its arguments, or copies values to the host.
 
         Returns:
-            how to compute it on the host; None if it is not, or if that is decided afterwards.
+            the call to compute on the host; None if nothing is computed, or if ``finish`` decides.
         """
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
-        self.sizes_told = masks == []  # it selects by integers, which it does not read back
+        self.sizes_told = masks == []  # its indices are integers, which it does not read back
         copies = None if self.sizes_told else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self._writes_computed(call.written()):
@@ -456,11 +459,11 @@ class ValueMode:
 
     @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator that returns a tensor's number; None: it is unknown."""
+        """Prepare an operator that returns a tensor's number; return None if it is unknown."""
         tensor, self.sizes_told = call.args[0], False
         if not tensor.is_cuda:
             return None
-        if self.running_here.count >= 0:  # read by an operator of SELECTS, if known
+        if self.running_here.count >= 0:  # an operator of SELECTS reads its count
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
         is_answered = self.are_readable([tensor])
@@ -493,9 +496,9 @@ class ValueMode:
         return self.deferred.note_few(tensor, few_of())
 
     def _writes_computed(self, written: Sequence[Tensor]) -> bool:
-        """Return whether all written tensors are computed, rather than parts of a deferred one.
+        """Return whether all written tensors can be computed, and none is deferred.
 
-        Computes a deferred one that is small enough to compute.
+        A deferred tensor that is small enough is computed, and then no longer deferred.
         """
         for tensor in written:
             if not (is_plain(tensor) and self.fits(tensor)):
@@ -514,7 +517,7 @@ class ValueMode:
         copies: Callable[[Any, Arguments], Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue the sizes that an operator on unknown values reads back: its masks', or a bound."""
+        """Queue the sizes that an operator on unknown values reads back, or bounds of them."""
         if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
         if masks and self.are_readable(masks):
@@ -568,9 +571,10 @@ class ValueMode:
         Args:
             call: the operator's call.
             inputs: all tensors among its arguments.
-            decides: whether to assume unknown inputs, as sizes or branches depend on the result.
-            fresh: the new tensors among its results, if it has run.
-            result: its result.
+            decides: whether sizes or branches depend on the result: then unknown inputs are
+                assumed.
+            fresh: the new tensors among the operator's results, if it has run.
+            result: the operator's result, if it has run.
         """
         known_bytes = self._known_bytes(call.args, call.kwargs)
         read: Sequence[Tensor] = ()
@@ -645,7 +649,8 @@ class ValueMode:
         if traits.allocates:
             plan = None
         elif plan is None and not written and all(map(self.fits, fresh)):
-            # Masks and integers are needed even for unknown values.
+            # Sizes and branches depend on masks and integers: these are computed even if their
+            # inputs have to be assumed.
             are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
             decides = not are_real and all(map(self.is_small, fresh))
             plan = self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
@@ -669,8 +674,8 @@ class ValueMode:
 
         Args:
             call: the operator's call, with known arguments only.
-            result: its new tensors; None before it runs, if it writes its arguments.
-            known_bytes: bytes of its arguments.
+            result: the operator's new tensors; None if it writes its arguments and has not run.
+            known_bytes: bytes of the operator's arguments.
         """
         written = call.written()
         if written and not self._writes_computed(written):
@@ -679,7 +684,7 @@ class ValueMode:
         return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
-        """Make an operator's one large result unknown; return False for any other result."""
+        """Defer a single large result, or mark it as unknown; return False for other results."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
         written = call.written() if call.traits.written else ()
@@ -701,7 +706,7 @@ class ValueMode:
     def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
         """Return whether the library has filled a tensor by a plain copy or with zeros.
 
-        ``zero_`` is a memset since torch 2.15; earlier, and for a tensor with gaps, a kernel.
+        ``zero_`` is a memset since torch 2.15. Before, and for a tensor with gaps, it is a kernel.
         """
         if call.name != "zero_":
             return call.traits.copies and call.copies_bytes_to(tensor)
@@ -719,7 +724,7 @@ class ValueMode:
         host: object,
         plan: HostCall,
     ) -> bool:
-        """Write the host's results; False: their form differs from the CUDA operator's.
+        """Write the host's results; return False if CUDA's have another structure.
 
         A single result that the host lacks, or has in another size, becomes unknown.
         """
@@ -746,7 +751,7 @@ class ValueMode:
 
     def _leave_unknown(self, call: OperatorCall, tensor: Tensor) -> None:
         if call.name == UNSCALES and tensor is call.args[1]:
-            return  # no infinity is assumed: the previous zero stays
+            return  # gradients are assumed to be finite: the flag stays zero
         values, allocates = None, call.traits.allocates
         if torch.cuda.is_current_stream_capturing():
             pass
@@ -755,7 +760,7 @@ class ValueMode:
         elif (
             allocates
             and self.fits(tensor)
-            and self.running_here.opened is None  # an outer one may write a part of it
+            and self.running_here.opened is None  # an outer operator may write to it
             and self.values.accept(tensor)
         ):
             return
@@ -833,16 +838,16 @@ def _refund() -> None:
 
 
 def _end_budget() -> None:
-    """End a test's budget: too much is unknown."""
+    """End a test's budget, because too many results are unknown."""
     if ValueMode.current is not None:
         ValueMode.current.budget.end()
 
 
 def is_of_an_operators_own(address: int) -> bool:
-    """Return whether the running operator reads memory of its own, not of its arguments.
+    """Return whether an address that the running operator reads lies outside its arguments.
 
-    Its kernels would have written that memory: values known at the address belong to an earlier
-    tensor whose block PyTorch reuses. The native library calls this on any thread.
+    On a GPU the operator's kernels have written that memory: values known at the address belong to
+    an earlier tensor whose block PyTorch reuses. The native library calls this on any thread.
     """
     running = Interception.functions.running()
     if running is None:

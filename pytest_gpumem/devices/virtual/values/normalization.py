@@ -58,7 +58,7 @@ def _batch_norm(
     ),
 )
 def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
-    """Return the results; ``out=`` stores them in these tensors."""
+    """Return the results, in the tensors of ``out=`` if the operator has them."""
     results = _batch_norm(args, args.training, args.momentum, args.eps)
     if args.get("out") is None:
         return results
@@ -68,7 +68,7 @@ def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
     return targets
 
 
-# These three do not need their reserve space.
+# These three return no reserve space: the equivalents of their backward passes do not read it.
 equivalent_of_arguments("aten::cudnn_batch_norm")(
     lambda args: (
         *_batch_norm(args, args.training, args.exponential_average_factor, args.epsilon),
@@ -140,7 +140,7 @@ def batch_norm_elemt(args: Arguments) -> Tensor:
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"
 )
 def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Combine the mean and inverse deviation of all ranks; update the running ones."""
+    """Combine the means and inverse deviations of all ranks; update the running statistics."""
     means: Tensor = args.mean
     counts = args.get("counts")
     if counts is None:  # all ranks have the same number of values
@@ -161,7 +161,7 @@ def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::batch_norm_backward_reduce")
 def batch_norm_backward_reduce(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the sums that ranks exchange: of the gradients, and of gradients times values."""
+    """Return the sums that ranks exchange, and the gradients of weight and bias."""
     gradient, values, weight = args.grad_out.float(), args.input, args.weight
     dims = _over_channels(values)
     sums = gradient.sum(dims)
@@ -242,7 +242,7 @@ def rms_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 
 def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``_softmax`` or ``_log_softmax`` that converts half to float: the CPU's cannot."""
+    """Wrap ``_softmax`` or ``_log_softmax`` to convert half to float, which the CPU's cannot."""
 
     def forward(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return operator(values.float() if half_to_float else values, dim, False)
@@ -251,7 +251,7 @@ def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax_backward(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the operator's backward with its gradient in the dtype of the forward's input."""
+    """Wrap a backward operator to return the gradient in the dtype of the forward's input."""
 
     def backward(gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
         return operator(gradient, output, dim, gradient.dtype).to(input_dtype)

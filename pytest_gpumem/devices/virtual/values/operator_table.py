@@ -12,30 +12,32 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     Answer = bytes | tuple[bytes, ...]
-    """the bytes of a copy to the host; a tuple: its forms, of which the copy uses the one of its
-    size"""
+    """the bytes of a copy to the host; a tuple if versions of PyTorch copy them in different sizes:
+    then the copy gets the bytes of its own size"""
 
 TORCH: Final = tuple(map(int, torch.__version__.split(".")[:2]))
-"""PyTorch's version: (2, 15)"""
+"""PyTorch's version, such as (2, 15)"""
 
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 EQUIVALENTS: Final[dict[str, Callable[..., Any]]] = {}
-"""by the operator's name with its overload ("aten::mm.dtype"): takes the operator's arguments as
-CPU tensors, and returns the CUDA operator's results"""
+"""functions by the operator's name with its overload ("aten::mm.dtype"): each takes the operator's
+arguments as CPU tensors, and returns the CUDA operator's results"""
 COPIES: Final[dict[str, Callable[[Any, Arguments], Sequence[Answer]]]] = {}
-"""by the operator's name, if it reads back from the device: see data_dependent.py"""
+"""functions by the operator's name: each returns the bytes that the operator reads back from the
+device (data_dependent.py)"""
 BOUNDED: Final[set[str]] = set()
-"""those of COPIES that return copies for unknown values too. With a size of zero every limit would
-hold. Operators with masks need no entry: they select the share of a mask that is true"""
+"""operators in COPIES whose functions return an upper bound for unknown values: with a size of zero
+every limit would hold. Operators with masks need no entry: they select the share of a mask that is
+true"""
 
 
 class Arguments:
     """An operator's arguments and defaults as attributes, by their names in the schema."""
 
     share: float | Fraction | None = None
-    """share of unknown masks' elements that are true; None: the values are known"""
+    """assumed share of true elements in unknown masks; None: the values are known"""
 
     def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Bind the arguments; ``operator`` is its name with its overload."""
@@ -88,7 +90,7 @@ def equivalent_of_arguments(*operators: str) -> Callable[[Function], Function]:
 
 
 def copies(*operators: str, bounded: bool = False) -> Callable[[Function], Function]:
-    """Register a function in COPIES."""
+    """Register a function in COPIES, and with ``bounded`` in BOUNDED."""
 
     def register(function: Function) -> Function:
         COPIES.update(dict.fromkeys(operators, function))

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 COUNTER: Final = "torch.utils.flop_counter"
 TRITON: Final = "triton.runtime.jit"
-"""a module that imports Triton, from which the formulas' module imports a name: a quarter of a
-second, for no formula"""
+"""Triton's module from which the module of the formulas imports a name that no formula needs: the
+import takes a quarter of a second"""
 
 
 def _formulas() -> Mapping[Any, Callable[..., int]]:
@@ -114,7 +114,7 @@ ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCA
 """operators with results that are assumed at once if nothing is known; all other results stay
 unknown until the program branches on them"""
 RAISES: Final = {"_linalg_check_errors"}
-"""operators that only raise the host's error, and need no result"""
+"""operators that only raise errors: the bytes that they read back do not depend on a result"""
 COMPARING: Final = {"equal", "allclose"}
 """operators that assume large tensors to be equal, as most tests that compare expect"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
@@ -149,7 +149,7 @@ class Traits(NamedTuple):
 
     op: OpOverload
     name: str
-    """without its namespace and overload"""
+    """the operator's name without namespace and overload"""
     copies: bool
     """it copies bytes from one tensor to another, of the host or of the device"""
     allocates: bool
@@ -313,8 +313,8 @@ def on_host(
 def is_in_python(op: OpOverload) -> bool:
     """Return whether the operator's CUDA kernel is a Python function.
 
-    These are ``torch.library.custom_op`` and ``torch.library.Library.impl``, except operators with
-    a separate CPU kernel, which computes their values.
+    Such kernels are registered by ``torch.library.custom_op`` and ``torch.library.Library.impl``.
+    An operator that also has a CPU kernel does not count: that kernel computes its values.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if op.namespace in {"aten", "prims", *COLLECTIVES} or has_kernel(op.name(), "CPU"):
@@ -380,9 +380,9 @@ def _ways_of(traits: Traits) -> OperatorFlags:
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
         return OperatorFlags(0)  # another library's operator may run Python code of its own
-    if name in RETURNS_ARGUMENTS:  # the library would mark them as unknown
+    if name in RETURNS_ARGUMENTS:  # the library would mark these arguments as unknown
         return OperatorFlags(0)
-    if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
+    if name == "zero_":  # unknown memory is filled by the library, or through ValueMode._is_filled
         return (
             OperatorFlags.SHORT
             | OperatorFlags.COMPUTES
@@ -439,7 +439,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
             return False
     elif {str(returned.type) for returned in schema.returns} != {"Tensor"}:
         return False
-    # With such a kernel it accepts lazily negated tensors, such as imaginary parts.
+    # An operator with this kernel accepts lazily negated tensors, such as imaginary parts.
     return not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Negative")
 
 

@@ -25,7 +25,7 @@ RUN: Final[dict[int, Callable[..., Any]]] = {
     LSTM: torch.ops.aten.lstm,
     GRU: torch.ops.aten.gru,
 }
-"""PyTorch's CPU networks by mode"""
+"""PyTorch's operators that run these networks on the CPU, by mode"""
 GATES: Final = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 """number of gates of a cell, by mode"""
 
@@ -119,8 +119,8 @@ def differentiated(
 ) -> list[Tensor]:
     """Return the gradients of a function's inputs, with autograd on the host.
 
-    It runs in a new thread: this one may be autograd's, inside an operator, where autograd records
-    nothing.
+    Autograd runs in a new thread: the current one may be autograd's own, inside an operator, where
+    autograd records nothing.
     """
 
     def run() -> list[Tensor]:

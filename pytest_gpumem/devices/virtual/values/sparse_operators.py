@@ -1,8 +1,8 @@
 """Operators on sparse and nested tensors: PyTorch implements them with other operators.
 
-These inner operators are intercepted one by one, so the sizes that they read back are true. Such an
-operator's own kernels may write any part of its result. That part is then computed by the CPU's
-operator if this returns a tensor of the same form, and is unknown otherwise.
+The inner operators are intercepted one by one, so the sizes that they read back are true. The outer
+operator's own kernels may write any part of its result: the CPU's operator computes that part if it
+returns a tensor of the same form; otherwise the part is unknown.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
 
     Compute = Callable[[OperatorCall, Any, Any], tuple[Any] | None]
-    """takes a call and its arguments on the host; returns the result in a tuple, or None if not
-    computed"""
+    """takes a call and its arguments on the host; returns the result in a tuple, or None if the
+    host cannot compute it"""
 
 MAX_STOOD_FOR: Final = 1 << 22
-"""elements of the largest tensor whose values are replaced by ones, when only indices matter"""
+"""maximum number of elements of an operator's inputs whose values are replaced by ones, when only
+the indices of its result are needed"""
 
 
 def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
     """Return whether to intercept the inner operators of an operator on the device.
 
-    They are if it takes or creates sparse or nested tensors, or is a Python function.
+    They are intercepted if the operator takes or creates sparse or nested tensors, or is a Python
+    function.
     """
     has_layout, on_device = traits.opened, traits.copies  # copies may go to the device
     for tensor in inputs:
@@ -81,13 +83,13 @@ class SparseOperators:
         )
 
     def _are_known(self, parts: Sequence[Tensor]) -> bool:
-        """Return whether parts may be read and are known now; captured operators run later."""
+        """Return whether parts can be read and are known; in a graph capture none are known yet."""
         is_captured = torch.cuda.is_current_stream_capturing()
         are_readable = not is_captured and self._are_readable(parts)
         return are_readable and all(map(self._values.is_known, parts))
 
     def nonzeros(self, call: OperatorCall) -> int:
-        """Return the number of nonzeros in such an operator's result; -1: unknown."""
+        """Return the number of nonzeros in an operator's sparse result; -1: unknown."""
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         if len(sparse) > 1 or call.name in SELECTS:
             result = self._of_indices(call)
@@ -108,7 +110,7 @@ class SparseOperators:
             call: the operator's call, which has run.
             result: its result.
             host_call: returned by ``prepared``.
-            told: start and end addresses of values whose state is certain.
+            told: start and end addresses of values of which it is certain whether they are known.
         """
         written, outputs = call.written(), tensors_in(result)
         read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]
@@ -133,7 +135,7 @@ class SparseOperators:
                 self._fill(result, host, only_indices=True, assumed=assumed)
 
     def _is_few(self, call: OperatorCall, result: object) -> bool:
-        """Record the elements of a large tensor converted from a sparse one, if they are known."""
+        """Record the nonzeros of a large ``to_dense()`` result; False: unknown, or too many."""
         sparse = call.args[0]
         if not isinstance(result, Tensor) or not is_sparse(sparse):
             return False
@@ -171,7 +173,7 @@ class SparseOperators:
         return self._values.is_known(part) and not self._values.are_assumed([part])
 
     def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
-        """Return the host's result with ones in place of values; None: the indices are unknown."""
+        """Compute an operator on the host with ones for values; None: its indices are unknown."""
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         indices = [part for tensor in sparse for part in indices_of(tensor)]
         indices += [
@@ -242,20 +244,22 @@ class OpenOperator:
         self._arguments = [*extents_of(call.inputs())]
         self._targets = [*extents_of(call.written())]
         self._written: list[tuple[int, int]] = []
-        """start and end addresses that inner operators have written since its last own kernel"""
+        """start and end addresses that inner operators have written since the operator's own
+        last kernel"""
 
     def told(self) -> list[tuple[int, int]]:
-        """Return the start and end addresses of values whose state, known or not, is certain."""
+        """Return the start and end addresses at which known values are certain to be up to date."""
         return self._arguments + self._written
 
     def begin_inner(self, inputs: Sequence[Tensor] = ()) -> None:
-        """Mark values as unknown that its own kernels may have written.
+        """Mark values as unknown that the operator's own kernels may have written.
 
-        These are all values written so far, arguments that it changes, and memory that it allocated
-        itself, where an earlier tensor's values may be.
+        These are the values that inner operators have written so far, the arguments that the
+        operator changes, and memory that it allocated itself, where an earlier tensor's values may
+        be known.
 
         Args:
-            inputs: inputs of an inner operator that begins.
+            inputs: inputs of the inner operator that begins.
         """
         forget = self._library.forget
         if self._library.thread_writes() != self._writes:
@@ -273,7 +277,7 @@ class OpenOperator:
         self._written += extents_of([*tensors_in(result), *call.written()])
 
     def _tells(self, start: int, end: int) -> bool:
-        """Return whether the state of the values at some addresses is certain."""
+        """Return whether known values at some addresses are certain to be up to date."""
         if any(first <= start and end <= last for first, last in self.told()):
             return True
         return self._outer is not None and self._outer._tells(start, end)
@@ -284,8 +288,8 @@ class RunningHere(threading.local):
 
     def __init__(self) -> None:
         self.compiled: Callable[[OperatorCall], bool] | None = None
-        """while compiled code runs: writes the values that an inner operator reads back; False: it
-        reads none back (compilation/graph_values.py)"""
+        """while compiled code runs, a function that writes the values that an inner operator reads
+        back, or returns False if it reads none (compilation/graph_values.py)"""
         self.opened: OpenOperator | None = None
         """the innermost running operator whose inner operators are intercepted"""
         self.count = -1
