@@ -30,7 +30,7 @@ class Compilation:
     def __init__(
         self, computing: Callable[[], AbstractContextManager[None]], workspaces: VirtualWorkspaces
     ) -> None:
-        """Create everything that watches the compiler.
+        """Create the objects that watch the compiler.
 
         Args:
             computing: returns a context manager in which values are computed.

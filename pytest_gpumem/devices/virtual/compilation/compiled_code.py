@@ -37,7 +37,7 @@ BESIDE_OTHERS: Final = (
 
 
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Wrap a function of PyTorch: ``tell`` is called first, with its arguments."""
+    """Wrap a function of PyTorch to call ``tell`` first, with the same arguments."""
 
     def told(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
@@ -54,7 +54,7 @@ class CompiledCode:
         self._ran = self._replayed = self._had_graphs = False
 
     def begin(self) -> None:
-        """Reset the calls, and look for graphs that earlier runs have left."""
+        """Reset the recorded calls, and look for CUDA graphs that earlier runs have left."""
         self._ran = self._replayed = False
         self._had_graphs = any_graphs()
 
@@ -76,7 +76,7 @@ class CompiledCode:
 
 
 def any_graphs() -> bool:
-    """Return whether this thread has managers of such graphs, one per device."""
+    """Return whether this thread has managers of CUDA graphs, of which each device has one."""
     thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
     containers = getattr(thread, "tree_manager_containers", {})
     return any(getattr(each, "tree_manager", None) is not None for each in containers.values())

@@ -40,7 +40,7 @@ CALLS: Final = Patch(
     reason="the values of compiled code are computed as it is called",
 )
 MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
-"""the module that knows whether values are computed; imported once any are"""
+"""the module of ValueMode, which is imported once values are computed"""
 
 
 def current_mode() -> Any:
@@ -67,7 +67,7 @@ def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
 
 
 def _recorded(graph: Any) -> tuple[str, bytes]:
-    """Return the attribute that stores a graph, and the graph."""
+    """Serialize a graph, and return it after the name of the attribute to store it in."""
     attribute = GRAPH
 
     def values_of(tensor: Any) -> Any:

@@ -1,8 +1,8 @@
 """Computes the values of compiled code by running its graph on the host.
 
-The graph is computed before the code runs, which may free what it reads, and its results are
-written to the addresses of the code's results. An operator is computed if all its inputs are known,
-and within the budget, like operators outside of compiled code.
+The graph is computed before the code runs, because the code may free its inputs. Afterwards the
+results are written to the code's outputs. As outside of compiled code, an operator is computed if
+all its inputs are known and the budget allows it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import Traits
 
 PROGRAM: Final = "_gpumem_program"
-"""attribute of compiled code with its GraphProgram"""
+"""attribute of compiled code that stores its GraphProgram"""
 NOT_KEPT: Final = "code from a cache that was written without its graph"
 COPY: Final = "aten::copy_"
 CHECKS: Final = ("_assert", "sym_constrain_range", "_check")
 """prefixes of operators that check values and return nothing"""
 TO_HOST: Final = {"_to_copy", "device_put"}
-"""operators with which the compiled code may copy to the host"""
+"""operators that compiled code may use to copy to the host"""
 BRANCHES: Final = {"cond", "while_loop"}
 """higher-order operators that read back a number and branch on it"""
 AS_STRIDED: Final = "aten::as_strided"
@@ -72,7 +72,7 @@ MAX_FORMS: Final = 64
 
 
 class _Unknown:
-    """Replaces a value that is not computed."""
+    """Marks a value that is not computed."""
 
 
 UNKNOWN: Final = _Unknown()
@@ -94,9 +94,9 @@ class Node:
         self.forms: Any = node.forms
         self.known_forms: dict[object, Any] = {}
         self.large = sum(map(_large, node.forms if isinstance(node.forms, list) else [node.forms]))
-        """bytes of results that are not small"""
+        """bytes of its large floating-point results"""
         self.unused_after: list[int] = []
-        """indices of nodes that no later node reads"""
+        """indices of nodes whose values no later node reads"""
         if node.kind == "function":
             module, name = node.target
             self.function = getattr(importlib.import_module(module), name)
@@ -105,7 +105,7 @@ class Node:
             host = RANDOM.get(traits.op._schema.name)
             if host is not None:
                 traits = traits._replace(host=host, random=True)
-            elif traits.op._name in VIEWS:  # the strides of its tensor may be unknown
+            elif traits.op._name in VIEWS:  # its input's strides may be unknown
                 traits = traits._replace(host=torch.reshape)
             self.traits = traits
             self.is_view = writes_nothing(traits.op._schema)
@@ -115,7 +115,7 @@ class GraphProgram:
     """The graph of a piece of compiled code."""
 
     def __init__(self, nodes: Sequence[RecordedNode], source: str) -> None:
-        """Analyse a graph.
+        """Analyze a graph.
 
         Args:
             nodes: the graph's nodes.
@@ -129,9 +129,9 @@ class GraphProgram:
             for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])
         ]
         self.changed: dict[int, int] = {}
-        """indices of inputs that the code writes, and of the nodes with their final values"""
+        """by the index of each input that the code writes: the node with its final value, or -1"""
         self.roots: dict[int, int] = {place: place for place in self.inputs}
-        """indices of views of inputs, and of these inputs"""
+        """by the index of each input, and of each view of one: the input's index"""
         self.is_told = True
         """whether the graph contains everything that the code writes"""
         self._read()
@@ -149,7 +149,7 @@ class GraphProgram:
         """names of operators that cannot be computed"""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Become None in a copy that Inductor's caches store."""
+        """Pickle as None, so that Inductor's caches do not store the program."""
         return type(None), ()
 
     def _read(self) -> None:
@@ -245,7 +245,7 @@ class CodeThatRuns:
     def __init__(
         self, mode: ValueMode, program: GraphProgram, inputs: Sequence[Any], compiled: Any
     ) -> None:
-        """Compute the graph; keeps the inputs alive only during that."""
+        """Compute the graph; do not keep the inputs alive afterwards."""
         self._mode, self._program = mode, program
         self._reads: list[Read] = []
         self._results: dict[int, Any] = {}
@@ -271,7 +271,7 @@ class CodeThatRuns:
             for place in program.outputs
             if place not in written and isinstance(places.get(place), Tensor)
         }
-        """inputs that the code returns, as they are or as copies in another layout"""
+        """inputs that the code returns, unchanged or as copies in another layout"""
         self._addresses = {
             place: tensor.untyped_storage().data_ptr()
             for place, tensor in places.items()
@@ -307,7 +307,7 @@ class CodeThatRuns:
     # -- while the code runs --
 
     def __enter__(self) -> None:
-        """Let kernels write without tracking; ``write`` sets their results afterwards."""
+        """Do not track what kernels write: ``write`` sets their results afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
         self._mode.running_here.compiled = self._wants
@@ -332,7 +332,7 @@ class CodeThatRuns:
             return False
         forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
         reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
-        values = None  # None: no read matches for certain
+        values = None  # stays None unless one read matches for certain
         if len(reads) == 1 or (reads and all(read.order >= 0 for read in reads)):
             read = min(reads, key=lambda read: read.order)
             self._reads.remove(read)
@@ -428,7 +428,7 @@ class _Computation:
         self.lost = 0
         """bytes of results that are unknown"""
         self._borrowed: set[int] = set()
-        """addresses of the inputs' storages"""
+        """addresses of the input storages that were read"""
 
     def run(self, results: dict[int, Any], reads: list[Read]) -> None:
         """Compute all nodes.
@@ -539,7 +539,7 @@ class _Computation:
         return mode.budget.affords(call, inputs, outputs, like, nbytes)
 
     def _lies_as_on_a_gpu(self, node: Node) -> bool:
-        """Return whether the strides of the tensor below an as_strided view are known."""
+        """Return whether the strides of the tensor that ``as_strided`` views are known."""
         (source, *_) = _refs_in(node.node.args)
         while self._program.nodes[source].is_view:
             (source, *_) = _refs_in(self._program.nodes[source].node.args)
@@ -547,7 +547,7 @@ class _Computation:
         return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
     def _like_results(self, node: Node, call: OperatorCall) -> Any:
-        """Return tensors without values, with the shapes of an operator's results."""
+        """Return meta tensors with the shapes of an operator's results; None: unknown."""
         if node.forms is not None:
             return mapped(
                 node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")
@@ -600,7 +600,7 @@ class _Computation:
 
 
 def _large(form: Any) -> int:
-    """Return the bytes of a floating-point tensor that is not small."""
+    """Return the bytes of a large floating-point tensor; 0 for any other form."""
     if not isinstance(form, Form) or not form.dtype.is_floating_point:
         return 0
     nbytes: int = math.prod(form.shape) * form.dtype.itemsize
@@ -608,7 +608,7 @@ def _large(form: Any) -> int:
 
 
 def _laid_out(value: Any, form: Any) -> Any:
-    """Give results the strides that they have on the GPU: views of them depend on these."""
+    """Give results the strides that they have on the GPU, because views depend on strides."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
             return value

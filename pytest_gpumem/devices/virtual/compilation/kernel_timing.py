@@ -1,11 +1,11 @@
-"""Replaces the timing of kernels in Inductor and Triton: here they compute nothing.
+"""Replaces the timing of kernels in Inductor and Triton, because kernels compute nothing here.
 
 A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
 that flushes the GPU's cache, and with copies of what the kernel writes. A later run loads the
 choice from a cache and allocates none of it. Here all times are equal, so the first configuration
 is selected and nothing is allocated: a step has the peak of a run with warm caches. The upper bound
-of the step's range includes what a GPU would allocate, in each test that runs such a kernel:
-whether it is the first one in its process or not, with cold and with warm caches.
+of the step's range includes what a GPU would allocate. It does so in each test that runs such a
+kernel, first in its process or not, with cold caches and with warm ones.
 
 Each kernel's blocks are reported with their times, because the allocator's cache reuses one
 kernel's memory for the next: the sum of all blocks is hundreds of times what a GPU reserves in
@@ -68,8 +68,8 @@ TIME: Final = 1.0
 FLUSHED: Final = 256 << 20
 """bytes of the cache-flushing buffer in triton.testing.do_bench"""
 L2_SIZE: Final = "L2_cache_size"
-"""property of a GPU whose value newer versions of PyTorch use instead of FLUSHED; their class for
-benchmarking has it too"""
+"""property of a GPU whose value newer versions of PyTorch use instead of FLUSHED; the benchmarking
+class of these versions has an attribute of this name"""
 TIMED: Final = "kernels that torch.compile or Triton times in a first run"
 NOT_TIMED: Final = (
     "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
@@ -86,7 +86,8 @@ class KernelTiming:
         self._timed: WeakSet[Any] = WeakSet()
         """Inductor kernels for which this process requested times"""
         self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """by kernel that a GPU would time in this run: the most bytes reported for its copies"""
+        """most bytes reported for a kernel's copies, by each kernel that a GPU would time in this
+        run"""
 
     def begin(self) -> None:
         """Reset what the last run recorded."""
@@ -131,7 +132,7 @@ class KernelTiming:
 
     @staticmethod
     def _bench_once(bench: Any, tuner: Any, *arguments: Any, **options: Any) -> Any:
-        """Call each configuration once: one with too much shared memory is never selected."""
+        """Call each configuration once, so that one with too much shared memory is not selected."""
 
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
@@ -180,8 +181,9 @@ def add_timed(
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
     """Return the bytes of each copy that Inductor may make of a kernel's outputs.
 
-    To save memory in inference and in backward passes, it copies outputs to the host if they would
-    raise the process's peak, which includes the buffers of kernels timed earlier.
+    To save memory in inference and in backward passes, Inductor copies outputs to the host instead,
+    if copies on the GPU would raise the process's peak, which includes the buffers of kernels timed
+    earlier.
     """
     import torch
 
@@ -194,7 +196,7 @@ def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
 
 
 def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return the bytes of each tensor to restore after each timed call."""
+    """Return the bytes of each tensor that Triton restores after each timed call."""
     import torch
 
     named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}

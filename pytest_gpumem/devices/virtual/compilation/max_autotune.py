@@ -1,7 +1,7 @@
-"""``torch.compile(mode="max-autotune")``, which selects kernels by timing: here it is off.
+"""Turns off ``torch.compile(mode="max-autotune")``, which selects kernels by timing.
 
-Choices by timing are not cached on disk either, as there are none. So a later process too requests
-the time of each kernel that a GPU would time (kernel_timing.py).
+The disk cache of such choices is off too, because nothing is timed here. So a later process also
+requests the time of each kernel that a GPU would time (kernel_timing.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPILATION: Final = Patch(
     reason="max-autotune, which picks kernels by their time, is switched off",
 )
 SETTINGS: Final = "config_patches"
-"""its argument with the mode's settings"""
+"""argument of ``compile_fx`` with the mode's settings"""
 TUNING: Final = (
     *("max_autotune", "max_autotune_gemm"),
     *("max_autotune_pointwise", "coordinate_descent_tuning"),
@@ -46,14 +46,14 @@ MISSING: Final = (
 
 
 class MaxAutotuneSwitch:
-    """Turns max-autotune off while the virtual GPU is visible; its process has no other GPU."""
+    """Turns off max-autotune while the virtual GPU, the process's only GPU, is visible."""
 
     def __init__(self) -> None:
         self._turned_off = False
         self._is_missing = False
 
     def begin(self) -> None:
-        """Reset the compilations of the last run."""
+        """Reset what the last run recorded."""
         self._turned_off = False
 
     def notes(self) -> list[str]:
@@ -87,7 +87,7 @@ class MaxAutotuneSwitch:
                 self._turned_off = True
                 off += [name for name in TUNING + LESSER if has(config, name)]
             # Inductor's cache keys include these settings, and the backward is compiled with them.
-            if off:  # the function calls itself again with them
+            if off:  # compile_fx calls itself again with them
                 call.arguments[SETTINGS] = {**patches, **dict.fromkeys(off, False)}
         return compile_graph(*call.args, **call.kwargs)
 

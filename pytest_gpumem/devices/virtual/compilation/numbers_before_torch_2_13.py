@@ -1,8 +1,8 @@
 """Makes ``torch.compile`` accept numbers that no kernel computed.
 
-On a GPU such a number is a plain number, which Dynamo traces. Before torch 2.13 Dynamo does not
-trace subclasses of numbers (uncertain_numbers.py): there is a graph break, with other memory, or
-with ``fullgraph=True`` the compilation fails.
+On a GPU these are plain numbers, which Dynamo traces. Here their types are subclasses of int and
+float (uncertain_numbers.py), which Dynamo does not trace before torch 2.13: the graph breaks, which
+changes the memory, or with ``fullgraph=True`` the compilation fails.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ TRACED_SINCE: Final = "UserDefinedConstantVariable"
 
 
 def trace_numbers(module: ModuleType) -> None:
-    """Make Dynamo trace such a number as a constant; ``module`` is the module of TRACED.
+    """Make Dynamo trace a number that no kernel computed as a constant.
 
     The compiled code's guard checks the number's class, not its value, which is a guess.
+
+    Args:
+        module: the module of TRACED.
     """
     if hasattr(module, TRACED_SINCE):
         return

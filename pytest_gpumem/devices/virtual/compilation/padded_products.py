@@ -1,15 +1,15 @@
 """Turns off ``torch.compile``'s padding of matrix products, and reports its memory.
 
-PyTorch times a product of odd sizes unpadded, and with operands padded to whole vectors. Which one
-is faster on a GPU is not known here. The upper bound of a step's range includes the memory for
-padding: what PyTorch allocates to time both, and padded copies besides the operands and the result.
-A copy of the result lives as long as the product runs. Copies of a forward pass's operands may be
-saved for the backward pass: they live until compiled code has run it, and as long as the result. In
-a backward pass one kernel may copy for two products: copies live from the previous product on. The
-copying kernels are timed as well.
+PyTorch times a product of odd sizes twice: unpadded, and with operands padded to whole vectors.
+Which one is faster on a GPU is not known here. The upper bound of a step's range includes the
+memory for padding: what PyTorch allocates to time both, and padded copies besides the operands and
+the result. A copy of the result lives as long as the product runs. Copies of a forward pass's
+operands may be saved for the backward pass: they live until compiled code has run the backward
+pass, and as long as the result. In a backward pass one kernel may copy the operands of two
+products: these copies live from the previous product on. The copying kernels are timed as well.
 
-PyTorch makes the choice while it compiles, and a later run loads compiled code from a cache. So
-these products are stored with the code of the forward pass, which is compiled next.
+PyTorch makes the choice while it compiles, and a later run loads compiled code from a cache. So the
+products are stored with the code of the forward pass, which is compiled next.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Product(NamedTuple):
     sizes: tuple[int | None, ...]
     """rows, inner size and columns, preceded by the batch size if there is one; None: dynamic"""
     likely: tuple[int, ...]
-    """the same, with the size that PyTorch times in place of a dynamic one"""
+    """``sizes`` with the size that PyTorch times in place of a dynamic one"""
     more: tuple[int, int, int]
     """padding of rows, inner size and columns"""
     itemsize: int
@@ -92,7 +92,7 @@ class Product(NamedTuple):
         )
 
     def padded(self, sizes: Sequence[int]) -> list[int]:
-        """Return the bytes of both operands and of the result if padded, otherwise 0."""
+        """Return the bytes of both operands and of the result; 0 for each that is not padded."""
         rows, inner, columns = self.more
         changed = (rows or inner, inner or columns, rows or columns)
         return [
@@ -127,7 +127,7 @@ class CodeCall:
     saves: bool
     """whether it saves tensors for a backward pass"""
     last_began: float
-    """when the previous product began: microseconds since 1970"""
+    """start of the previous product, in microseconds since 1970"""
     saved: list[range] = field(default_factory=list)
     """indices of copies that it may save"""
 
@@ -142,9 +142,9 @@ class PaddedProducts:
         self._products: dict[Product, None] = {}
         """products of compiled code that this run has called"""
         self._called: dict[int, ref[Any]] = {}
-        """compiled code that this run has called, by its id"""
+        """references to compiled code that this run has called, by the code's id"""
         self._timed: set[Product] = set()
-        """products that this run has called"""
+        """products that this run has computed, and whose copying kernels have been reported"""
         self._watches = False
         self._calls = local()
         self._saved: list[list[range]] = []
@@ -173,7 +173,7 @@ class PaddedProducts:
     # -- while it compiles --
 
     def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:
-        """Record a product for which PyTorch creates a key, to look it up in the disk cache."""
+        """Record a product when PyTorch creates its key, with which it looks it up in a cache."""
         if is_shown() and not options.get("is_base_time_key"):
             self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 

@@ -1,4 +1,4 @@
-"""Adapts ``torch.compile``'s limits on compilations per function to steps of two kinds."""
+"""Doubles ``torch.compile``'s limits on compilations, for steps with values and steps without."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RecompileLimits:
     """Doubles the limits in a process that compiles in steps with values and in steps without.
 
     Tensors of a step with values have an additional dispatch key, and guards compare keys: code
-    compiled in a step without values is compiled again. On a GPU both are the same, so a function
-    within the limit there could exceed it here: with ``fullgraph=True`` that is an error.
+    compiled in a step without values is compiled again. On a GPU it is not, so a function within
+    the limit there could exceed it here: with ``fullgraph=True`` that is an error.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Inductor's input graph, as plain data that its caches store with the compiled code.
 
-AOTAutograd creates it: a list of operators, without in-place changes except copies to inputs at the
-end. Inductor changes the graph while compiling, and its caches do not store it.
+AOTAutograd creates the graph: a list of operators without in-place changes, except copies to inputs
+at the end. Inductor changes its graph while compiling, and does not store it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecordedNode(NamedTuple):
     on_device: bool
     """whether it depends on a GPU tensor"""
     symbol: str
-    """the name of the size or number that it reads back, or "\""""
+    """name of the size or number that it reads back; empty if there is none"""
 
 
 class UnrecordableError(Exception):

@@ -2,8 +2,8 @@
 
 Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
 
-The virtual GPU cannot see where any other kernel outside of PyTorch writes: after it all values are
-unknown.
+The virtual GPU cannot see where other kernels outside of PyTorch write: after one of them all
+values are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAUNCHES: Final = Patch(
     reason="after a kernel that a program launches, only the values of its arguments are unknown",
 )
 MIN_ADDRESS: Final = 1 << 40
-"""sizes and indices are smaller, addresses are not"""
+"""smallest integer that may be an address: sizes and indices are smaller"""
 
 
 @wrapped_by
@@ -34,7 +34,7 @@ def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     if mode is None or kwargs.get("warmup") or mode.in_operator():
         return run(self, *args, **kwargs)
     mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
-    if mode.running_here.opened is not None:  # an operator written in Python does too
+    if mode.running_here.opened is not None:  # a Python operator reports them too
         return run(self, *args, **kwargs)
     tensors = [*_tensors_in([*args, *kwargs.values()])]
     if any(_is_address(mode, tensor) for tensor in tensors):
