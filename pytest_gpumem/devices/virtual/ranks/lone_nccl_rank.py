@@ -32,14 +32,14 @@ _UNIQUE_ID: Final = "\0" * 128
 def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContextManager[None]:
     """See :func:`pytest_gpumem.devices.lone_rank.joined`."""
     variables = {
-        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, created by one rank, is enough here
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # makes one rank create the only id
         "GPUMEM_LONE_RANK": "1",  # makes the native library's NCCL id zeros: no other rank joins
     }
     if TORCH >= (2, 8):
-        # From then on a thread frees the collectives' buffers every 100 ms, in which many steps end
-        # here. With blocking waits only the Works own the buffers, and unwaited_collectives keeps
-        # the Works. (With blocking waits torch 2.6 counts each collective as pending, and waits
-        # forever before it captures a CUDA graph.)
+        # From torch 2.8 on, a thread frees the collectives' buffers every 100 ms, in which many
+        # steps end here. With blocking waits only the Works own the buffers, and
+        # unwaited_collectives keeps the Works. (With blocking waits torch 2.6 counts each
+        # collective as pending, and waits forever before it captures a CUDA graph.)
         variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     return joined(rank, size, _alone, variables, nccl=True, by_program=by_program)
 
@@ -58,11 +58,11 @@ def _alone() -> Iterator[None]:
 
             def __init__(self, *arguments: Any) -> None:
                 store, rank, size, options, *_ = arguments
-                # ProcessGroupNCCL.cpp's keys for the whole group: the communicator counter; newer
-                # versions spell it out after the group's name ...
+                # Keys in ProcessGroupNCCL.cpp: for the whole group, the number of the communicator,
+                # which newer versions write with a name, after the group's name ...
                 group = getattr(options, "group_name", "")
                 keys = ["0", "nccl_storekey_0", f"{group}/nccl_storekey_0"]
-                # ... and for each pair with this rank: both ranks, the lower one first.
+                # ... and for each pair that includes this rank, both ranks, the lower one first.
                 keys += [f"{min(rank, peer)}:{max(rank, peer)}" for peer in range(size)]
                 for key in keys:
                     store.set(key, _UNIQUE_ID)

@@ -1,7 +1,8 @@
 """Carries objects between ranks: PyTorch's ``send_object_list`` and ``recv_object_list``.
 
-The results of ``send`` and ``recv`` are unknown on the virtual GPU. A pickled object has to be
-known: pipeline stages exchange their shapes this way. Its bytes go through the ranks' store.
+The results of ``send`` and ``recv`` are unknown on the virtual GPU. The bytes of a pickled object
+have to be known, because pipeline stages exchange their shapes this way: they go through the ranks'
+store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("send_object_list", "recv_object_list")
 PRIMITIVES: Final = ("send", "recv", "batch_isend_irecv")
-"""functions of torch.distributed with which these two move tensors"""
+"""functions of torch.distributed with which the functions in NAMES move tensors"""
 CARRIED: Final = Patch(
     "torch.distributed",
     *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
@@ -36,9 +37,9 @@ class _Messages(threading.local):
 
     def __init__(self) -> None:
         self.sent: list[bytes] | None = None
-        """contents of the GPU tensors that were sent; None: no message is being sent"""
+        """contents of the GPU tensors sent so far; None: no message is being sent"""
         self.fetch: Callable[[], list[bytes]] | None = None
-        """returns the received contents; None: no message is being received"""
+        """function that returns the received contents; None: no message is being received"""
         self.received: list[bytes] | None = None
 
 
@@ -46,7 +47,7 @@ class ObjectMessages:
     """Carries objects between ranks that are processes on virtual GPUs."""
 
     def __init__(self, c10d: Any) -> None:
-        """Wrap ``c10d``, which is ``torch.distributed.distributed_c10d``."""
+        """Use ``torch.distributed.distributed_c10d``, which is ``c10d``."""
         self._c10d = c10d
         self._here = _Messages()
         self._counts: Counter[tuple[str, int, int]] = Counter()
@@ -114,7 +115,7 @@ class ObjectMessages:
             sender = self._rank(named.get("group"), named.get("src"), named.get("group_src"))
             key = self._key(named.get("group"), sender, self._c10d.get_rank())
             contents = msgspec.msgpack.decode(store.get(key), type=list[bytes])
-            with suppress(RuntimeError):  # a store that cannot delete keys
+            with suppress(RuntimeError):  # some stores cannot delete keys
                 store.delete_key(key)
             return contents
 

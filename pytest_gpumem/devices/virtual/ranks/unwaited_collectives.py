@@ -7,13 +7,14 @@ tensors. A training step takes longer than that, and its collectives come at its
 gradients and buffers of one step stay in memory until the collectives of the next step, or of the
 one after that, if the host runs ahead of the device.
 
-Here no figure depends on the clock. A collective counts as done if a backward pass has begun since,
-and the host has waited for the device or launched more kernels than CUDA queues; or if two passes
-have begun. Before the first pass, and in a program without one, the host's progress alone decides.
-So nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more, and modded-nanogpt's medium
-track (torch 2.8, no step waits) 2,046 MiB: what H100s took. A step of that project's short track
-takes 99 ms. There the thread may check too late: twenty runs took more than these rules predict,
-and less than if the tensors stayed for one step more. The report has a note if such tensors matter.
+Here no figure depends on the clock. A collective counts as done in two cases: a backward pass has
+begun since, and the host has waited for the device or launched more kernels than CUDA queues; or
+two passes have begun. Before the first pass, and in a program without one, only what the host did
+counts. By these rules nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more, and
+modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB, as on H100s. A step of that
+project's short track takes 99 ms. There the thread may check too late: twenty runs took more than
+these rules predict, and less than if the tensors stayed for one step more. The report has a note if
+such tensors matter.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ MAX_AHEAD: Final = 1024
 MAX_KEPT: Final = 10_000
 """maximum number of collectives kept if no backward pass follows"""
 MIN_PERCENT: Final = 1
-"""percent of a peak below which there is no note"""
+"""percent of a peak that the tensors must take for a note"""
 
 
 class Progress(NamedTuple):
@@ -77,7 +78,7 @@ class Progress(NamedTuple):
     """times that the host has waited for the device"""
 
     def is_done_by(self, progress: Progress) -> bool:
-        """Return whether a collective that began at this point counts as done at ``progress``."""
+        """Return whether a collective that began at this progress is done at a later one."""
         caught_up = progress.waits > self.waits or progress.launches - self.launches > MAX_AHEAD
         if progress.passes == 0:  # a program without training
             return caught_up
@@ -91,13 +92,13 @@ class UnwaitedCollectives:
         self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """returns how many kernels were launched, and how often the host waited for the device"""
         self._works: dict[int, tuple[Any, Progress]] = {}
-        """each Work by its id, with the program's progress when it began"""
+        """by the id of a Work: the Work, and the program's progress when it began"""
         self._passes = 0
         self._most = 0
         """largest number of bytes freed at once when a collective began"""
 
     def begun(self, work: Any) -> None:
-        """Keep the tensors of a collective, and release those of finished ones."""
+        """Keep the tensors of a new collective, and release those of collectives that are done."""
         import torch
 
         progress = Progress(self._passes, *self.device())
@@ -116,12 +117,12 @@ class UnwaitedCollectives:
             self._works[id(work)] = work, progress
 
     def clear(self) -> None:
-        """Release everything: the program has ended, and no later collective would do so."""
+        """Release all collectives, because the program has ended and starts no more."""
         self._works.clear()
         self._passes = self._most = 0
 
     def notes(self, peak: int) -> list[str]:
-        """Return sentences on the bytes that the program could save.
+        """Return sentences on the bytes that the program could save by waiting.
 
         Args:
             peak: peak of allocated bytes.
@@ -152,7 +153,7 @@ class UnwaitedCollectives:
             self._works.pop(id(work), None)
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function to count the backward passes that begin; Dynamo can trace the wrapper."""
+        """Wrap a function to count backward passes; Dynamo can trace the wrapper."""
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             self._passes += is_outermost_pass()
@@ -162,14 +163,14 @@ class UnwaitedCollectives:
 
 
 UNWAITED: Final = UnwaitedCollectives()
-"""of this process's group, of which there is one at a time"""
+"""the unwaited collectives of this process's group: there is one such group at a time"""
 
 
 @contextmanager
 def unwaited_collectives_kept() -> Iterator[None]:
     """Keep the tensors of unwaited collectives in the block, as NCCL's process group does.
 
-    Each Work owns its tensors: with ``TORCH_NCCL_BLOCKING_WAIT`` PyTorch's thread has none.
+    With ``TORCH_NCCL_BLOCKING_WAIT`` each Work owns its tensors, and PyTorch's thread has none.
     """
     import torch
 
