@@ -1,4 +1,4 @@
-"""The virtual GPU, PyTorch over a native library that keeps the accounts: this is its facade.
+"""The facade of the virtual GPU: PyTorch over a native library that keeps the accounts.
 
 Other rooms import nothing below this module: import-linter checks it. The virtual GPU itself
 imports devices and base modules. The facade promises:
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
 
     GuessRows = Sequence[Sequence[Row]]
-    """unknown and assumed values that a process branched on, per line"""
+    """rows, per line, of the unknown and of the assumed values that a process branched on"""
 
 INHERITED: Final = "GPUMEM_VIRTUAL"
 """environment variable that describes the virtual GPU to child processes, which see no driver"""
 VALUES: Final = "GPUMEM_VALUES"
-"""environment variable with the values that child processes compute"""
+"""environment variable that says which values child processes compute ("auto", "full", "off")"""
 
 
 @functools.cache
 def uncaptured_stderr() -> int:
     """Return a copy of standard error's file descriptor, made by this process's first call.
 
-    pytest redirects standard error later. Messages must still get out when a native library ends
-    the process or a call is refused.
+    pytest redirects standard error later. Messages must still reach the terminal when a native
+    library ends the process or a call is refused.
     """
     try:
         return os.dup(2)
@@ -52,7 +52,10 @@ def uncaptured_stderr() -> int:
 
 
 def load(card: Card | str) -> VirtualDevice:
-    """Load the virtual GPU, once per process, with the default ``card``, or a card's name.
+    """Load the virtual GPU, once per process.
+
+    Args:
+        card: the default card, or its name.
 
     Raises:
         SpecError: no card has this name.
@@ -72,7 +75,7 @@ def loaded() -> VirtualDevice | None:
 
 
 def begin_in_child() -> InheritedGpu | None:
-    """Set up this process, which is about to import torch, for its parent's virtual GPU, if any."""
+    """Set up this process for its parent's virtual GPU, if there is one, before torch's import."""
     if INHERITED not in os.environ:
         return None
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
@@ -118,7 +121,7 @@ class Status(NamedTuple):
     """Whether a virtual GPU works on this machine."""
 
     problem: str = ""
-    """why its libraries were not built, with the remedy; "": they were"""
+    """why the libraries were not built, with the remedy; "": they were"""
     cudnn: int = 0
     """version of the cuDNN that computes workspaces (92600 is 9.26.0); 0: none"""
     computes_workspaces: bool = False

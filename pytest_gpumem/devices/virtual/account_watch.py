@@ -39,8 +39,8 @@ class AccountWatch(UseWatch):
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:
         """See :meth:`UseWatch.look`.
 
-        The account's peak and PyTorch's may be at different times: their difference is a lower
-        bound of the memory used besides PyTorch's.
+        The account's peak and PyTorch's may be at different times, so their difference is a lower
+        bound of the memory outside PyTorch's allocator.
         """
         for device, own, peak in zip(self.devices, reserved, peaks, strict=True):
             account = self._library.account(device)
@@ -49,7 +49,7 @@ class AccountWatch(UseWatch):
         self.forget()
 
     def notes(self, use: Sequence[DeviceUse], name: str, peak: int) -> list[Note]:
-        """See :meth:`UseWatch.notes`; a virtual GPU's account is exact, and so are these notes."""
+        """See :meth:`UseWatch.notes`; the notes are exact, because a virtual GPU's account is."""
         notes = super().notes(use, name, peak)
         outside = max((device.outside for device in use), default=0)
         if outside >= MIN_OUTSIDE:

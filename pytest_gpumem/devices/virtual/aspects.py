@@ -1,6 +1,6 @@
 """Values, workspaces and compiled code of a process with a virtual GPU, and the notes on them.
 
-The measuring process has them, and each Python process that it starts.
+The measuring process has an :class:`Aspects`, and so does each Python process that it starts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Aspects:
         major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
         cudnn = 0
         with suppress(AttributeError):  # a build without cuDNN
-            # As cudnnGetVersion would return it for the cuDNN that PyTorch was compiled for.
+            # the number that cudnnGetVersion returns for the cuDNN that PyTorch was compiled for
             parts = map(int, torch._C._cudnn.getCompileVersion())
             cudnn = sum(part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True))
         self._library.set_versions(major * 1000 + minor * 10, cudnn)

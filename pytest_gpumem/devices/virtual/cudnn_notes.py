@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 MIN_CUDNN: Final = 90800
-"""first cuDNN that can plan for a device that the machine does not have, by its release notes"""
+"""first version of cuDNN that can plan for a device that the machine lacks (its release notes)"""
 
 CUDNN_MARGIN: Final = 25
-"""percent: in benchmarks/results/convolution_ranges.txt a real GPU reserved at most 21 % more than
-the virtual one with any workspaces observed for a convolution, and in benchmark mode 19 % more than
-with the largest or the smallest plans (benchmarks/results/published_segmentary.txt)"""
+"""percent that a real GPU may reserve beyond the range. It reserved at most 21 % more than the
+virtual one with any workspaces observed for a convolution
+(benchmarks/results/convolution_ranges.txt), and in benchmark mode 19 % more than with the largest
+or the smallest plans (benchmarks/results/published_segmentary.txt)"""
 
 NEAREST: Final = "9.19.0"
-"""of five cuDNN versions tried in place of older ones, the one whose figures were nearest to
-published ones (benchmarks/results/published_cudnn.txt)"""
+"""version of cuDNN whose figures were nearest to published ones, of five versions that were tried
+in place of older ones (benchmarks/results/published_cudnn.txt)"""
 
 LIBRARY: Final = "GPUMEM_CUDNN"
 """environment variable with the path of another cuDNN to use"""
@@ -67,7 +68,7 @@ class ConvolutionWatch:
         self._largest = 0
 
     def size_counts(self) -> SizeCounts:
-        """Return how many workspace sizes were unknown, of cuDNN and of all libraries."""
+        """Return how many workspace sizes of all libraries were unknown since ``begin``."""
         return SizeCounts(*map(sub, self._library.size_counts(), self._sizes_at_start))
 
     def counts(self) -> Convolutions:

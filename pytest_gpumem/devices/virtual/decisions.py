@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from types import FrameType
 
     Site = tuple[str, int, str]
-    """file and line of user code, and the line of PyTorch that branches, or "\" """
+    """file and line of user code, and the line of PyTorch that branches, if one does"""
     Row = tuple[str, int, str, int, int, int]
-    """a site; the number of values that it branched on; rows or elements taken, and the number
-    offered"""
+    """a site; the number of values that it branched on; the number of rows or elements that it
+    selected by them, and from how many"""
 
 MAX_READ: Final = 20_000
-"""values not computed that one line may branch on. No generated text is so long, and a loop that
-waits for them takes seconds"""
+"""maximum number of values not computed that one line may branch on: no generated text is so long,
+and a loop that waits for such values ends within seconds"""
 MAX_SIZE: Final = 8
 """bytes of the largest size that an operator reads from the device while no values are computed"""
 MAX_SITES: Final = 3
-"""lines that a note names"""
+"""maximum number of lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
 """PyTorch's folder of optimizers"""
 HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
-"""PyTorch's files whose functions forward a call: it is attributed to their caller"""
+"""PyTorch's files whose functions only forward calls, which are attributed to their callers"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file of torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
@@ -53,14 +53,14 @@ class Guesses:
 
     lines: Counter[Site] = field(default_factory=Counter)
     taken: Counter[Site] = field(default_factory=Counter)
-    """per line, rows or elements that operators selected by such values"""
+    """per line: the number of rows or elements that operators selected by such values"""
     offered: Counter[Site] = field(default_factory=Counter)
-    """per line, rows or elements that they selected from"""
+    """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """integers that were read and then not used visibly: they may have become sizes"""
+    """lines by the reads of integers whose use was not seen: they may have become sizes"""
 
     def all_lines(self) -> Counter[Site]:
-        """Return the values per line, including those that may have become sizes."""
+        """Return the number of values per line, including those that may have become sizes."""
         return self.lines + Counter(self.unseen.values())
 
     def total(self) -> int:
@@ -109,9 +109,9 @@ class _Here(threading.local):
     """Why this thread is reading values."""
 
     purpose = ""
-    """"number": for a tensor method's result; "shown": for text; "kept": as a tensor"""
+    """"number": a tensor method returns it; "shown": it becomes text; "kept": it stays a tensor"""
     guesses: Guesses | None = None
-    """guesses of the number being read, if it is not computed"""
+    """where to count the number being read, if it is not computed"""
 
 
 class Decisions:
@@ -135,7 +135,7 @@ class Decisions:
         self.computes = False
         """whether values are computed, so that every operator is seen"""
         self.answered = False
-        """whether the running operator copies known values"""
+        """whether the running operator copies known or queued values to the host"""
         self.clear()
 
     def clear(self) -> None:
@@ -179,7 +179,7 @@ class Decisions:
         """Record a copy of unknown bytes; the native library calls this on any thread.
 
         Args:
-            size: bytes; 0: a number that a library returned, which is an upper bound.
+            size: bytes of the copy; 0: a library returned a number that is an upper bound.
 
         Returns:
             whether the copy must fail, because its loop would not end.
@@ -240,7 +240,7 @@ class Decisions:
             asking = asking.f_back
         code = asking.f_code
         if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
-            return  # an optimizer's constructor checks its arguments: no figure depends on that
+            return  # an optimizer's constructor checks its arguments; no figure depends on this
         while asking.f_back is not None and asking.f_code.co_filename.endswith(SCALER):
             # Zero means that no gradient overflowed, as in a normal training step: the optimizer
             # steps. No shape depends on it.
@@ -265,7 +265,7 @@ class Decisions:
         Args:
             taken: the number of rows or elements of its output.
             offered: the number that it selected from.
-            counts: the value of ``counts`` before it ran.
+            counts: the value of ``counts`` before the operator ran.
         """
         site = site_of_read(sys._getframe(1))
         if site[0]:
@@ -274,7 +274,7 @@ class Decisions:
             guesses.offered[site] += offered
 
     def notes(self, root: Path) -> list[str]:
-        """Return the sentences about these values; file names are relative to ``root``."""
+        """Return sentences on the counted values; file names are relative to ``root``."""
         sentences = []
         for guesses, event, consequence in (
             (
@@ -292,7 +292,7 @@ class Decisions:
 
 
 def site_of_read(frame: FrameType | None) -> Site:
-    """Return the user's line in a stack of frames, and the line of PyTorch below it."""
+    """Return the user's line in a stack of frames, and the line of PyTorch that it called."""
     line, within = users_line(frame), ""
     while frame is not None and not within:
         filename = frame.f_code.co_filename

@@ -1,7 +1,7 @@
 """The virtual GPU: PyTorch's own CUDA code and caching allocator over the native library.
 
-The library has to be loaded before torch is imported; it then implements CUDA. The device is
-visible only between ``open`` and ``close``.
+The library has to be loaded before torch is imported: it then implements CUDA. The device is
+visible only between ``open`` and ``close``, or always after ``show_always``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initializes"""
 PROBE: Final = 64 << 20
-"""bytes: a fraction of FIRST_TOTAL allows them, the same fraction of any card's memory does not"""
+"""bytes to allocate under a cap that is a fraction: the fraction of FIRST_TOTAL allows them, and
+the same fraction of a card's memory does not"""
 
-# at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
-# returns a pointer to PyTorch's cached properties; DeviceIndex is int8_t, before that int16_t
+# at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, returns
+# a pointer to PyTorch's cached properties; DeviceIndex is int8_t, in older versions int16_t
 _PROPERTIES_SYMBOLS: Final = (
     ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
     ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
@@ -101,7 +102,7 @@ def require_possible(count: int) -> None:
     """Refuse more devices than there are, or than fit this process's address space.
 
     Raises:
-        DeviceError: too many; or a limit on address space under which every request would fail.
+        DeviceError: there are too many; or with this limit on address space every request fails.
     """
     most = CAPACITIES.devices
     if count > most:
@@ -160,7 +161,8 @@ class VirtualDevice(Device):
         self.workspaces = self._aspects.workspaces
         self._stack = ExitStack()
         self._adaptation = ExitStack()
-        """restores the environment; each run sets it again, since a test may have changed it"""
+        """restores the environment when it closes; each run sets the environment again, because a
+        test may have changed it"""
 
     @classmethod
     def load(cls, card: Card, path: Path = native.LIBRARY) -> VirtualDevice:
@@ -169,7 +171,8 @@ class VirtualDevice(Device):
         Raises:
             DeviceError: it cannot be loaded here, or torch is already imported.
         """
-        # obstacle() looks for torch, at which the plugin may load the virtual GPU for its session.
+        # obstacle() looks for torch, which may make the plugin load its session's virtual GPU: so
+        # _loaded is read again afterwards.
         reason = obstacle() if cls._loaded is None else None
         if cls._loaded is not None:
             cls._loaded.card = card
@@ -203,7 +206,7 @@ class VirtualDevice(Device):
         library.report_to(uncaptured_stderr())
         library.set_card(card)
         library.set_first_total(FIRST_TOTAL)
-        library.show(0)  # in a child of a marked test it was inherited as visible
+        library.show(0)  # a child process of a marked test has inherited it as visible
         cls._loaded = device = cls(library, card)
         device.stubs = stubs
         atexit.register(device._let_threads_end)
@@ -217,7 +220,7 @@ class VirtualDevice(Device):
         return cls._loaded
 
     def show_always(self, count: int) -> None:
-        """Show ``count`` devices also between steps: from now on, or from the import of torch.
+        """Show ``count`` devices also between steps, from now on, or once torch is imported.
 
         Args:
             count: number of devices; 0: show them only between ``open`` and ``close``.
@@ -243,7 +246,8 @@ class VirtualDevice(Device):
         if torch.version.cuda:
             self._aspects.take_versions(torch, self.stubs)
         # In benchmark mode a test must not get the plan that PyTorch cached for an earlier test.
-        # (The cache stays on if a convolution ran before: PyTorch reads its limit at the first.)
+        # (If a convolution ran before, the cache stays on: the first one makes PyTorch read its
+        # limit.)
         watch_benchmark_mode(torch, keep_no_plans)
         if self.shown_always:
             self.open(None, self.shown_always)
@@ -269,7 +273,7 @@ class VirtualDevice(Device):
             begin()
             self.library.forget_contexts()  # a program that uses one device has one context
 
-        # Not now: after that call PyTorch lets no forked process use CUDA.
+        # Not called yet: afterwards PyTorch lets no forked process use CUDA.
         prepare = functools.partial(self.library.set_kernel_architectures, torch)
         self._first_use = FirstUse(begin_without_contexts, prepare)
 
@@ -312,7 +316,7 @@ class VirtualDevice(Device):
             if is_first:
                 self.library.set_kernel_architectures(torch)
                 self.library.set_card(card)
-                with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
+                with warnings.catch_warnings():  # PyTorch warns if its kernels do not fit the card
                     warnings.simplefilter("ignore")
                     start_cuda()
             self.library.set_first_total(0)
@@ -337,7 +341,7 @@ class VirtualDevice(Device):
         return card.info
 
     def _watch_runs(self) -> None:
-        """Close each run's environment and values when ``_stack`` closes."""
+        """Restore the environment and stop computing values when ``_stack`` closes."""
         self._stack.callback(self._adaptation.close)
         self._stack.enter_context(self.values.running())
 
@@ -371,8 +375,8 @@ class VirtualDevice(Device):
         cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
         self.library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-            # PyTorch with a setter caches the choice for the process's first card, and its own
-            # reset restores that; older PyTorch reads the card each time
+            # A PyTorch that has this setter caches the choice for the process's first card, and its
+            # own reset restores that choice. Older versions read the card each time.
             with suppress(AttributeError):
                 torch._C._cuda_setCublasWorkspaceSize(cublas_workspace(card.capability))
 
@@ -380,7 +384,7 @@ class VirtualDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         shown = max(self.first + self.shown_always, self.least, self.shown_always)
         if self.shown_always and self._opened_card is self.card and self._opened_count == shown:
-            # Hiding it and showing it again would take a tenth of a small test's time.
+            # To hide the device and show it again would take a tenth of a small test's time.
             self._release()
             self._begin(shown)
             self._resting = shown
@@ -390,9 +394,9 @@ class VirtualDevice(Device):
             self.open(None, self.shown_always)
 
     def _release(self) -> None:
-        """Free the allocator's cache, and the room for foreign memory."""
+        """Free the allocator's cache, and remove the room that ``make_room`` added."""
         if self._torch is not None and self._torch.cuda.is_initialized():
-            self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
+            self._torch.cuda.empty_cache()  # its blocks would serve requests on a hidden device
         self.make_room([0] * (CAPACITIES.devices - self.first))
 
     def _hide(self) -> None:
@@ -404,7 +408,7 @@ class VirtualDevice(Device):
     def _let_threads_end(self) -> None:
         """Make PyTorch's autograd threads drop their Python objects before the interpreter ends.
 
-        Python ends a thread that acquires the GIL later, and C++ then aborts the process
+        Python ends a thread that acquires the GIL after that, and C++ then aborts the process
         ("terminate called without an active exception").
         """
         torch = self._torch
@@ -422,7 +426,7 @@ class VirtualDevice(Device):
             self._curtain.show(count)
 
     def _keeps_total(self) -> bool:
-        """Return whether PyTorch caches the first total that it read: allocate to find out."""
+        """Allocate to find out whether PyTorch caches the first total memory that it read."""
         import torch
 
         torch.cuda.empty_cache()
@@ -480,7 +484,7 @@ class VirtualDevice(Device):
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
-        for index in devices:  # of free blocks of one size PyTorch picks the lowest address
+        for index in devices:  # PyTorch picks the lowest address among free blocks of one size
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 

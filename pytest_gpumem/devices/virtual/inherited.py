@@ -1,7 +1,7 @@
-"""Sets up the virtual GPU in child processes: their environment, and patches in them.
+"""Sets up the virtual GPU in child processes: sets their environment, and patches PyTorch there.
 
-The variables are set while the virtual GPU is visible. They preload the native library in a process
-started meanwhile; this module does the rest.
+The environment variables are set while the virtual GPU is visible. They make a process that starts
+meanwhile preload the native library; this module does the rest.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
-"""passes the value of VISIBLE for the machine's own GPUs to child processes: "=" and the value, or
-nothing if that variable is unset"""
+"""environment variable that passes the value of VISIBLE for the machine's own GPUs to child
+processes: "=" and the value, or nothing if VISIBLE is unset"""
 LIBRARIES: Final = ":".join(map(str, native.ALL))
 SHAPE_CHECK: Final = Patch(
     "torch.distributed",
@@ -46,13 +46,13 @@ SHAPE_CHECK: Final = Patch(
 def adapted(description: str) -> Iterator[None]:
     """Adapt child processes, Triton and torch.distributed in the block.
 
-    A process started inside (``torch.multiprocessing`` with spawn, torchrun's) preloads the native
-    library; ``description`` names its cards. ``CUDA_VISIBLE_DEVICES`` selects from them if it is
-    set inside; a value set earlier does not.
+    A process started in the block (``torch.multiprocessing`` with spawn, torchrun's) preloads the
+    native library; ``description`` names its cards. ``CUDA_VISIBLE_DEVICES`` selects some of these
+    cards if it is set in the block; a value set earlier does not.
 
-    Triton links its launcher with the driver library, and searches the system's unless a variable
-    names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older versions of
-    Triton; compilers look for that in LIBRARY_PATH.
+    Triton links its launcher with the driver library, and searches the system's folders unless a
+    variable names another. Inductor links its C++ wrappers with ``-lcuda``, and so do older
+    versions of Triton; compilers look for that library in LIBRARY_PATH.
     """
     with ExitStack() as stack:
         preload = os.environ.get(PRELOAD)
@@ -62,10 +62,10 @@ def adapted(description: str) -> Iterator[None]:
         set_variable(stack, INHERITED_VISIBLE, "" if visible is None else f"={visible}")
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))
-        linked = os.environ.get(COMPILER)  # the user's come first: a real driver's is preferred
+        linked = os.environ.get(COMPILER)  # the user's folders first: a real driver is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         skip_shape_check(stack)
-        prepend(stack, PYTHON_PATH, HOOK)  # makes children skip it too
+        prepend(stack, PYTHON_PATH, HOOK)  # makes child processes skip the shape check too
         yield
 
 
@@ -100,7 +100,7 @@ class InheritedGpu:
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         if loaded() is not None:
-            return  # a session of pytest, or use_virtual_gpu(), which create their own aspects
+            return  # a pytest session or use_virtual_gpu() has loaded it, with aspects of its own
         try:
             library, torch = NativeLibrary(), sys.modules["torch"]
             library.set_kernel_architectures(torch)

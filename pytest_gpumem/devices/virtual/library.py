@@ -29,12 +29,12 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 
 @functools.cache
 def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
-    """Return an array class and keep it: ctypes creates it again once the last array has died."""
+    """Return an array class, cached: otherwise ctypes creates it again once no array is left."""
     return ctypes.c_uint64 * count
 
 
 _CLOCK_RATE_KHZ = 1_500_000
-"""no figure depends on it, but code that divides by it must not find 0"""
+"""a nonzero value, because programs may divide by it; no figure depends on it"""
 
 
 class ValueLimits(NamedTuple):
@@ -45,9 +45,9 @@ class ValueLimits(NamedTuple):
     largest: int
     """a tensor up to this size is stored if its inputs are known"""
     budget: int
-    """total per test of all larger than ``small``"""
+    """total bytes per test of all stored tensors larger than ``small``"""
     backed_small: int
-    """host memory of device memory beyond which only small tensors are stored"""
+    """host memory used for device memory beyond which only small tensors are stored"""
     backed: int
     """host memory that device memory may use"""
     lost: int
@@ -55,7 +55,7 @@ class ValueLimits(NamedTuple):
 
 
 LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 4 << 30, 256 << 20, 2 << 30, 128 << 20)
-"""the native library's own limits, compared when it is loaded"""
+"""the native library's own limits: ``_check_layouts`` compares them"""
 
 
 class Capacities(NamedTuple):
@@ -76,7 +76,7 @@ USES: Final[tuple[BlockUse | Literal["end"], ...]] = (
     *("passing", "kept", "spanning"),
     *("end", "in use", "planned"),
 )
-"""``gm_use``, in its order; "end" frees the preceding "spanning" blocks"""
+"""the values of ``gm_use``, in order; "end" frees the preceding "spanning" blocks"""
 LOST: Final = (1 << 64) - 1
 _CARD_BYTES = (
     *("total_memory", "context_memory", "l2_cache_size", "shared_memory_per_block"),
@@ -99,7 +99,7 @@ class _CardStruct(ctypes.Structure):
 
 
 class _WorkspaceNote(ctypes.Structure):
-    """``note`` of sizes.c."""
+    """``note`` in sizes.c."""
 
     _fields_ = (
         *((name, _WORD) for name in ("time", "address", "least", "usual", "most", "graph")),
@@ -108,13 +108,13 @@ class _WorkspaceNote(ctypes.Structure):
 
 
 class _EstimatedLibrary(ctypes.Structure):
-    """``estimated_library`` of state.c."""
+    """``estimated_library`` in state.c."""
 
     _fields_ = (("name", ctypes.c_char_p), ("note", ctypes.c_char_p), ("range", ctypes.c_char_p))
 
 
 class _AnswerStruct(ctypes.Structure):
-    """``answer`` of stream_order.c."""
+    """``answer`` in stream_order.c."""
 
     _fields_ = (*((name, _WORD) for name in ("recorded", "answered", "awaited", "device")),)
 
@@ -139,7 +139,7 @@ class CopyFaults(NamedTuple):
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the last form that was queued at that place"""
+    """bytes of the last form of the copy that was queued in its place"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -166,31 +166,31 @@ class Account(NamedTuple):
 CAPACITIES: Final = Capacities(
     MAX_DEVICES, 1 << 40, 64, ctypes.sizeof(_CardStruct), 8 * len(Account._fields)
 )
-"""the native library's own sizes, compared when it is loaded"""
+"""the native library's own sizes: ``_check_layouts`` compares them"""
 
 
 class SizeCounts(NamedTuple):
-    """Numbers of workspaces of unknown size in this process."""
+    """Counts the workspaces of unknown size in this process."""
 
     smaller: int = 0
-    """those that may be smaller than assumed"""
+    """workspaces that may be smaller than assumed"""
     larger: int = 0
-    """those that may be larger than assumed"""
+    """workspaces that may be larger than assumed"""
     choices: int = 0
     """cuDNN plans timed by PyTorch; the plan with the largest workspace is used"""
     bounded: int = 0
-    """of the larger, those assumed to be zero because there is no estimate"""
+    """workspaces counted in ``larger`` that are assumed to be zero because there is no estimate"""
 
 
 class Convolutions(NamedTuple):
-    """How often cuDNN's plans ran in this process."""
+    """Counts how often cuDNN's plans ran in this process."""
 
     unknown: int = 0
     """convolutions whose workspace cuDNN could not compute; assumed to be zero"""
     asked: int = 0
     """convolutions and attention whose workspace cuDNN computed"""
     astray: int = 0
-    """of these, those on another card than the one PyTorch created the plan for"""
+    """calls counted in ``asked`` on another card than the one that PyTorch created the plan for"""
     ranged: int = 0
     """queries for a convolution's workspace that lies in a range"""
     unfit: int = 0
@@ -198,7 +198,7 @@ class Convolutions(NamedTuple):
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:
-    """Compare the constants and structs that Python shares with the library with its own.
+    """Raise if the library's constants and structs differ from Python's.
 
     A library left behind by an older version would read or write past these structs.
     """
@@ -258,9 +258,9 @@ class NativeLibrary:
     in_operator: Callable[[], bool]
     """whether this thread runs an operator whose inner operators are not intercepted"""
     open_for_writing: Callable[[int, int], bool]
-    """marks bytes as known before they are written; False: too many"""
+    """marks bytes as known before they are written; False: the host has no room for them"""
     is_known: Callable[[int, int], bool]
-    """whether all bytes are known"""
+    """returns whether all of these bytes are known"""
     forget: Callable[[int, int], None]
     """marks bytes as unknown"""
     fill_zeros: Callable[[int, int], None]
@@ -269,13 +269,13 @@ class NativeLibrary:
     """marks unknown bytes as computable later, and returns the range's number: 0 if another process
     may write there"""
     deferred_at: Callable[[int, int], int]
-    """number of the deferred range with these bytes, if not written since; or 0"""
+    """number of the deferred range that contains these bytes; 0: none, or it was written to"""
     open_deferred: Callable[[int, int], bool]
     """marks a deferred range as known before it is written; False: the host has no room"""
     set_versions: Callable[[int, int], None]
     """sets CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)"""
     set_first_total: Callable[[int], None]
-    """total memory per device that PyTorch's own libraries see; 0: the real total"""
+    """sets the total memory per device that PyTorch's own libraries see; 0: the real total"""
     show: Callable[[int], int]
     """sets how many devices the process sees (0: none); returns the previous number"""
     machine_device: Callable[[int], int]
@@ -288,7 +288,7 @@ class NativeLibrary:
     make_room: Callable[[int, int], None]
     """adds bytes to a device beyond its card's memory"""
     begin_apart: Callable[[int], None]
-    """makes a device's next allocations lie in the order of an empty device, whatever it
+    """gives a device's next allocations addresses in the order of an empty device, whatever it
     contains"""
     forget_peak: Callable[[int], None]
     """resets the peak in a device's account"""
@@ -300,18 +300,18 @@ class NativeLibrary:
     value_budget: Callable[[], int]
     """remaining bytes for tensors larger than small"""
     short_ways: Callable[[int], None]
-    """whether operators that compute nothing bypass Python"""
+    """sets whether operators that compute nothing bypass Python"""
     tell_assumed: Callable[[int], None]
-    """whether any values are assumed: then Python sees everything that is computed"""
+    """tells whether any values are assumed: then every computed operator goes through Python"""
     compute_values: Callable[[int], None]
-    """whether Python writes operators' results: then their kernel launches change nothing"""
+    """sets whether Python writes operators' results: then their kernel launches change nothing"""
     tell_nonzeros: Callable[[int], None]
     """sets the number of nonzeros in sparse sums and products on this thread; -1: unknown"""
     largest_convolution: Callable[[], int]
-    """largest workspace in bytes that a convolution with an unknown one may have had since the last
+    """returns the most bytes that an unknown workspace of a convolution may have had since the last
     call"""
     switch_emptying: Callable[[object], None]
-    """sets the C function that turns PyTorch's emptying of its cache after timing on and off"""
+    """sets the C function that switches whether PyTorch empties its cache after timing"""
     take_sizes: Callable[[int], None]
     """selects the usual (0), the smallest (1) or the largest (2) of each unknown size"""
     forget_allocator_events: Callable[[], None]
@@ -322,7 +322,7 @@ class NativeLibrary:
     def __init__(self, path: Path = native.LIBRARY) -> None:
         self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
-        # Libraries dlopen these by name: cuBLASLt opens the driver's during the import of torch.
+        # Other libraries dlopen these by name: cuBLASLt opens the driver while torch is imported.
         self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
         for name, (returns, *takes) in _FUNCTIONS.items():
             function = getattr(self._lib, f"gpumem_{name}")
@@ -335,11 +335,10 @@ class NativeLibrary:
             EstimatedLibrary(row.name.decode(), row.note.decode(), row.range.decode())
             for row in rows[:count]
         ]
-        """the libraries with estimated sizes"""
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
 
     def _figures(self, name: str, count: int, *args: object) -> Sequence[int]:
-        """Call a function that writes numbers into an array, its last argument; return them."""
+        """Return the numbers that a function writes into an array, which is its last argument."""
         figures = _words(count)()
         getattr(self._lib, f"gpumem_{name}")(*args, figures)
         return list(figures)
@@ -351,8 +350,8 @@ class NativeLibrary:
     def report_to(self, fd: int) -> None:
         """Write to a file descriptor too when a call is refused, or the process ends in a test.
 
-        It is a copy of standard error from before pytest captured it. A library whose call is
-        refused may call ``exit``, and pytest then shows none of the captured output.
+        The descriptor is a copy of standard error from before pytest captured it. A library whose
+        call is refused may call ``exit``, and pytest then shows none of the captured output.
         """
         self._lib.gpumem_set_terminal(fd)
         atexit.register(self._lib.gpumem_set_terminal, -1)  # a normal exit, not a library's
@@ -360,7 +359,7 @@ class NativeLibrary:
     def finds_driver(self) -> bool:
         """Return whether looking up libcuda.so.1 finds this library.
 
-        It finds a real driver's if another library has opened that one before.
+        The lookup finds a real driver if another library has opened that one before.
         """
         driver = self._by_name[native.OPENED_BY_NAME.index(native.DRIVER)]
         # The dynamic linker searches the loaded libraries first, in order.
@@ -374,7 +373,7 @@ class NativeLibrary:
     def set_kernel_architectures(self, torch: ModuleType) -> None:
         """Set the compute capabilities of torch's kernels: 80 and 90 for "sm_80 sm_90a compute_90".
 
-        CUB, with which they sort, scan and select, launches nothing for another architecture.
+        The kernels sort, scan and select with CUB, which launches nothing for other architectures.
         """
         flags = torch._C._cuda_getArchFlags() or ""
         self.set_architectures([int(number) for number in re.findall(r"sm_(\d+)", flags)])
@@ -415,7 +414,7 @@ class NativeLibrary:
         return OperatorFunctions(self._lib, key, called)
 
     def queue_copy(self, *forms: bytes) -> None:
-        """Queue forms of this thread's next copy to the host: the one of its size is copied."""
+        """Queue the bytes of this thread's next copy to the host: one form for each size."""
         for place, content in enumerate(forms):
             if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content)), place > 0):
                 raise MemoryError
@@ -431,10 +430,10 @@ class NativeLibrary:
     def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` on every copy of unknown bytes to the host.
 
-        It receives the copy's size. If it returns True, the copy fails with the error of
-        :meth:`set_endless`.
+        The callback receives the copy's size. If it returns True, the copy fails with the error
+        text of :meth:`set_endless`.
         """
-        # as an attribute: ctypes does not keep the callback alive for the library
+        # The attribute keeps the callback alive: ctypes does not.
         self._readback_callback = _CALLBACK(callback) if callback else _CALLBACK()
         self._lib.gpumem_on_readback(self._readback_callback)
 
@@ -500,7 +499,7 @@ class NativeLibrary:
         """Return how many events a GPU may not have reached when the allocator queried them.
 
         Returns:
-            those of the device allocator, and those of the pinned memory allocator.
+            the number for the device allocator, and for the pinned memory allocator.
         """
         tensors, pinned = self._figures("early_answers", 2)
         return tensors, pinned
@@ -510,9 +509,9 @@ class NativeLibrary:
         return SizeCounts(*self._figures("uncertain_sizes", 4))
 
     def guesses(self) -> dict[str, int]:
-        """Return the number of size queries to each of ``estimated``, by name.
+        """Return the number of size queries to each library in ``estimated``, by its name.
 
-        Each query returned an estimate, or zero.
+        Each of these queries returned an estimate, or zero.
         """
         total, questions = self._guesses
         new_total = self._lib.gpumem_guessed()

@@ -1,7 +1,7 @@
 """Compares the CUDA functions that the installed torch links with those implemented.
 
-A function that a new torch links and that the native library lacks would run in NVIDIA's own
-library, which finds no driver: "CUBLAS_STATUS_EXECUTION_FAILED".
+If a new torch links a function that the native library lacks, NVIDIA's own library runs it, finds
+no driver, and fails: "CUBLAS_STATUS_EXECUTION_FAILED".
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import ctypes
     from pathlib import Path
 
-# Functions of the driver, which no wheel contains, and of all the libraries above it. The mangled
-# names of PyTorch's own C++ functions begin with "_Z".
+# Functions of the driver, which no wheel contains, and of all the libraries above it. PyTorch's own
+# C++ functions do not match: their mangled names begin with "_Z".
 NVIDIAS: Final = re.compile(
     rb"(?:__)?(?:cu|cuda|cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|cusparseLt|cupti|"
     rb"cuFile|nvml|nvrtc|nvJitLink|nccl)[A-Z]|nvshmem"
 )
 LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
-"""torch's own files that link CUDA's"""
+"""torch's own files that link CUDA's libraries"""
 NEWEST_COMPARED: Final = (2, 15)
-"""newest torch that was compared: all functions of its releases, and of older ones, are
+"""newest torch that was compared: all functions that its releases and older ones link are
 implemented"""
 MAX_NAMED: Final = 5
 """maximum number of functions that a sentence names"""
@@ -35,8 +35,8 @@ class LinkedFunctions(NamedTuple):
     """NVIDIA's functions that torch links.
 
     Attributes:
-        total: their number.
-        missing: names of those that the native library does not implement, sorted.
+        total: number of these functions.
+        missing: sorted names of the functions that the native library does not implement.
     """
 
     total: int
@@ -86,7 +86,7 @@ def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
 
 
 def wanted_functions(path: Path) -> list[str]:
-    """Return NVIDIA's functions that a library imports; empty for a file that is not a library."""
+    """Return NVIDIA's functions that a library imports; none if the file is not a library."""
     try:
         return [
             symbol.decode()

@@ -2,8 +2,8 @@
 
 PyTorch's CUDA code calls the native library, and NVIDIA's own libraries stay unused: on the virtual
 GPU they need not be installed (docs/how-to/light.md). The dynamic linker still requires a library
-of each name, its SONAME. It accepts any library loaded under that name. So before torch is
-imported, a copy of an empty library, a *stub*, is loaded for each missing name.
+with each SONAME that torch names, and accepts any library loaded under that name. So before torch
+is imported, a copy of an empty library, a *stub*, is loaded for each missing name.
 
 A stub has no functions and no symbol versions. The dynamic linker accepts a library without
 versions for any required version (GNU C library, elf/dl-version.c); functions resolve to the native
@@ -41,7 +41,7 @@ STUBBED: Final = re.compile(
 CUDNN: Final = "libcudnn.so."
 
 OWN: Final = re.compile(r"lib(c10|caffe2|shm|torch)")
-"""prefixes of torch's own libraries; some of the other libraries beside them are never loaded"""
+"""prefixes of torch's own libraries; some of the others in their folder are never loaded"""
 
 _NEEDED, _HASH, _STRINGS, _SYMBOLS, _RPATH, _RUNPATH = 1, 4, 5, 6, 15, 29  # DT_NEEDED ... of elf.h
 _GNU_HASH = 0x6FFFFEF5
@@ -52,7 +52,7 @@ class Dependencies(NamedTuple):
     """The libraries that a shared object depends on.
 
     Attributes:
-        names: their SONAMEs (``DT_NEEDED``).
+        names: SONAMEs of these libraries (``DT_NEEDED``).
         folders: the folders to look in (``DT_RPATH`` and ``DT_RUNPATH``), ``$ORIGIN`` replaced.
     """
 
@@ -120,8 +120,8 @@ class SharedObject:
     def wanted_symbols(self) -> Iterator[bytes]:
         """Yield the global symbols that other libraries must define.
 
-        They precede the first symbol in the hash table, so the hundreds of thousands that torch
-        defines are skipped.
+        These symbols precede the first symbol in the hash table, so the hundreds of thousands that
+        torch defines are skipped.
         """
         symbols, tables = self._values(_SYMBOLS), self._values(_GNU_HASH) or self._values(_HASH)
         if not symbols or not tables:
@@ -137,11 +137,12 @@ class SharedObject:
 def missing_libraries(folder: Path) -> list[str]:
     """Return the SONAMEs that torch's libraries in a folder need but that are not found, sorted.
 
-    Another library in the folder counts only if one of them needs it: wheels contain libgfortran,
-    which nothing loads, without libquadmath, which libgfortran needs.
+    Another library in the folder counts only if one of torch's libraries needs it: wheels contain
+    libgfortran, which nothing loads, without libquadmath, which libgfortran needs.
 
-    The search is the dynamic linker's: the folders that each library names, the process, and the
-    system's library folders. PyTorch also looks for NVIDIA's packages along ``sys.path``.
+    As the dynamic linker does, this searches the folders that each library names, the libraries in
+    the process, and the system's library folders. PyTorch also looks for NVIDIA's packages along
+    ``sys.path``.
     """
     beside = {path.name: path for path in sorted(folder.glob("*.so*"))}
     needed_paths = [path for name, path in beside.items() if OWN.match(name)]
@@ -151,7 +152,7 @@ def missing_libraries(folder: Path) -> list[str]:
         try:
             needed = SharedObject(path).dependencies()
         except (OSError, ValueError, struct.error):
-            continue  # the dynamic linker reports it if it needs the file
+            continue  # if the dynamic linker needs the file, it reports the fault itself
         for name in needed.names:
             if name in present or name in missing:
                 continue

@@ -1,4 +1,4 @@
-"""Calls the native library's kernels for PyTorch's operators without ctypes.
+"""Calls the native library's functions for PyTorch's operators, without ctypes.
 
 native/base/operator_functions.c documents them.
 """
@@ -39,9 +39,9 @@ class OperatorFlags(enum.IntFlag):
     COMPUTES = 128
     """its results depend on its arguments alone"""
     CHEAP = 256
-    """its cost grows with the number of elements"""
+    """its cost is counted from the number of its elements"""
     THREADS = 512
-    """the CPU may use several threads for few elements; all other operators get one"""
+    """the CPU may use several threads even for few elements, so its threads are limited to one"""
     INDEXES = 1024
     """its second argument is a list of indices: masks, whose true elements determine the size of
     the result, or integers, which do not"""
@@ -60,10 +60,10 @@ class CalledFunctions(NamedTuple):
     """returns the struct ``extent`` for a tensor; needed before torch 2.10, which has no DLPack
     exchange API for tensors"""
     finish: Callable[..., None]
-    """called with an operator, its arguments and its result when its values may be computed; also
-    with the host's result if that is computed but not written"""
+    """called with an operator, its arguments and its result if its values may be computed; if the
+    library has computed but not written them, also with the host's result"""
     large: Callable[[], None]
-    """called once so many values are unknown that the test counts as large"""
+    """called when so many values are unknown that the test counts as large"""
     affords: Callable[..., bool]
     """called with an operator, its arguments, its result and the bytes of its arguments; deducts
     its cost from the test's budget, or returns False if the budget is too small"""
@@ -87,13 +87,13 @@ class OperatorFunctions:
     short way; None: there is none"""
     known_bytes: Callable[[Sequence[Any], Mapping[str, Any]], int | None]
     """takes an operator's arguments, and returns the total bytes of the tensors among them; None:
-    not all are plain, known, and small enough to compute"""
+    some tensor is not plain, not known, or too large to compute"""
     over: Callable[[torch.Tensor], torch.Tensor | None]
     """returns a CPU tensor over the bytes of a device tensor, which it does not keep alive; None:
     DLPack cannot express it"""
     put: Callable[[torch.Tensor, torch.Tensor], bool | None]
-    """writes a host tensor's values to a device tensor, which is known from then on; False: there
-    is no room; None: the tensors differ in layout, and nothing is written"""
+    """writes a host tensor's values to a device tensor, which is known from then on; False: the
+    host has no room; None: the tensors differ in layout, and nothing is written"""
 
     def __init__(self, library: ctypes.CDLL, key: int, called: CalledFunctions) -> None:
         """Create the functions.
@@ -129,7 +129,7 @@ class OperatorFunctions:
 
 
 def _exchanging_functions() -> tuple[int | None, int | None]:
-    """Return the addresses of two functions of DLPack's exchange API; None: not available.
+    """Return the addresses of two functions of DLPack's exchange API, or None if torch lacks them.
 
     These are ``dltensor_from_py_object_no_sync`` and ``managed_tensor_to_py_object_no_sync``.
     """

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-# -- bitsandbytes permanently loads its CPU library if it sees no GPU at import --
+# -- bitsandbytes loads its CPU library for good if it sees no GPU when it is imported --
 
 CPU_LIBRARY: Final = (
     "; bitsandbytes was imported outside the test, where no GPU is visible, and keeps its "
     "CPU library from then on: import bitsandbytes in the test or in a fixture, or run "
     "with --gpumem-visible=session"
 )
-"""clause on a test that used no memory of its device"""
+"""clause for a message on a test that used no memory of its device"""
 
 
 def has_cpu_library() -> bool:
@@ -31,9 +31,9 @@ def has_cpu_library() -> bool:
 
 # -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works with no other driver --
 #
-# The copy asks the driver for tables that are not documented. The module with the copy exports its
-# C functions to the modules that cimport it as Cython does: ``__pyx_capi__`` has a capsule for each
-# function, named by its signature. Those modules read the pointers when they are imported.
+# The copy asks the driver for undocumented tables. The module with the copy exports its C functions
+# as Cython does, to modules that cimport it: ``__pyx_capi__`` has a capsule for each function,
+# named by its signature. Those modules read the pointers when they are imported.
 
 COPIES: Final = Patch(
     "cuda.bindings",
@@ -46,19 +46,19 @@ FIRST_CUDA: Final = 13
 """oldest CUDA whose functions are replaced: CUDA 12's headers rename functions such as
 cudaGetDeviceProperties in C, so the library's function of that name is a different one"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
-"""functions that return something else to PyTorch than to all other callers"""
+"""replacements of functions that return something else to PyTorch than to all other callers"""
 _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 
 
 def answer_as_virtual(module: ModuleType) -> None:
-    """Replace the copy's functions by the virtual GPU's.
+    """Replace the functions of the copied runtime by the virtual GPU's.
 
-    Functions that the virtual GPU lacks stay the copy's, and calls of them are refused by name. All
-    functions stay if torch or cuda.bindings is for an older CUDA.
+    Functions that the virtual GPU lacks stay the copy's, and calls of them are refused by name.
+    Nothing is replaced if torch or cuda.bindings is for an older CUDA.
 
     Args:
-        module: the module with the copy.
+        module: the module that contains the copy.
     """
     library = ctypes.CDLL(None)  # the virtual GPU's functions, found as torch finds them
     cuda = ctypes.c_int()
@@ -74,12 +74,12 @@ def answer_as_virtual(module: ModuleType) -> None:
         name = exported.removeprefix("_")
         function = getattr(library, OTHER_NAMES.get(name, name), None)
         if name.startswith("cuda") and function is not None:
-            # The module owns the name and is never freed.
+            # PyCapsule_New does not copy the name. It belongs to the module, which is never freed.
             pointer = ctypes.cast(function, ctypes.c_void_p)
             capsules[exported] = new(pointer, name_of(capsule), None)
 
 
-# -- JAX asks CUPTI for its version, which calls itself without a driver until it crashes --
+# -- JAX asks CUPTI for its version: without a driver, CUPTI calls itself until it crashes --
 
 DEVICES: Final = Patch(
     "jax_plugins",
@@ -104,7 +104,7 @@ def refuse_devices(plugin: ModuleType) -> None:
     DEVICES.on(plugin, "initialize", initialize)
 
 
-# -- numba.cuda loads and launches kernels with driver functions without checking for them --
+# -- numba.cuda loads and launches kernels with functions of the driver that it expects to exist --
 
 DRIVER: Final = Patch(
     "numba.cuda.cudadrv.driver",

@@ -1,12 +1,12 @@
 """Numbers that a program reads back from the virtual GPU although no kernel computed them.
 
 They behave like any other number, but record when the program branches on them: when it compares or
-tests them, or uses them as a size. Sums and products of them are such numbers too. Adding,
-formatting and logging record nothing. Some uses of an integer are invisible to Python code, such as
-its use as a size. They are found by elimination: an integer that was never computed with, shown or
-compared may have been a size.
+tests them, or uses them as a size. Their sums and products are such numbers too. Adding, formatting
+and logging record nothing. Python code does not see some uses of an integer, such as its use as a
+size. These are found by elimination: an integer that was never computed with, shown or compared may
+have been a size.
 
-Smaller rules were tried. If floats never counted as branches, a loop that waits for a loss would
+Simpler rules were tried. If floats never counted as branches, a loop that waits for a loss would
 not end, and a step that keeps its best weights would have other figures without a note. If an
 integer counted when it is read, each test that counts right answers, or prints a number, would get
 a note that its figures depend on values, and would be run again.
@@ -52,7 +52,7 @@ PAIRS: Final = Patch(
     reason="torch.testing asks for the exact class of a number",
 )
 DECIDING: Final = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "index")
-"""the use of an ``int()``'s result is invisible: it may become a size"""
+"""methods that count as branches; ``int()`` is one because its result may become a size unseen"""
 COMPUTED: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
@@ -63,7 +63,7 @@ SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
 class NumberRead:
-    """The read of a number that was not computed, or of the numbers it was derived from."""
+    """The read that returned a number not computed, or the numbers that it was derived from."""
 
     __slots__ = ("_decisions", "_guesses")
 
@@ -133,7 +133,8 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 def plain_number(number: object) -> float | int | None:
     """Unwrap a number that no kernel computed, for code that is compiled with its value.
 
-    An integer records a branch: it may become a size there. Returns None for other objects.
+    An integer records a branch, because it may become a size in that code. Other objects return
+    None.
     """
     if isinstance(number, UncertainFloat):
         number.read.use()
@@ -158,7 +159,7 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
 def _telling(
     method: Callable[..., Any], *, decides: bool = False, computes: bool = False
 ) -> Callable[..., Any]:
-    """Wrap a number's method to record its use; ``computes``: the result records its use too."""
+    """Wrap a number's method to record its use, and with ``computes`` that of its result."""
 
     def call(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
         result, read = method(self, *operands), self.read
@@ -235,7 +236,7 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
     """Unwrap the numbers that a pair of ``torch.testing`` compares.
 
-    PyTorch checks the exact class of each, and its own tests read numbers inside.
+    PyTorch checks the exact class of each number.
     """
 
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's

@@ -1,4 +1,4 @@
-"""Computes the values of a virtual GPU, and reports how a program read those not computed."""
+"""Computes values on the virtual GPU, and reports branches on values that are not computed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class VirtualValues(ValueEngine):
     """Computes values on the host, as each run requests."""
 
     initial: Values = "off"
-    """which values are computed from the start, if a run does not say"""
+    """which values are computed from the start of a run"""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._decisions = Decisions(library.set_endless)
         self._recompile_limits = RecompileLimits()
         self._mode: ValueMode | None = None
-        """set while values are computed"""
+        """the mode, while values are computed"""
         self._kept_mode: ValueMode | None = None
-        """the mode for the whole process: it knows the values of fixtures of wider scope"""
+        """the mode, kept for the whole process because it knows the values of wider fixtures"""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -90,7 +90,7 @@ class VirtualValues(ValueEngine):
     def computing_separately(self) -> Iterator[None]:
         """Compute values in a block of PyTorch's own code, outside of any test's budget.
 
-        They are computed even if a run requests none, and while PyTorch traces.
+        Values are computed even if a run requests none, and even while PyTorch traces.
         """
         from pytest_gpumem.devices.virtual.values.interception import seen_while_tracing
 

@@ -1,10 +1,10 @@
-"""Hides the virtual GPU outside of marked tests, from the import of torch on.
+"""Hides the virtual GPU outside of marked tests, once torch is imported.
 
 PyTorch counts its devices once per process and caches the number, so the native runtime always
-reports the real number. Hiding happens above PyTorch: in the bindings behind
+reports the real number. The GPU is hidden above PyTorch: in the bindings behind
 ``torch.cuda.is_available`` and ``torch.cuda.device_count``, so that even a name imported earlier
 (``from torch.cuda import is_available``) shows the real machine. (Below PyTorch, the native library
-hides it from code that calls the driver or NVML.)
+hides the GPU from code that calls the driver or NVML.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INITIALISATION: Final = Patch(
     reason="CUDA is not initialised while no GPU is shown: PyTorch keeps what its first try sees",
 )
 OTHERS_CODE: Final = ("site-packages", "dist-packages")
-"""folders of installed packages: their lines are not the user's"""
+"""folders of installed packages, whose lines are not the user's"""
 HIDDEN: Final = (
     "No CUDA GPUs are available: the virtual GPU is visible only inside tests marked "
     "gpu_memory. Move the call into a marked test or into one of its fixtures, or show the "
@@ -59,19 +59,19 @@ class Question(NamedTuple):
     """A file that looked for GPUs during its import while none was shown."""
 
     path: str
-    """as in Python's frame"""
+    """the file's path, spelled as in Python's frame"""
     line: int
-    """line of the file that called PyTorch, or that called or imported the code that did"""
+    """line of the file that called PyTorch, or that called or imported other code that did"""
     direct: bool
     """whether the line itself called PyTorch"""
 
     def place(self, root: Path) -> str:
-        """Return "tests/test_model.py:12", relative to a folder."""
+        """Return the file, relative to a folder, and the line: "tests/test_model.py:12"."""
         return f"{os.path.relpath(self.path, root)}:{self.line}"
 
 
 class Curtain:
-    """Wraps PyTorch's device counts: its users see the number of visible devices."""
+    """Wraps PyTorch's device counts, so that they return the number of visible devices."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
@@ -79,7 +79,7 @@ class Curtain:
         self.unanswered: dict[str, Question] = {}
         """the first question of each file; a direct one replaces an indirect one"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
-        # of torch.cuda, and of torch.accelerator, which counts by itself before torch 2.8
+        # torch.cuda's count, and torch.accelerator's, which is a count of its own before torch 2.8
         COUNTS.wrap(torch._C, self._counting)
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
         INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
@@ -90,7 +90,8 @@ class Curtain:
         while not self._shown and frame is not None:
             path = frame.f_code.co_filename
             if not path.startswith(self._own_code):
-                # Frames that run an import, except the main program, which is pytest's own script.
+                # A module's frame runs during its import, except that of the main program, which is
+                # pytest's own script.
                 if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
                     earlier = self.unanswered.get(path)
                     if earlier is None or (direct and not earlier.direct):
@@ -100,9 +101,9 @@ class Curtain:
         return self._shown
 
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
-        """Wrap PyTorch's device count, which calls the driver: no later fork can use CUDA."""
+        """Wrap PyTorch's count of devices: after it has called the driver, no fork can use CUDA."""
 
-        def count_shown() -> int:  # in this file, whose frames do not count as the program's
+        def count_shown() -> int:  # _count skips frames of this file: they are not the program's
             if self._shown:
                 count()
             return self._count()
@@ -110,7 +111,7 @@ class Curtain:
         return count_shown
 
     def _initialise(self, initialise: Callable[[], None]) -> None:
-        """Initialize CUDA, or raise while no GPU is shown.
+        """Initialize CUDA; raise if no GPU is shown.
 
         PyTorch caches what its first attempt finds: after an attempt without NVML, its allocator of
         expandable segments crashes with a segmentation fault.
@@ -120,7 +121,7 @@ class Curtain:
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, otherwise that of another file of its project."""
+        """Return the question of a test's file, or else of another file of its project."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():
@@ -133,8 +134,8 @@ class Curtain:
         """Set how many devices PyTorch's users see; 0 hides them."""
         self._shown = count
         LAST_COUNT.put(self._torch.cuda, {"_cached_device_count": None})
-        # The compiler caches what it finds first for the whole process: of a test without a GPU, or
-        # of an earlier test's card.
+        # The compiler caches for the whole process what it finds first, which may be no GPU, or an
+        # earlier test's card.
         for name in COMPILERS_ANSWERS:
             module = sys.modules.get(name)
             for function in vars(module).values() if module else ():

@@ -1,7 +1,7 @@
 """Collects the alternatives: what may differ on a GPU from the virtual one, with reasons.
 
-They are workspaces whose sizes no library reports, events that a GPU reaches later, and extra
-blocks that a GPU may allocate depending on timing. The virtual GPU allocates none of these blocks.
+These are workspaces whose sizes no library reports, events that a GPU reaches later, and extra
+blocks that a GPU may allocate, depending on timing. The virtual GPU allocates no extra blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import EstimatedLibrary, NativeLibrary
 
 MAX_POSSIBLE: Final = 100_000
-"""maximum number of extra blocks stored per run: with more, nothing is replayed"""
+"""maximum number of extra blocks stored per run: if there are more, nothing is replayed"""
 STREAMS: Final = (
     "other streams may use tensors longer (record_stream), at most until the program has waited "
     "for these streams"
@@ -26,7 +26,7 @@ STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
     "may keep them until the program has waited for these streams, so peaks may be higher"
 )
-"""used when no range is reported"""
+"""the note if no range is reported"""
 
 
 class VirtualWorkspaces:
@@ -39,7 +39,7 @@ class VirtualWorkspaces:
         """extra blocks that a GPU may allocate"""
         self._too_many = False
         self._reasons: dict[str, None] = {}
-        """the unknown choices that the extra blocks depend on"""
+        """the unknown choices that the extra blocks depend on, in order"""
         self._questions_before: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -52,16 +52,16 @@ class VirtualWorkspaces:
         self._library.forget_allocator_events()
 
     def take(self, end: RangeEnd) -> None:
-        """Use this end of the range for each workspace of unknown size from now on.
+        """Give each workspace of unknown size the size at one end of its range from now on.
 
-        A test uses the usual sizes; benchmarks run a step at both ends of its range.
+        A test has the usual sizes; benchmarks run a step at both ends of its range.
         """
         import torch
 
         self._library.take_sizes(get_args(RangeEnd).index(end))
         if torch.cuda.is_initialized():
-            # Cached plans own their workspaces. (torch.backends.cuda.cufft_plan_cache caches the
-            # number of devices at its first use.)
+            # Cached cuFFT plans own their workspaces. (torch.backends.cuda.cufft_plan_cache is not
+            # used, because it caches the number of devices at its first use.)
             for index in range(torch.cuda.device_count()):
                 torch._cufft_clear_plan_cache(index)
 
@@ -77,14 +77,14 @@ class VirtualWorkspaces:
         """Add extra blocks that a GPU may allocate, on the current device and stream.
 
         Args:
-            reason: the unknown choice.
-            sizes: bytes of each; 0: none.
-            span: their lifetime, from and until, in microseconds since 1970.
-            kept_with: address of a block; after the span they live as long as it does.
-            counted: whether they count towards a peak (:class:`Alternative`).
+            reason: the unknown choice that the blocks depend on.
+            sizes: bytes of each block; 0: no block.
+            span: when the blocks begin and end, in microseconds since 1970.
+            kept_with: address of another block: after the span, the blocks live as long as it does.
+            counted: whether the blocks count towards a peak (:class:`Alternative`).
 
         Returns:
-            their indices, for ``keep_until``.
+            the blocks' indices, for ``keep_until``.
         """
         import torch
 
@@ -117,7 +117,7 @@ class VirtualWorkspaces:
         reasons = [estimate.range for estimate in self._estimates() if estimate.range]
         ranged = self.convolutions.counts().ranged
         early, pinned_early = self._library.early_answers()
-        # Limits are checked against what a library or a GPU chooses, not against an estimate.
+        # Limits are checked against sizes that a library or a GPU chooses, not against estimates.
         chosen = ranged + counts.bounded
         possible = bool(self._reasons)
         judged = bool(counts.choices or chosen or early or possible) and counts.larger <= chosen
@@ -144,7 +144,7 @@ class VirtualWorkspaces:
         return [*self.convolutions.notes(), *(estimate.note for estimate in self._estimates())]
 
     def stream_notes(self) -> list[str]:
-        """Return a sentence on tensors that other streams use; empty without such tensors."""
+        """Return a sentence on tensors that other streams use, if there are any."""
         return [STREAMS_NOTE] if self._library.early_answers()[0] else []
 
     def _estimates(self) -> list[EstimatedLibrary]:
@@ -163,14 +163,14 @@ class VirtualWorkspaces:
 def cublas_workspace(capability: tuple[int, int]) -> int:
     """Return the bytes that PyTorch allocates on a card, without CUBLAS_WORKSPACE_CONFIG.
 
-    As getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 * 8 * 1024 and 4096 *
-    1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one when this was written.
+    PyTorch's getChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp) has 4096 * 8 * 1024
+    and 4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
     """
     return 4096 * 8 * 1024 if capability[0] in {9, 10} else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 
 def chosen_workspace() -> int:
-    """Return the bytes that PyTorch allocates on the current device."""
+    """Return the bytes of cuBLAS's workspace on the current device."""
     import torch
 
     ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)

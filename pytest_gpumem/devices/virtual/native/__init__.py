@@ -1,6 +1,6 @@
 """Paths of the virtual GPU's shared libraries, if the package was built with them.
 
-It has only paths, and the reason if they are missing: devices/virtual/library.py loads them.
+devices/virtual/library.py loads them; this module only names them, and says why they are missing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ DRIVER = FOLDER / "libcuda.so.1"
 NVML = FOLDER / "libnvidia-ml.so.1"
 NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 STUB = FOLDER / "libgpumem_stub.so"
-"""copied in place of CUDA libraries that are not installed"""
+"""library that is copied in place of CUDA libraries that are not installed"""
 OPENED_BY_NAME = (DRIVER, NVML, *NVRTC)
-"""libraries that others open by SONAME, which would otherwise find a driver's"""
+"""libraries that others open by SONAME: without these they would find a real driver's"""
 ALL = (LIBRARY, *OPENED_BY_NAME)
 """the libraries loaded into a process"""
 LINKED = FOLDER / "libcuda.so"
-"""the driver's name for compilers (``-lcuda``): a copy of its shell, as wheels cannot contain
-links"""
+"""the driver library under the name that linkers look for (``-lcuda``): a copy, because wheels
+cannot contain links"""
 _STATUS = FOLDER / "build-status.txt"
 
 
