@@ -1,4 +1,1 @@
-"""Where a step runs: real GPUs, the virtual GPU, and cards.
-
-It may import base modules only.
-"""
+"""The devices that steps run on: real GPUs, other accelerators, the virtual GPU and its cards."""

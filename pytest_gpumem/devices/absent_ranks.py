@@ -2,8 +2,8 @@
 
 Nothing may wait for a rank that is not there:
 
-- Process groups of any backend use PyTorch's fake backend. The other ranks are assumed to have this
-  rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
+- Process groups of any backend use PyTorch's fake backend, which assumes that the other ranks have
+  this rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
 - Stores that several processes would share are local to this process.
 - A call that needs data of an absent rank raises an error that names the call.
 """
@@ -166,7 +166,7 @@ def _register_fake_backend(backend: Any) -> None:
 def lone_store(distributed: Any) -> Any:
     """Return a store that does not wait for an absent rank's key."""
     store = distributed.HashStore()
-    store.set_timeout(timedelta(milliseconds=1))  # PyTorch's wait for a key; 0: no limit
+    store.set_timeout(timedelta(milliseconds=1))  # how long a read waits for a key; 0: no limit
     return store
 
 
@@ -177,7 +177,8 @@ def _do_nothing(*_arguments: object, **_options: object) -> None:
 def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
     """Subclass ``kind`` so that calling the class calls ``make`` instead.
 
-    PyTorch and programs read the class's attributes, and test instances with ``isinstance``.
+    A function would not do: PyTorch and programs read the class's attributes, and test instances
+    with ``isinstance``.
     """
 
     class Replaced(type(kind)):  # type: ignore[misc] # a base class without types
@@ -306,8 +307,8 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
 def _checkpoint_alone(stack: ExitStack) -> None:
     """Make torch.distributed.checkpoint write and read only this rank's shards.
 
-    Its first rank gathers the plans of all ranks. It rejects them if no plan has some part of a
-    tensor, as happens with the shards of absent ranks.
+    The first rank gathers the plans of all ranks, and rejects them if some part of a tensor is in
+    no plan: the shards of absent ranks are in none.
     """
 
     @wrapped_by

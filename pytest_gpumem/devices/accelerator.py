@@ -1,4 +1,4 @@
-"""An accelerator other than CUDA, through torch.accelerator alone: XPU, MPS, or a package's.
+"""Measures on an accelerator other than CUDA (XPU, MPS, a package's) with torch.accelerator alone.
 
 torch.accelerator names one accelerator per process, and has its memory statistics since torch 2.9.
 Run as a program, this file imports torch and prints an :class:`Accelerator` as JSON. The session
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import DeviceUse
 
 OPTION: Final = "accelerator"
-"""the value of ``--gpumem-device`` that chooses it"""
+"""the value of ``--gpumem-device`` that chooses torch's accelerator"""
 PROBE: Final = MIB
 """bytes that are allocated to see what the allocator counts"""
 DRI: Final = Path("/dev/dri")
 """Linux's folder of GPU device files, including those of Intel's GPUs"""
 OTHERS: Final = ("cuda", "xpu", "mps")
-"""types that torch itself has: a process may have one of them in addition to a package's"""
+"""types of accelerators that torch itself has: a process may have one besides a package's"""
 AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""environment variable: if it is 0, torch does not import installed backends by itself"""
+"""environment variable that keeps torch from importing installed backends by itself if it is 0"""
 
 
 class Accelerator(NamedTuple):
@@ -52,7 +52,7 @@ class Accelerator(NamedTuple):
     device_type: str
     name: str
     lacks: Sequence[str]
-    """sentences on what it cannot do"""
+    """sentences on what the accelerator cannot do"""
 
 
 class AcceleratorBackend(Backend):
@@ -70,18 +70,18 @@ class AcceleratorBackend(Backend):
         self.devices = range(0)
         """the devices that tests use"""
         self._uncounted: list[str] = []
-        """statistics that its allocator leaves at zero"""
+        """names of statistics that the accelerator's allocator leaves at zero"""
 
     def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Let allocated bytes stand for bytes that this allocator does not count."""
+        """Replace statistics that this allocator does not count by its allocated bytes."""
         return stats | dict.fromkeys(self._uncounted, stats["allocated_bytes"])
 
     def allocator(self) -> str:
-        """Return "native": :meth:`prove` has seen it count."""
+        """Return "native", because :meth:`prove` has checked that the allocator counts."""
         return "native"
 
     def is_initialized(self) -> bool:
-        """Return whether tests have used it."""
+        """Return whether tests have used the accelerator."""
         return bool(self.devices)
 
     def current_device(self) -> int:
@@ -101,11 +101,11 @@ class AcceleratorBackend(Backend):
         torch.accelerator.synchronize(device)
 
     def is_capturing(self) -> bool:
-        """Return False: torch.accelerator cannot tell."""
+        """Return False, because torch.accelerator does not report captures."""
         return False
 
     def clear_workspaces(self) -> None:
-        """Do nothing: torch.accelerator has no such function."""
+        """Do nothing, because torch.accelerator has no such function."""
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """See :meth:`Backend.memory_info`."""
@@ -119,15 +119,15 @@ class AcceleratorBackend(Backend):
         return free, total
 
     def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
-        """Return False: torch.accelerator reports no refused requests."""
+        """Return False, because torch.accelerator reports no refused requests."""
         del observe
         return False
 
     def prove(self, device: int) -> list[str]:
-        """Allocate a block, and see what its allocator counts; return what it lacks.
+        """Allocate a block to check what the allocator counts; return sentences on what it lacks.
 
         Raises:
-            DeviceError: it does not count what a measurement needs.
+            DeviceError: the allocator does not count what a measurement needs.
         """
         import torch
 
@@ -174,7 +174,7 @@ class AcceleratorBackend(Backend):
         raise DeviceError(given, f"its allocator counts {missing}", remedy)
 
     def _lacks(self, device: int) -> list[str]:
-        """Return sentences on what it cannot do."""
+        """Return sentences on what the accelerator cannot do."""
         sentences = [
             f"{self.title} records no history: a failure names no lines",
             f"{self.title} cannot be limited: max_gib is compared after the test",
@@ -200,8 +200,9 @@ class AcceleratorDevice(Device):
         """Use the accelerator of this machine.
 
         Args:
-            found: the answer of :func:`ask`; None: it was not asked.
-            shared: other processes (pytest-xdist's workers) measure on it too, one at a time.
+            found: the result of :func:`ask`; None: it was not called.
+            shared: whether other processes (pytest-xdist's workers) measure on it too, one at a
+                time.
             first: the first device to use; those before it belong to other ranks.
         """
         self.backend: AcceleratorBackend = AcceleratorBackend()
@@ -211,7 +212,7 @@ class AcceleratorDevice(Device):
         self._turn = ExitStack()
 
     def describe(self) -> list[str]:
-        """Return its name and what it cannot do; it asks another process."""
+        """Return the accelerator's name and what it cannot do, which another process finds out."""
         found = self._found = self._found or ask()
         if isinstance(found, str):
             return ["accelerator device: the one that the tests' own imports register"]
@@ -219,7 +220,7 @@ class AcceleratorDevice(Device):
         return [f"{found.device_type} device{name}", *found.lacks]
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
-        """Call the function now: torch.accelerator does not report a first use."""
+        """Call the function now, because torch.accelerator does not report a first use."""
         del count
         begin()
 
@@ -273,7 +274,7 @@ class AcceleratorDevice(Device):
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False
     ) -> AbstractContextManager[None]:
-        """Refuse: one rank alone needs NCCL, which only CUDA has.
+        """Raise, because one rank alone needs NCCL, which only CUDA has.
 
         Raises:
             DeviceError: always.
@@ -287,7 +288,7 @@ class AcceleratorDevice(Device):
 
 
 class AcceleratorUse(UseWatch):
-    """Reads a device's memory in use as parts and the step begin and end, if it is known."""
+    """Reads a device's memory in use, if it is known, when parts and the step begin and end."""
 
     source = "torch.accelerator.get_memory_info, when parts and the step began and ended"
 
@@ -303,7 +304,7 @@ class AcceleratorUse(UseWatch):
         return 0
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings; none if they are not known."""
+        """Return each device's readings; none if the memory in use is not known."""
         readings = super().result(reserved)
         return readings if any(use.peak for use in readings) else ()
 
@@ -312,7 +313,7 @@ def accelerator_type() -> str:
     """Return the type of the accelerator that torch names and that has a device.
 
     Raises:
-        DeviceError: there is none, it has no device, or it is CUDA.
+        DeviceError: torch has no accelerator, it has no device, or it is CUDA.
     """
     import torch
 
@@ -355,13 +356,13 @@ def accelerator_expected() -> bool:
         return True
     if sys.platform != "win32" and not DRI.exists():
         return False
-    # Looking for torch may load the virtual GPU: do it only if there may be an Intel GPU.
+    # The search for torch may load the virtual GPU, so it runs only if there may be an Intel GPU.
     build = installed_torch()
     return build is not None and build.xpu is not None
 
 
 def ask() -> Accelerator | str:
-    """Return what another process finds out about torch's accelerator, or why it can use none."""
+    """Query torch's accelerator in another process; return the result, or why none can be used."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
@@ -379,10 +380,10 @@ def ask() -> Accelerator | str:
 
 
 def tried(backend: AcceleratorBackend, devices: range) -> Accelerator:
-    """Try some devices of this process's accelerator.
+    """Try some devices of this process's accelerator, and return what it is and what it lacks.
 
     Raises:
-        DeviceError: they do not count what a measurement needs.
+        DeviceError: the devices' allocator does not count what a measurement needs.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Wait until autograd's device threads have released a backward pass."""
+"""Waits until autograd's device threads have released a backward pass."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PASSES: Final = Patch(
     reason="a backward pass ends once autograd's threads have let go of its tensors",
 )
 CREATE_GRAPH: Final = 3
-"""index of its argument ``create_graph``"""
+"""index of the engine's argument ``create_graph``"""
 INPUTS: Final = 4
-"""index of its argument ``inputs``: the tensors whose gradients are returned"""
+"""index of the engine's argument ``inputs``: the tensors whose gradients are returned"""
 MAX_WAIT_S: Final = 60
-"""seconds to wait for a thread of autograd, which may itself wait for the caller: no step may
-hang"""
+"""seconds after which to stop waiting for a thread of autograd: the thread may be waiting for the
+caller, and no step may hang"""
 MAX_LOOKS: Final = 1000
-"""polls, a millisecond apart, after which the threads are assumed to be idle"""
+"""number of polls, a millisecond apart, after which the threads are assumed to be idle"""
 
 _this_thread = threading.local()
 _PROCESSES: Final[set[int]] = set()
@@ -44,13 +44,14 @@ def await_autograd() -> list[object]:
     """Wait until autograd's threads have released the backward passes that have ended.
 
     A device's thread wakes the caller first, and then drops its reference to the pass
-    (``thread_main`` of torch/csrc/autograd/engine.cpp): the pass owns the gradients of operations
-    that did not run because of an error, and the callbacks queued for its end. FSDP's callback
-    references the sharded module. Only then does the thread take its next operation.
+    (``thread_main`` in torch/csrc/autograd/engine.cpp). The pass owns the gradients of operations
+    that did not run because of an error, and the callbacks queued for its end: FSDP's callback
+    references the sharded module. Only after that does the thread take its next operation, which is
+    here the pass of an empty tensor.
 
     Returns:
-        all objects of that next operation, which the threads may still reference; empty without
-        threads.
+        all objects of that empty pass, which the threads may still reference; none if there are no
+            threads.
     """
     import torch
 
@@ -73,8 +74,8 @@ def _gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Compute gradients like ``torch.autograd.grad``, but without importing sympy.
 
-    ``grad`` compares two shapes with it. The first import of sympy takes seconds, and a step with a
-    scalar loss does not need it.
+    ``grad`` uses sympy to compare two shapes. The first import of sympy takes seconds, and a step
+    with a scalar loss does not need it.
     """
     import torch
 
@@ -87,9 +88,9 @@ def _gradients(
 
 @contextmanager
 def unawaited() -> Iterator[None]:
-    """Do not wait for this thread's backward passes in the block: they are our own.
+    """Do not wait for this thread's backward passes in the block, which are our own.
 
-    One of autograd's threads may be waiting for the block, so waiting for that thread would
+    One of autograd's threads may be waiting for the block: to wait for that thread would be a
     deadlock.
     """
     waits = getattr(_this_thread, "waits", False)
@@ -111,7 +112,7 @@ def is_outermost_pass() -> bool:
 
 
 def _empty_leaf(device: int) -> torch.Tensor:
-    """Return a leaf of a device that takes no memory there."""
+    """Return an empty leaf tensor on a device, which takes no memory there."""
     import torch
 
     return torch.empty(0, device=f"{VIEW.backend.device_type}:{device}", requires_grad=True)
@@ -119,11 +120,11 @@ def _empty_leaf(device: int) -> torch.Tensor:
 
 @contextmanager
 def awaited_passes() -> Iterator[None]:
-    """In the block, make backward passes wait for autograd's threads if these still hold memory.
+    """Make backward passes in the block wait for autograd's threads if these still hold memory.
 
-    They do after an error, and when gradients are returned: a gradient that is not accumulated
-    stays in the last operation until the thread drops the operation. Without the wait, thread
-    timing would decide whether the step still has that memory.
+    The threads do so after an error, and when gradients are returned: a gradient that is not
+    accumulated stays in the last operation until the thread drops the operation. Without the wait,
+    the threads' timing would decide whether the step still has that memory.
     """
     import torch
 
@@ -153,19 +154,19 @@ class NodeNumbers:
     """Aligns autograd's sequence numbers, by which a backward pass orders its operations.
 
     Each thread counts the nodes that it creates. With ``create_graph=True`` the devices' threads
-    create nodes. Whether the next pass runs these before the caller's nodes, and so its peak, would
-    depend on how many nodes either thread has created in earlier tests: a gradient penalty of a
-    critic with convolutions took 503 MiB alone, and 630 MiB after a test of a Hessian (H100).
+    create nodes too. Whether the next pass runs these before the caller's nodes would depend on how
+    many nodes either thread has created in earlier tests, and so would its peak: a gradient penalty
+    of a critic with convolutions took 503 MiB alone, and 630 MiB after a test of a Hessian (H100).
     """
 
     def __init__(self) -> None:
         self._first = 0
         """the measuring thread's next number when the step began"""
         self._aligned: set[int] = set()
-        """devices whose threads have been set to the step's numbers"""
+        """devices whose threads have been advanced to the step's numbers"""
 
     def begin(self) -> None:
-        """Start a step on this thread, whose numbers are no lower than the devices'."""
+        """Start a step on this thread, and advance its numbers to at least the devices'."""
         import torch
 
         next_number = torch._C._autograd._get_sequence_nr
@@ -221,8 +222,8 @@ def _run_apart(function: Callable[[], object]) -> bool:
     """Call a function that runs backward passes on a new thread, without the caller's modes.
 
     Returns:
-        whether it was called: not within a backward pass, which an autograd thread may be running,
-            nor while capturing a CUDA graph or compiling.
+        whether the function was called: it is not within a backward pass, which an autograd thread
+            may be running, nor while a CUDA graph is captured or code is compiled.
     """
     import torch
 
@@ -246,7 +247,7 @@ def _run_apart(function: Callable[[], object]) -> bool:
 
 
 def await_idle_threads() -> None:
-    """Wait until autograd's threads sleep although the GIL is free: then they wait for work.
+    """Wait until autograd's threads sleep although the GIL is free, which means that they are idle.
 
     Their last pass has ended, but they may still need the GIL to release it.
     """
@@ -267,7 +268,7 @@ def await_idle_threads() -> None:
 def has_autograd_threads() -> bool:
     """Return whether autograd has started device threads in this process (on Linux).
 
-    They live until the process ends.
+    Such threads live until the process ends.
     """
     if os.getpid() in _PROCESSES:
         return True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
 
 Values = Literal["auto", "full", "off"]
-"""values that a virtual GPU computes: within a test's budget, all, none"""
+"""values that a virtual GPU computes: those within a test's budget, all, or none"""
 
 RangeEnd = Literal["usual", "least", "most"]
 """which size to assume for a workspace whose library reports none"""
@@ -38,20 +38,20 @@ class Alternative(NamedTuple):
     """when the workspace's size was queried, its call was made, or the block was requested"""
     use: BlockUse
     address: int
-    """the block's own address if it is in use, otherwise that of the block that is freed together
-    with it. 0: PyTorch allocated none, or that is the block allocated just before"""
+    """address of the block itself if it is in use, otherwise of the block that is freed together
+    with it; 0: PyTorch allocated no such block, or it is the block allocated just before"""
     least: int
     usual: int
     """size in the run; a number of elements if the library is queried for elements"""
     most: int
     ended: float = 0
-    """when a spanning block ends; a kept one stays at least until then"""
+    """when a "spanning" block ends; a "kept" one stays at least until then"""
     place: tuple[int, int] | None = None
     """device and stream; None: those of the previous request"""
     reason: str = ""
     """the unknown choice, if the upper bound is also reported without it"""
     counted: bool = True
-    """whether peaks include the block: of blocks that a compiler allocates for itself they include
+    """whether peaks include the block. Of a block that a compiler allocates for itself they include
     only the memory that stays in the allocator's cache"""
 
 
@@ -67,12 +67,12 @@ class AllocatorEvent(NamedTuple):
     answered: float
     """when the allocator learned that the event had completed"""
     awaited: float
-    """when the program had waited for it in any way; infinite: never"""
+    """when the program had waited for the event in any way; infinity: never"""
     device: int
 
 
 class Alternatives(NamedTuple):
-    """All that may differ on a GPU from a run. A real GPU: nothing."""
+    """All that may differ on a GPU from a run; a run on a real GPU has no alternatives."""
 
     blocks: Sequence[Alternative] | None = ()
     """in order of time; None if there were too many"""
@@ -105,22 +105,23 @@ class ValueEngine:
         """Compute values from now on: within a test's budget ("auto"), all ("full") or none."""
 
     def renew(self) -> None:
-        """Reset the test's budget of values: its body runs, or runs again."""
+        """Reset the test's budget of values before its body runs, or runs again."""
 
     def separately(self) -> AbstractContextManager[None]:
-        """Return a context whose values count towards no test's budget: a wider fixture's."""
+        """Return a context, for a wider fixture, whose values count towards no test's budget."""
         return nullcontext()
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - a virtual GPU's
         """Return whether the step branched on values that are unknown or assumed.
 
         Args:
-            failed: whether it failed because of a value: then values that it only stored count too.
+            failed: whether the step failed because of a value: then values that it only read count
+                too.
         """
         return False
 
     def bounds(self, root: Path) -> str:  # noqa: ARG002 - a virtual GPU's
-        """Return where sizes that depend on unknown values have their upper bound; "": nowhere.
+        """Return the lines at which sizes that depend on unknown values have their upper bound.
 
         File names are relative to ``root``.
         """
@@ -143,7 +144,7 @@ class Device:
     """the value of ``--gpumem-device`` that chooses this kind"""
 
     def describe(self) -> list[str]:
-        """Return sentences for the session's header: what it is, and what it cannot do."""
+        """Return sentences for the session's header: what the device is, and what it cannot do."""
         return [f"{self.option} device"]
 
     def alternatives(self) -> Alternatives:
@@ -164,8 +165,8 @@ class Device:
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """Show ``count`` devices, and call a function when this process first uses CUDA.
 
-        CUDA stays uninitialized until then: processes forked before that can use it, and call the
-        function themselves.
+        CUDA stays uninitialized until then: processes that are forked earlier can use CUDA, and
+        call the function themselves.
 
         Args:
             count: the number of devices.
@@ -174,7 +175,7 @@ class Device:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Undo ``open``: restore the machine for code outside of marked tests."""
+        """Undo ``open``, for code outside of marked tests."""
 
     def make_room(self, extra: list[int]) -> None:
         """Add bytes to each device beyond its card's memory, where that is possible.
@@ -183,7 +184,7 @@ class Device:
         """
 
     def trouble(self) -> str | None:
-        """Return the event since ``open`` that invalidates the figures; None: no such event."""
+        """Return a sentence on an event since ``open`` that invalidates the figures, or None."""
         return None
 
     def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - a virtual GPU's

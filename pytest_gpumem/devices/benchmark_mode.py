@@ -17,7 +17,7 @@ FUNCTION: Final = Patch(
     reason="figures of cuDNN's benchmark mode do not depend on earlier tests, or a note says so",
 )
 PROPERTY: Final = Patch("torch.backends.cudnn", "benchmark.setter", reason=FUNCTION.reason)
-"""the property setter references the function as it was when PyTorch was imported"""
+"""the setter is wrapped too, because it references the function that PyTorch was imported with"""
 TIMED: Final = Note(
     NoteKind.TIMED_PLANS,
     "torch.backends.cudnn.benchmark was on: the first convolution of a shape in a process times "
@@ -50,7 +50,7 @@ class TimedPlans:
     _watches = False
 
     def begin(self, torch: ModuleType) -> None:
-        """Start from the current mode."""
+        """Start a test: ``was_on`` is the current mode until a program turns it on."""
         if not self._watches:
             self._watches = True
             watch_benchmark_mode(torch, self._see)

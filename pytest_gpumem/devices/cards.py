@@ -9,11 +9,12 @@ what others saw. Where a log has no repository or issue to name, its driver and 
 The CUDA context is memory that a process takes before its first allocation. NVIDIA documents no
 figure. With lazy module loading (PyTorch's default since 1.13) published measurements lie between
 107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in ggml-org/llama.cpp#23604; before
-lazy loading it was 0.7 to 1.1 GiB. They follow 2 KiB for each thread that can be resident on the
-card, plus 8 MiB, within 4 per cent on 5 of 5 cards (also H100, RTX 3090, RTX 6000 Ada); a T4 showed
-41 MiB more than that. A card without a measurement of its own has this estimate, and says so.
+lazy loading it was 0.7 to 1.1 GiB. A rule of 2 KiB for each thread that can be resident on the
+card, plus 8 MiB, is within 4 per cent of the measurement on 5 of 5 cards (also H100, RTX 3090, RTX
+6000 Ada); a T4 showed 41 MiB more. A card without a measurement of its own has this estimate, and
+its ``source`` says so.
 
-A TOML file describes a card that the table lacks, as ``gpumem cards --here`` prints it.
+A TOML file, which ``gpumem cards --here`` prints, describes a card that the table lacks.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class ArchLimits:
     """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
 
     Attributes:
-        shared_memory_per_block: limit for a block that does not opt in.
+        shared_memory_per_block: limit for a block that does not opt in to more.
         shared_memory_per_block_optin: the most that ``cudaFuncSetAttribute`` allows.
-        reserved_shared_memory_per_block: reserved by CUDA itself in each block.
+        reserved_shared_memory_per_block: shared memory that CUDA itself reserves in each block.
     """
 
     max_threads_per_sm: int
@@ -56,8 +57,9 @@ class ArchLimits:
     registers_per_sm: int = 65536
 
 
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (7.0: CUDA 12's; the
-# others: CUDA 13's). CUDA reserves 1 KiB of each block's shared memory from 8.0 on (tuning guides).
+# From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": CUDA 12's
+# guide has 7.0, CUDA 13's the others. From 8.0 on, CUDA reserves 1 KiB of shared memory in each
+# block (tuning guides).
 LIMITS: Mapping[tuple[int, int], ArchLimits] = MappingProxyType(
     {
         (7, 0): ArchLimits(2048, 32, 96 * KIB, 96 * KIB, 0),
@@ -77,14 +79,14 @@ class Card:
     """One GPU model, as CUDA reports it.
 
     Attributes:
-        name: as users write it, such as ``A100-80GB``.
+        name: the name that users write, such as ``A100-80GB``.
         device_name: ``cudaDeviceProp.name``.
         total_memory: ``cudaDeviceProp.totalGlobalMem``, in bytes.
         capability: compute capability, major and minor.
-        sm_count: streaming multiprocessors.
+        sm_count: number of streaming multiprocessors.
         context: bytes that a CUDA context takes before the first allocation.
-        l2_cache_size: in bytes.
-        memory_bus_width: in bits.
+        l2_cache_size: bytes of the L2 cache.
+        memory_bus_width: bits of the memory bus.
         source: where these figures come from.
     """
 
@@ -118,7 +120,7 @@ class Card:
 # -- the file of a card --
 
 MAX_FILE: Final = 64 * KIB
-"""bytes; a description has a few hundred"""
+"""maximum bytes of a card's file, which has a few hundred"""
 HOW: Final = (
     "create the file with gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
 )
@@ -143,7 +145,7 @@ class CardFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def estimated_context(capability: tuple[int, int], sm_count: int) -> int:
-    """Estimate the bytes of a CUDA context by this module's rule."""
+    """Estimate the bytes of a CUDA context by the rule in this module's docstring."""
     return 2 * KIB * LIMITS[capability].max_threads_per_sm * sm_count + 8 * MIB
 
 
@@ -163,7 +165,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
     try:
         fields = msgspec.toml.decode(content, type=CardFields)
         fields.name = fields.name or msgspec.convert(path.stem, _Name)
-    except (msgspec.MsgspecError, ValueError) as error:  # tomllib's, or the bytes are not text
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: no TOML, or no text
         raise SpecError(subject, f"does not describe a card ({error})", HOW) from error
     if fields.capability not in LIMITS:
         capabilities = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
@@ -180,7 +182,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
 def card_file_text(fields: Mapping[str, Any]) -> str:
     """Format the fields as a file that :func:`read_card_file` reads.
 
-    JSON's strings, numbers and lists are valid TOML.
+    Values are written as JSON, whose strings, numbers and lists are valid TOML.
     """
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     return "\n".join(["# for card = FILE, to make the virtual GPU this GPU", *lines])
@@ -212,11 +214,11 @@ def _read_table() -> Iterator[tuple[Card, list[str]]]:
 _TABLE = tuple(_read_table())
 _cards = {card.name: card for card, _ in _TABLE}
 CARDS: Mapping[str, Card] = MappingProxyType(_cards)
-"""all cards by name: those of the table, and those read from files"""
+"""all cards by name: the cards of the table, and cards read from files"""
 
 
 def card_names() -> tuple[str, ...]:
-    """The names of all cards, in the order of the table."""
+    """Return the names of the table's cards, in its order."""
     return tuple(card.name for card, _ in _TABLE)
 
 
@@ -227,7 +229,7 @@ def _key(name: str) -> str:
     return re.sub(r"(16|32|40|80)gi?b?$", r"\1gb", compact)
 
 
-# A card's own name takes precedence over another card's CUDA name, and that over an alias.
+# A card's own name takes precedence over another card's CUDA name, and a CUDA name over an alias.
 _BY_KEY: Mapping[str, Card] = {
     **{_key(alias): card for card, aliases in _TABLE for alias in aliases},
     **{_key(card.device_name): card for card in CARDS.values()},

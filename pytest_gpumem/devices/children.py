@@ -1,8 +1,9 @@
-"""Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
+"""Collects peaks of processes that a marked test or ``gpumem run`` starts, such as ranks.
 
-Each Python process that uses a GPU writes a file to the folders that the environment names: when it
-initializes CUDA, and again when it ends, with its peaks, the values that it branched on without
-their being computed, and notes on its figures. A process that is killed leaves the first file only.
+Each Python process that uses a GPU writes a file to the folders that an environment variable names:
+when it initializes CUDA, and again when it ends. The second file has the process's peaks, the
+values not computed that it branched on, and notes on its figures. A process that is killed leaves
+only the first file.
 """
 
 from __future__ import annotations
@@ -46,47 +47,48 @@ GROUP_JOINED: Final = Patch(
     reason="a child process without the variable RANK tells its parent the rank that it joins as",
 )
 VARIABLE: Final = "GPUMEM_CHILDREN"
-"""environment variable with the folders: a test's, and that of a ``gpumem run`` around it"""
+"""environment variable with the folders: that of a test, and that of a ``gpumem run`` around it"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
-"module:class:folder". A child imports the class by name, because it is in a room above"""
+"module:class:folder". A child process imports the class by name, because the class is in a room
+above this one"""
 IMPORTER: Final = os.getpid()
-"""the process that imported this module; any other process with this value is a fork"""
+"""id of the process that imported this module: a process with another id is a fork of it"""
 
 
 class Child(NamedTuple):
     """One process that used a GPU."""
 
     name: str
-    """"rank 1 (pid 4711)", or its script with its number"""
+    """"rank 1 (pid 4711)", or the script and the process id"""
     part: str
-    """the test part this process belongs to: "rank 1", or CHILD_PROCESSES without a rank"""
+    """the test's part that the process belongs to: "rank 1"; CHILD_PROCESSES if it has no rank"""
     peaks: dict[int, Peak]
-    """by device; only devices that it used"""
+    """peaks by the index of each device that the process used"""
     ended: bool
-    """whether it wrote its peaks; False while it runs, and after a kill or ``os._exit``"""
+    """whether the process wrote its peaks: not while it runs, nor after a kill or ``os._exit``"""
     guesses: virtual.GuessRows = ((), ())
     notes: Sequence[Note] = ()
-    """on uncertain figures"""
+    """notes on uncertain figures of the process"""
     attributions: Mapping[int, Attribution] = MappingProxyType({})
-    """of these peaks, if the process recorded them"""
+    """attributions of the peaks, if the process recorded them"""
 
 
 class ChildWatch:
-    """Collects the GPU peaks of the processes that this one starts, and of theirs."""
+    """Collects the GPU peaks of the processes that this one starts, and of their own children."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._owner = 0
-        """the process that created the folder; a fork creates its own"""
+        """id of the process that created the folder; a fork creates a folder of its own"""
 
     @contextmanager
     def watching(self, values: Values, explainer: str = "") -> Iterator[None]:
         """Make processes started in the block write their peaks.
 
         Args:
-            values: which values they compute on the virtual GPU, from their start.
-            explainer: the class that attributes their peaks; see EXPLAINER.
+            values: which values the processes compute on the virtual GPU, from their start.
+            explainer: the class that attributes the processes' peaks; see EXPLAINER.
         """
         self.forget_ended()
         with ExitStack() as stack:
@@ -103,7 +105,7 @@ class ChildWatch:
 
             def remove() -> None:
                 if os.getpid() == owner:
-                    # A launcher's ranks may outlive it by a moment, and still write.
+                    # Errors are ignored, because a launcher's ranks may outlive it and still write.
                     shutil.rmtree(folder, ignore_errors=True)
 
             atexit.register(remove)
@@ -142,7 +144,7 @@ class ChildWatch:
             children.append(Child(name, part, peaks, ended, record["guesses"], notes, told))
         # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
-            with suppress(OSError):  # another process uses it
+            with suppress(OSError):  # not empty: another process uses the folder
                 self._folder.rmdir()
                 self._folder = None
         return children
@@ -157,7 +159,7 @@ CHILD_PROCESSES: Final = "child processes"
 def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
     """Return notes on the figures of child processes, and on values that they branched on.
 
-    They name no process, and do not depend on the order in which the processes ended.
+    The notes name no process, and do not depend on the order in which the processes ended.
     """
     device = virtual.loaded()  # without a virtual GPU, children have none either
     guesses = device.values.guess_notes((c.guesses for c in children), root) if device else ()
@@ -167,7 +169,7 @@ def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether a process is running, and not a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -194,7 +196,7 @@ def watch_this_process() -> None:
 
 
 def watch_this_fork() -> None:
-    """Write the peaks of this process, a fork that uses CUDA first, for its program."""
+    """Write the peaks of this process, which was forked before its program used CUDA."""
     import torch
 
     watch, device = _Watch(torch), virtual.loaded()
@@ -212,7 +214,7 @@ class _Watch:
         self.number_on_the_machine: Callable[[int], int] = int
         """maps a device of this process to the parent's number"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
-        """returns the values that it branched on, and notes on its figures"""
+        """returns the values that the process branched on, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._explainer: Any = None
@@ -220,7 +222,7 @@ class _Watch:
         """attributions of the peaks, once the explainer has run"""
 
     def begin(self) -> None:
-        """Start when CUDA is initialized."""
+        """Start to record when CUDA is initialized."""
 
         def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
             self._fold()
@@ -239,7 +241,7 @@ class _Watch:
             if module:
                 with suppress(Exception):  # a report must not break the child's own use of CUDA
                     self._explainer = getattr(importlib.import_module(module), kind)(root)
-            # multiprocessing's children skip Python's atexit functions, but run these.
+            # multiprocessing's children skip atexit's functions, but run Finalize objects.
             Finalize(None, self._end, exitpriority=0)
             atexit.register(self._end)
 
@@ -252,7 +254,7 @@ class _Watch:
             self._fold()
             peaks = {index: peak for index, peak in self._peaks.items() if peak.reserved}
             explainer, self._explainer = self._explainer, None
-            if explainer is not None:  # this function is called twice in most processes
+            if explainer is not None:  # most processes call _end twice
                 with suppress(Exception):
                     self._attributions = explainer.attributions(peaks)
             number = self.number_on_the_machine

@@ -1,4 +1,4 @@
-"""A real GPU, through torch.cuda alone: NVIDIA's, or AMD's, for whose builds that is HIP."""
+"""A real GPU, used through torch.cuda alone: NVIDIA's, or AMD's, for which torch.cuda calls HIP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class CudaDevice(Device):
         """Use the GPUs of this machine.
 
         Args:
-            shared: other processes (pytest-xdist's workers) measure on them too, one at a time.
+            shared: whether other processes (pytest-xdist's workers) measure on them too, one at a
+                time.
             first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
@@ -48,7 +49,8 @@ class CudaDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         import torch
 
-        # torch counts with NVML if it is there: after a call to CUDA's driver no fork may use CUDA.
+        # torch counts GPUs with NVML if it can, which leaves CUDA usable in forks: after a call of
+        # CUDA's driver it is not.
         self._require(count, torch.cuda.device_count())
         self._first_use = FirstUse(begin)
 
@@ -110,7 +112,7 @@ class CudaDevice(Device):
         import torch
 
         self.close()
-        # A MIG instance is the only one that CUDA shows; its UUID may be that of the whole GPU.
+        # CUDA shows a process one MIG instance, and may report the UUID of the whole GPU for it.
         uuids = (str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
         self._turn.enter_context(locked([own_instance()] if own_instance() else uuids))
 
@@ -138,18 +140,18 @@ class CudaDevice(Device):
 
 @contextmanager
 def locked(gpus: Iterable[str]) -> Iterator[None]:
-    """Lock some GPUs for the block, waiting until no other process of the user has one of them.
+    """Lock some GPUs for the block, once no other process of the user has any of them.
 
     Each GPU has a lock file in the user's folder. The operating system releases the locks of a
     process that ends, however it ends.
 
     Args:
-        gpus: UUIDs, or names of MIG instances.
+        gpus: UUIDs of GPUs, or names of MIG instances.
     """
     folder = lock_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
-        # All processes lock in this order, which avoids deadlocks.
+        # All processes lock in sorted order, which avoids deadlocks.
         for gpu in sorted(gpus):
             file_name = gpu.replace("/", "-")  # older drivers name "MIG-GPU-<UUID>/1/0"
             stack.enter_context(FileLock(folder / f"{file_name}.lock"))

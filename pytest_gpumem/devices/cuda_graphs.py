@@ -1,6 +1,6 @@
-"""The CUDA graphs of this process: the blocks that live graphs may use, and unended captures.
+"""Tracks CUDA graphs: the blocks that live graphs may use, and captures that have not ended.
 
-A graph writes to the workspace that cuBLAS had on its stream, whatever has become of the block.
+A graph writes to the workspace that cuBLAS had on its stream, even if that block was freed since.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Graphs:
                     self._blocks[graph] = {*VIEW.live_blocks()}
             return result
 
-        graphs = sys.modules.get(CAPTURES.module)  # missing where torch could not be imported
+        graphs = sys.modules.get(CAPTURES.module)  # None if the import of torch failed
         if graphs is not None:
             CAPTURES.wrap(graphs, call)
 
     @property
     def blocks(self) -> set[BlockKey]:
-        """Device and address of each block that was there as a live graph was captured."""
+        """Device and address of each block that existed when a live graph's capture ended."""
         return set().union(*self._blocks.values())
 
     def end_captures(self) -> None:
-        """End captures that a test has begun and not ended: CUDA refuses most calls meanwhile."""
+        """End captures that a test has left open, during which CUDA refuses most calls."""
         while self._capturing:
             import torch
 
@@ -81,4 +81,3 @@ class Graphs:
 
 
 GRAPHS: Final = Graphs()
-"""those of this process"""

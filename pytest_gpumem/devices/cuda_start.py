@@ -1,8 +1,8 @@
 """Initializes CUDA once per process, and detects a program's first use of it.
 
-After an error PyTorch's next try would end the process. A program that forks before it uses CUDA
-can use it in each of its processes, and a program without CUDA creates no context: so CUDA must not
-be initialized early for it.
+After an error, PyTorch's next attempt would end the process. CUDA must not be initialized earlier
+than the program does: a program that forks before it uses CUDA can use it in each of its processes,
+and a program that uses no CUDA creates no context.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SETTINGS: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""variables with settings of PyTorch's allocator, which CUDA's initialization reads"""
+"""environment variables with settings of PyTorch's allocator, read when CUDA is initialized"""
 
 _failures: list[DeviceError] = []
 """the error of this process's only attempt, if it failed"""
@@ -29,7 +29,8 @@ def start_cuda() -> None:
     """Initialize CUDA unless it is initialized.
 
     Raises:
-        DeviceError: it failed, now or earlier; another attempt might end the process.
+        DeviceError: the initialization failed, now or earlier; another attempt might end the
+            process.
     """
     import torch
 
@@ -45,7 +46,7 @@ def start_cuda() -> None:
 
 
 def _failure(error: Exception) -> DeviceError:
-    """Build the error to raise; it names the allocator setting that PyTorch cannot parse."""
+    """Build the error to raise, which names an allocator setting that may be the cause."""
     message = f"{type(error).__name__}: {error}"
     setting = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
     if not setting:
@@ -62,19 +63,19 @@ def _failure(error: Exception) -> DeviceError:
 
 
 INITIALISE: Final = "_lazy_init"
-"""function of torch.cuda that initializes CUDA; PyTorch's C++ calls it by this name too"""
+"""name of the function of torch.cuda that initializes CUDA, by which PyTorch's C++ calls it too"""
 USE: Final = Patch(
     "torch.cuda", INITIALISE, reason="measuring begins as the program first uses CUDA, not before"
 )
 
 
 class FirstUse:
-    """Calls a function at the first use of CUDA, once per process and once per earlier fork."""
+    """Calls a function at the first use of CUDA, once in this process and in each earlier fork."""
 
     def __init__(
         self, begin: Callable[[], None], prepare: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait from now on.
+        """Wait for the first use of CUDA from now on.
 
         Args:
             begin: the function to call. It may use CUDA, and runs outside of PyTorch's dispatch
@@ -98,7 +99,7 @@ class FirstUse:
         self._restore = functools.partial(self._replace, initialise_and_begin, initialise)
 
     def happen(self) -> None:
-        """Call the function unless it has been called."""
+        """Call the function now, unless it has been called."""
         begin, self._begin = self._begin, None
         if begin is None:
             return

@@ -1,11 +1,11 @@
-"""Queries NVIDIA's driver through its libraries: some sandboxes lack the driver's files.
+"""Queries NVIDIA's driver through its libraries, because some sandboxes lack the driver's files.
 
 cuInit works once per process: it reads CUDA_VISIBLE_DEVICES then, and no later fork can use a GPU.
-Loading its library would also occupy the name that the virtual GPU's library needs. So another
-process makes the query.
+The driver's library, once loaded, would also occupy the name that the virtual GPU's library needs.
+So another process makes the query.
 
-This file is also that process's program: it prints the names of the GPUs, and ends with status 1
-where there is none. It imports nothing else from this package.
+This file is also that process's program: it prints the names of the GPUs, and ends with status 1 if
+there are none. It imports nothing else from this package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 NVML: Final = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 NO_GPU: Final = (3, 34, 100)
-"""what cuInit returns where there is no GPU (cuda.h, CUresult): CUDA_ERROR_NOT_INITIALIZED and
+"""results of cuInit if there is no GPU (CUresult in cuda.h): CUDA_ERROR_NOT_INITIALIZED and
 CUDA_ERROR_STUB_LIBRARY come from libraries without a driver, CUDA_ERROR_NO_DEVICE from a driver"""
 SLOW_S: Final = 60
 """seconds that the driver may take to initialize"""
@@ -35,14 +35,13 @@ class VisibleGpus(NamedTuple):
     """The GPUs visible to the driver."""
 
     expected: bool = False
-    """whether a GPU was found. A driver that fails to initialize counts: PyTorch then reports the
-    error"""
+    """whether a GPU was found, or the driver failed to initialize: PyTorch reports that error"""
     names: tuple[str, ...] = ()
-    """names, hex-encoded"""
+    """the GPUs' names, hex-encoded"""
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
-    """Return the GPUs that CUDA shows with these variables; CUDA_VISIBLE_DEVICES may hide some."""
+    """Return the GPUs that CUDA shows in this environment: CUDA_VISIBLE_DEVICES may hide some."""
     try:
         process = subprocess.run(
             [sys.executable, "-I", "-S", __file__],

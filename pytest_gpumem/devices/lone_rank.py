@@ -1,6 +1,6 @@
-"""One rank of a distributed run without the other ranks: this process is rank r of N.
+"""Runs one rank of a distributed run without the other ranks: this process is rank r of N.
 
-On a real GPU, where NCCL would wait for the other ranks, its groups are simulated like all others:
+On a real GPU NCCL would wait for the other ranks, so its groups are simulated like all others:
 collectives do nothing, and take no memory. On the virtual GPU, NCCL groups are PyTorch's own.
 """
 
@@ -47,15 +47,15 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
 ) -> Iterator[None]:
     """Make this process rank ``rank`` of ``size`` in the block, as ``init_process_group`` would.
 
-    The environment is what torchrun would set, on a node with this one rank. If the process's
-    program is such a rank already, this does nothing.
+    The environment variables are those that torchrun would set on a node with this one rank. If
+    the process's program already runs as this rank, nothing is done.
 
     Args:
         rank: this process's rank.
         size: number of ranks.
         adapted: returns a context in which groups for the GPU can be created and used.
         variables: further environment variables.
-        nccl: NCCL groups are PyTorch's own; otherwise they are simulated.
+        nccl: whether NCCL groups are PyTorch's own; otherwise they are simulated.
         by_program: create the process group when the block calls ``init_process_group``.
 
     Raises:
@@ -104,15 +104,15 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
                 rank=rank,
                 world_size=size,
             )
-            # A group bound to a device creates subgroups with ncclCommSplit, which does not receive
-            # the parts' sizes: those would come from the other ranks.
+            # A group bound to a device creates subgroups with ncclCommSplit, which is not told the
+            # sizes of the parts: they would come from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
 
         @stack.callback
         def destroy_groups() -> None:
             if distributed.is_initialized():  # the test may have destroyed the group itself
-                # DeepSpeed has groups of its own, which only its own function destroys.
+                # DeepSpeed has groups that only its own function destroys.
                 comm: Any = sys.modules.get("deepspeed.comm", distributed)
                 (comm if comm.is_initialized() else distributed).destroy_process_group()
 

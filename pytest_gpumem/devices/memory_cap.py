@@ -1,8 +1,8 @@
-"""Caps on PyTorch's caching allocator: the test's own, and the measurement's.
+"""Caps PyTorch's caching allocator at the lower of the test's own cap and the measurement's.
 
-PyTorch has one cap per device, a fraction of its memory. During a measurement the lower of two caps
-applies: the fraction of the card's memory that the test's code sets, and a limit in bytes. The
-test's code reads its own fraction back.
+PyTorch has one cap per device, a fraction of the device's memory. During a measurement the lower of
+two caps applies: the fraction of the card's memory that the test's code sets, and a limit in bytes.
+If the test's code reads the fraction, it gets the one that it has set.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class _Cap:
     """The caps on one device; sizes in bytes."""
 
     fraction: float = 1.0
-    """set by the test's code"""
+    """the cap that the test's code sets"""
     memory: int = 0
     """bytes of the card, which ``fraction`` refers to"""
     total: int = 0
     """bytes that PyTorch's own fraction refers to"""
     limit: int | None = None
-    """set by the measurement"""
+    """the cap that the measurement sets"""
     foreign: int = 0
     """reserved bytes that do not count towards the test's fraction"""
 
 
 class MemoryCaps:
-    """Wraps PyTorch's bindings for the fraction, and applies the lower cap."""
+    """Wraps PyTorch's bindings for the fraction, and sets the lower of a device's two caps."""
 
     def __init__(self) -> None:
         self._real: dict[str, Callable[..., Any]] = {}
         self._caps: dict[int, _Cap] = {}
         self._set_as: dict[str, str] = {}
-        """by fraction passed to PyTorch in settings: the program's own fraction that it replaces"""
+        """the program's own fractions, by the fractions that replace them in PyTorch's settings"""
 
     def install(self) -> None:
         """Wrap the bindings, once."""
@@ -107,13 +107,13 @@ class MemoryCaps:
             SET_SETTINGS: set_settings,
             GET_SETTINGS: get_settings,
         }
-        # torch 2.6 has no binding that reads the fraction. Versions with older names of the
-        # settings' functions read a fraction in settings only once, when CUDA is initialized.
+        # torch 2.6 has no binding that reads the fraction. Versions that have other names for the
+        # settings' functions read a fraction in the settings only when CUDA is initialized.
         self._real = BINDINGS.values(torch._C)
         BINDINGS.put(torch._C, wrappers)
 
     def _fraction_of_total(self, match: re.Match[str]) -> str:
-        """Rewrite the setting as the fraction of PyTorch's total that is the same number of bytes.
+        """Convert a setting's fraction to the fraction of PyTorch's total with as many bytes.
 
         With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond a fraction of
         the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings read
@@ -124,7 +124,7 @@ class MemoryCaps:
         try:
             fraction = float(value)
         except ValueError:
-            return match[0]  # PyTorch raises an error that quotes it
+            return match[0]  # unchanged, because PyTorch raises an error that quotes it
         if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
             return match[1] + value
         told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
@@ -158,7 +158,7 @@ class MemoryCaps:
 
 @contextmanager
 def _current_device_kept() -> Iterator[None]:
-    """Restore the current device: PyTorch 2.6's bindings of the fraction change it."""
+    """Restore the current device after the block: PyTorch 2.6's bindings change it."""
     import torch
 
     current = torch.cuda.current_device()
@@ -173,7 +173,7 @@ CAPS: Final = MemoryCaps()
 
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """Restore the test's fractions of some devices after the block, and lift the limits."""
+    """Restore the test's fractions on some devices after the block, and lift their limits."""
     if not VIEW.backend.caps:
         yield
         return

@@ -33,7 +33,7 @@ class OtherProcesses(NamedTuple):
 
 
 class UseWatch:
-    """Reads the memory in use on some devices at the start, at its peak and at the end."""
+    """Reads the memory in use on some devices: at the start, the highest since, and at the end."""
 
     source = ""
     every_ms = 0
@@ -41,10 +41,10 @@ class UseWatch:
     def __init__(self, devices: range) -> None:
         self.devices = devices
         self._besides = dict.fromkeys(devices, 0)
-        """non-PyTorch bytes in use at the start"""
+        """bytes in use at the start outside PyTorch's allocator"""
         self._peaks = dict.fromkeys(devices, 0)
         self._outside = dict.fromkeys(devices, 0)
-        """highest non-PyTorch memory sampled since the start"""
+        """most bytes seen since the start outside PyTorch's allocator"""
         self._others = dict.fromkeys(devices, 0)
         """bytes of other processes at the start, if known"""
 
@@ -57,7 +57,11 @@ class UseWatch:
         return OtherProcesses(0, 0)
 
     def start(self, reserved: Sequence[int]) -> None:
-        """Start again; ``reserved``: the bytes that PyTorch's allocator has on each device."""
+        """Restart the readings.
+
+        Args:
+            reserved: bytes that PyTorch's allocator has on each device.
+        """
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
         self._besides = {device: used - own for (device, used), own in pairs}
@@ -68,11 +72,11 @@ class UseWatch:
         self._outside = dict.fromkeys(self.devices, 0)
 
     def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:  # noqa: ARG002 - the account's
-        """Take a reading: a part or a step has just ended.
+        """Take a reading when a part or a step has just ended.
 
         Args:
             reserved: bytes that PyTorch's allocator has on each device.
-            peaks: the allocator's peaks since the last reading, or earlier.
+            peaks: the allocator's peaks since the last reading or an earlier one.
         """
         self._read()
 
@@ -81,13 +85,17 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Ignore the time since the last reading: the measurement itself has used memory."""
+        """Ignore the time since the last reading, when the measurement itself used memory."""
 
     def release(self) -> None:
-        """Free tensors that PyTorch keeps after their work has ended, until more work begins."""
+        """Free tensors that PyTorch keeps after their collective has ended, until the next one."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings since ``start``; ``reserved``: as in ``start``."""
+        """Return each device's readings since ``start``.
+
+        Args:
+            reserved: bytes that PyTorch's allocator has on each device.
+        """
         self._read()
         figures = []
         for device, segments in zip(self.devices, reserved, strict=True):
@@ -118,11 +126,14 @@ class UseWatch:
         return [*notes_of(NoteKind.DEVICE, shared(use, name))]
 
     def stop(self) -> None:
-        """Stop reading."""
+        """End the readings; a subclass stops its thread."""
 
 
 class MemInfoWatch(UseWatch):
-    """Reads cudaMemGetInfo when something ends: a thread's calls could break a graph's capture."""
+    """Reads cudaMemGetInfo when parts and steps begin and end.
+
+    It does not poll: calls of another thread could break the capture of a CUDA graph.
+    """
 
     source = "cudaMemGetInfo, when parts and the step began and ended"
 
@@ -151,13 +162,13 @@ class NvmlWatch(UseWatch):
 
     def used(self, device: int) -> int:
         """Return the bytes that nvidia-smi shows as used."""
-        version = getattr(self._nvml, "nvmlMemory_v2", None)  # without the driver's reserve
+        version = getattr(self._nvml, "nvmlMemory_v2", None)  # its ``used`` omits driver memory
         with suppress(self._nvml.NVMLError, TypeError):
             if version is not None:
                 return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device], version).used)
         with suppress(self._nvml.NVMLError):
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]).used)
-        return 0  # the GPU fell off its bus, say
+        return 0  # NVML fails, for example, if the GPU has fallen off the bus
 
     def other_processes(self, device: int, reserved: int) -> OtherProcesses:
         """Return the other processes; their bytes are 0 if NVML does not report them."""
@@ -167,7 +178,8 @@ class NvmlWatch(UseWatch):
             return OtherProcesses(0, 0)
         sizes = [process.usedGpuMemory or 0 for process in processes if process.pid != os.getpid()]
         if len(sizes) == len(processes) and sizes:
-            # In a container this process has another pid: take the one nearest in size.
+            # In a container NVML shows another pid for this process, so none was left out: leave
+            # out the process whose size is nearest to this one's.
             sizes.remove(min(sizes, key=lambda size: abs(size - reserved)))
         return OtherProcesses(len(sizes), sum(sizes))
 
@@ -193,7 +205,7 @@ class NvmlWatch(UseWatch):
 
 
 def watch_gpus(devices: range) -> UseWatch:
-    """Return a watch on real GPUs: with NVML if it is installed and knows them."""
+    """Return a watch on real GPUs, which uses NVML if it is installed and knows them."""
     nvml = import_nvml()
     if nvml is None:
         return MemInfoWatch(devices)
@@ -218,11 +230,11 @@ def watch_gpus(devices: range) -> UseWatch:
 
 
 MAX_CONTEXT: Final = 1 << 30
-"""bytes: more than a CUDA context and the libraries of one process take"""
+"""more bytes than the CUDA context and the libraries of one process take"""
 
 
 def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Yield a sentence if other processes use the device; for the fullest of several."""
+    """Yield a sentence if other processes use the devices: on the device that they use most."""
     fullest = max(
         use, key=lambda device: (device.others, device.processes, device.besides), default=None
     )

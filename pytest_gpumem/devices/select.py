@@ -1,4 +1,4 @@
-"""Chooses the device that a session's steps run on: before torch is imported, once per process."""
+"""Chooses the device that a session's steps run on, once per process, before torch's import."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Choice:
     reason: str = ""
     """why there is no device"""
     demanded: bool = False
-    """the device was requested by name: a missing one is an error, not a reason to skip"""
+    """whether the device was requested by name: a missing one is an error, not a reason to skip"""
 
     @property
     def card(self) -> Card | None:
@@ -54,14 +54,14 @@ class Choice:
 
 
 def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None = None) -> Choice:
-    """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.
+    """Choose the device for ``--gpumem-device``, and load the virtual GPU if it is chosen.
 
     Args:
         kind: "auto", "cuda", "accelerator", "virtual" or "none".
         card: the virtual GPU's card.
-        worker: pytest-xdist's name of this worker ("gw1"); workers share the machine's GPUs. "":
-            not a worker.
-        rank: this process's torchrun rank; it uses the device of its local rank.
+        worker: pytest-xdist's name of this worker, such as "gw1", which shares the machine's GPUs
+            with the others; "": this process is no worker.
+        rank: this process's torchrun rank, whose local rank is the index of its device.
     """
     first = rank.local_rank if rank else 0
     if kind == "none":
@@ -95,15 +95,15 @@ def is_inherited() -> bool:
 def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     """Return whether this machine has a GPU for the installed torch, and does not hide it.
 
-    For a ROCm build of torch it is AMD's, otherwise NVIDIA's.
+    A ROCm build of torch needs a GPU of AMD's, any other build one of NVIDIA's.
     """
     if is_inherited():
-        return False  # it sees no driver
-    # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
+        return False  # such a process sees no driver
+    # HIP reads CUDA's variable too (ROCm's documentation, "GPU isolation techniques").
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False
     if amd_file.exists():
-        # Looking for torch may load the virtual GPU: do it only if AMD's driver is there.
+        # The search for torch may load the virtual GPU, so it runs only if AMD's driver is there.
         build = installed_torch()
         amd = build is not None and build.hip is not None
         variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if amd else []

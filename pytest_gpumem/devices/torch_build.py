@@ -1,4 +1,4 @@
-"""Reads from its files which torch is installed: only marked tests may import it."""
+"""Reads which torch is installed from its files, because only marked tests may import it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class TorchBuild:
     """An installed torch."""
 
     version: str
-    """ "2.15.0+cu132" """
+    """such as "2.15.0+cu132"; "unknown" if it cannot be read"""
     cuda: str | None
-    """the CUDA version it was built for, "13.2"; None for a build without CUDA"""
+    """CUDA version that it was built for, such as "13.2"; None for a build without CUDA"""
     hip: str | None = None
-    """the HIP version it was built for, of AMD's ROCm; None for any other build"""
+    """version of HIP (AMD's ROCm) that it was built for; None for any other build"""
     xpu: str | None = None
-    """the version of Intel's compiler it was built with; None for any other build"""
+    """version of Intel's compiler that it was built with; None for any other build"""
 
 
 def torch_folder() -> Path | None:

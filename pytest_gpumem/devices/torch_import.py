@@ -1,7 +1,7 @@
 """Import hooks on ``sys.meta_path`` that run just before and just after torch is imported.
 
-The virtual GPU has to be loaded before torch and has to patch it right after. A hook costs nothing
-until then, so a suite that never imports torch pays nothing.
+The virtual GPU has to be loaded before torch is imported, and has to patch torch right after. A
+hook costs nothing until then, so a suite that never imports torch pays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TorchGuard(MetaPathFinder):
         self._call: Callable[[], object] | None = None
 
     def install(self, call: Callable[[], object]) -> None:
-        """Install the hook, or replace its function; nothing if torch is imported already."""
+        """Install the hook, or replace its function; do nothing if torch is imported already."""
         if "torch" in sys.modules:
             return
         if self._call is None:
@@ -57,7 +57,7 @@ class ImportHooks(MetaPathFinder):
         self._calls: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def call_after(self, module: str, call: Callable[[ModuleType], object]) -> None:
-        """Call a function with a module once that is imported, or now if it already is."""
+        """Call a function with a module once the module is imported, or now if it already is."""
         if module in sys.modules:
             call(sys.modules[module])
             return
@@ -74,7 +74,7 @@ class ImportHooks(MetaPathFinder):
             return None
         del path, target
         try:
-            spec = importlib.util.find_spec(fullname)  # does not recurse: _calls lacks it now
+            spec = importlib.util.find_spec(fullname)  # no recursion: _calls lacks the module now
         finally:
             self._calls[fullname] = calls
 
@@ -91,7 +91,7 @@ IMPORTS: Final = ImportHooks()
 
 
 class _CallingLoader(Loader):
-    """Loads with the wrapped loader, restores it on the module, then calls back."""
+    """Restores the wrapped loader on the module, loads with it, then calls back."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -101,7 +101,7 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Restore the wrapped loader on the module, also if another hook wraps this one.
+        # Another hook may wrap this loader: then the module does not have it.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:
@@ -122,7 +122,7 @@ _hidden: set[str] = set()
 def hide_from_compiler() -> None:
     """Hide this package's frames and the functions it wraps from ``torch.compile``.
 
-    Takes effect now, or when PyTorch's compiler is imported; once per process.
+    This takes effect now, or when PyTorch's compiler is imported, once per process.
     """
     from pytest_gpumem.recording.wrapped_functions import (
         RULES,

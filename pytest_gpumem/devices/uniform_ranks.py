@@ -1,8 +1,8 @@
 """Computes collectives of CPU tensors for ranks with equal values, with torch 2.14 and older.
 
-The fake group of newer versions computes them (``simulate_uniform_ranks``); that of older versions
-leaves most outputs unchanged. Collectives that C++ code starts, such as DTensor's, are not changed
-here.
+The fake group of newer versions computes them itself (``simulate_uniform_ranks``); that of older
+versions leaves most outputs unchanged. Collectives that C++ code starts, such as DTensor's, are not
+computed here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _reduce(tensor: Tensor, options: object, size: int) -> None:
-    """Reduce a tensor with the equal ones of all other ranks, in place."""
+    """Reduce a tensor in place, as if all other ranks had an equal one."""
     kinds: Any = importlib.import_module("torch.distributed").ReduceOp
     operation = getattr(options, "reduceOp", kinds.SUM)
     if operation == kinds.SUM:
@@ -160,8 +160,8 @@ METHODS: Final = Patch(
 def reduced_to_themselves(device: str = "CUDA") -> Iterator[None]:
     """Make the all-reduce of a device's tensors return the tensors themselves.
 
-    DistributedDataParallel takes the result from the future of a collective's work. The fake group
-    of torch 2.11 and older sets that to None.
+    DistributedDataParallel takes the result from the future of the collective's Work, which the
+    fake group of torch 2.11 and older sets to None.
     """
     import torch
 

@@ -1,12 +1,13 @@
-"""Rotates the GPUs of pytest-xdist's workers, so that these run in parallel.
+"""Rotates the GPUs of pytest-xdist's workers, so that the workers run in parallel.
 
 A worker's ``CUDA_VISIBLE_DEVICES`` is rotated: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. Its tests'
-``cuda:0`` is another GPU than the other workers', and a test that requests several still gets them.
-Fewer workers than GPUs are spread: of two on eight GPUs gw1 begins with GPU 4, so that tests of
-four GPUs run in parallel. If two workers share a GPU, a lock serializes their steps.
+``cuda:0`` is another GPU than the other workers', and a test that requests several GPUs still gets
+them. If there are fewer workers than GPUs, their first GPUs are spread: of two workers on eight
+GPUs gw1 begins with GPU 4, so that tests of four GPUs run in parallel. If two workers share a GPU,
+a lock serializes their steps.
 
-CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"): of
-several instances each worker gets one of its own.
+CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"). If
+there are several instances, each worker gets another one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 WORKERS: Final = "PYTEST_XDIST_WORKER_COUNT"
 MIG: Final = "MIG-"
-"""prefix of a MIG instance's name in CUDA_VISIBLE_DEVICES"""
+"""prefix of the names of MIG instances in CUDA_VISIBLE_DEVICES"""
 
 
 def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Rotate the list of visible GPUs by the worker's number, unless torch has been imported.
 
     Args:
-        worker: pytest-xdist's name of the worker, "gw1".
+        worker: pytest-xdist's name of the worker, such as "gw1".
         environment: environment variables, changed in place.
     """
     digits = re.search(r"\d+", worker)
@@ -51,7 +52,7 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
 
 
 def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0) -> str | None:
-    """Rotate the list of visible GPUs; None if no other GPU can come first.
+    """Rotate the list of visible GPUs; return None if no other GPU can come first.
 
     GPUs with another name than the first one keep their places: a baseline belongs to a GPU's name,
     and any worker may run a test.
@@ -79,11 +80,11 @@ def mig_instances(visible: str | None) -> list[str]:
     """Return the MIG instances to distribute to workers: those with the first one's name.
 
     Args:
-        visible: ``CUDA_VISIBLE_DEVICES``; None: all of the machine, if each of its GPUs is
-            partitioned.
+        visible: ``CUDA_VISIBLE_DEVICES``; None: all instances of the machine, if each of its GPUs
+            is partitioned.
 
     Returns:
-        their UUIDs; empty if whole GPUs are visible, or NVML (nvidia-ml-py) is missing.
+        the instances' UUIDs; empty if whole GPUs are visible, or NVML (nvidia-ml-py) is missing.
     """
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     if entries is not None and not all(entry.startswith(MIG) for entry in entries):
@@ -110,7 +111,7 @@ def mig_instances(visible: str | None) -> list[str]:
 
 
 def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without types
-    """Return all MIG instances; none if a GPU is not partitioned."""
+    """Return the handles of all MIG instances; none if any GPU is not partitioned."""
     instances = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -118,13 +119,13 @@ def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without t
         if current != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
         for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-            # An index may have no instance.
+            # Not every index has an instance.
             with suppress(nvml.NVMLError_NotFound):
                 instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
     return instances
 
 
 def own_instance(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the MIG instance that this process sees; "" if it sees whole GPUs."""
+    """Return the name of the MIG instance that this process sees; "" if it sees whole GPUs."""
     first = environment.get(VISIBLE, "").partition(",")[0].strip()
     return first if first.startswith(MIG) else ""

@@ -1,1 +1,1 @@
-"""The folder that ``gpumem run`` puts on its child processes' PYTHONPATH, for sitecustomize.py."""
+"""The folder with sitecustomize.py, which child processes have on their PYTHONPATH."""

@@ -1,6 +1,6 @@
 """Runs at the start of each Python process that a marked test or ``gpumem run`` starts.
 
-On a virtual GPU it adapts torch.distributed; below ``gpumem run`` the process writes its peaks.
+With a virtual GPU this adapts torch.distributed; under ``gpumem run`` the process writes its peaks.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
 one, and costs little more until torch is imported. See :mod:`pytest_gpumem.devices.children`.
@@ -24,9 +24,10 @@ FOLDER = str(Path(__file__).parent)
 
 
 class _TorchGuard(MetaPathFinder):
-    """Watches this process just before it imports torch.
+    """Starts to watch this process just before it imports torch.
 
-    Not earlier: pytest warns if a plugin's package was imported before the plugin was registered.
+    If it started earlier, pytest would warn that a plugin's package was imported before the plugin
+    was registered.
     """
 
     def find_spec(
@@ -36,7 +37,7 @@ class _TorchGuard(MetaPathFinder):
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
-        # Ignore errors: the interpreter may lack this package, or have another version.
+        # Errors are ignored: the interpreter may lack this package, or have another version.
         with suppress(Exception):
             from pytest_gpumem.devices.children import watch_this_process
 
@@ -55,7 +56,7 @@ def _import_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        # the import system looks the module up here when its import ends
+        # The import system looks for this module there when its import ends.
         sys.modules.setdefault(__name__, this)
 
 
