@@ -75,9 +75,9 @@ class Alternatives(NamedTuple):
     """All that may differ on a GPU from a run; a run on a real GPU has no alternatives."""
 
     blocks: Sequence[Alternative] | None = ()
-    """in order of time; None if there were too many"""
+    """blocks in order of time; None if there were too many"""
     events: Sequence[AllocatorEvent] | None = ()
-    """in the order in which the allocator queried them; None if there were too many"""
+    """events in the order in which the allocator queried them; None if there were too many"""
     smaller: bool = False
     """whether any block may be smaller"""
     larger: bool = False
@@ -121,9 +121,9 @@ class ValueEngine:
         return False
 
     def bounds(self, root: Path) -> str:  # noqa: ARG002 - a virtual GPU's
-        """Return the lines at which sizes that depend on unknown values have their upper bound.
+        """Return the lines where a size is an upper bound; "" if there are none.
 
-        File names are relative to ``root``.
+        Such a size depends on unknown values. File names are relative to ``root``.
         """
         return ""
 

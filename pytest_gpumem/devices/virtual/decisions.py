@@ -35,11 +35,9 @@ MAX_SIZE: Final = 8
 MAX_SITES: Final = 3
 """maximum number of lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
-"""PyTorch's folder of optimizers"""
 HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
 """PyTorch's files whose functions only forward calls, which are attributed to their callers"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
-"""PyTorch's file of torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
     "the gradients of torch.amp.GradScaler are assumed to be finite: if they overflow on a "
     "real GPU, it skips the optimizer's first steps, and the optimizer's state is "
@@ -111,7 +109,7 @@ class _Here(threading.local):
     purpose = ""
     """"number": a tensor method returns it; "shown": it becomes text; "kept": it stays a tensor"""
     guesses: Guesses | None = None
-    """where to count the number being read, if it is not computed"""
+    """the guesses that count branches on the number being read; None: the number is known"""
 
 
 class Decisions:

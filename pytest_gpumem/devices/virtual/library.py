@@ -89,7 +89,7 @@ _CARD_NUMBERS = (
 
 
 class _CardStruct(ctypes.Structure):
-    """``gm_card``."""
+    """Mirrors the struct ``gm_card``."""
 
     _fields_ = (
         ("name", ctypes.c_char * 256),
@@ -99,7 +99,7 @@ class _CardStruct(ctypes.Structure):
 
 
 class _WorkspaceNote(ctypes.Structure):
-    """``note`` in sizes.c."""
+    """Mirrors the struct ``note`` in sizes.c."""
 
     _fields_ = (
         *((name, _WORD) for name in ("time", "address", "least", "usual", "most", "graph")),
@@ -108,13 +108,13 @@ class _WorkspaceNote(ctypes.Structure):
 
 
 class _EstimatedLibrary(ctypes.Structure):
-    """``estimated_library`` in state.c."""
+    """Mirrors the struct ``estimated_library`` in state.c."""
 
     _fields_ = (("name", ctypes.c_char_p), ("note", ctypes.c_char_p), ("range", ctypes.c_char_p))
 
 
 class _AnswerStruct(ctypes.Structure):
-    """``answer`` in stream_order.c."""
+    """Mirrors the struct ``answer`` in stream_order.c."""
 
     _fields_ = (*((name, _WORD) for name in ("recorded", "answered", "awaited", "device")),)
 

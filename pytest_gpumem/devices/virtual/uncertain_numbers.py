@@ -236,7 +236,7 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
     """Unwrap the numbers that a pair of ``torch.testing`` compares.
 
-    PyTorch checks the exact class of each number.
+    PyTorch checks the exact class of each number, and its own tests read numbers inside the call.
     """
 
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's

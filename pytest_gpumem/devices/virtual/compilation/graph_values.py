@@ -129,9 +129,9 @@ class GraphProgram:
             for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])
         ]
         self.changed: dict[int, int] = {}
-        """by the index of each input that the code writes: the node with its final value, or -1"""
+        """nodes with the final values of inputs that the code writes (-1: none), by input"""
         self.roots: dict[int, int] = {place: place for place in self.inputs}
-        """by the index of each input, and of each view of one: the input's index"""
+        """inputs, by the indices of these inputs and of views of them"""
         self.is_told = True
         """whether the graph contains everything that the code writes"""
         self._read()
@@ -142,7 +142,7 @@ class GraphProgram:
             self.nodes[last[used]].unused_after.append(used)
         names = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
         self.order = {symbol: place for place, symbol in reversed([*enumerate(names)])}
-        """order of the sizes and numbers that the code reads back, by their names in it"""
+        """order in which the code reads back sizes and numbers: an index by each name in it"""
         self.fruitless: set[tuple[object, ...]] = set()
         """combinations of known inputs and sizes for which no value could be computed"""
         self.unknown: set[str] = set()
@@ -321,7 +321,7 @@ class CodeThatRuns:
             self._forget_written()
 
     def _wants(self, call: OperatorCall) -> bool:
-        """Write the values that an inner operator reads back; False: it reads none back."""
+        """Write the values that an inner operator reads back; return False if it reads none."""
         traits = call.traits
         if not (
             traits.reads_back or traits.data_dependent or (traits.copies and call.copies_to_host())

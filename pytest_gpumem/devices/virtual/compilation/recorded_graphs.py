@@ -41,9 +41,9 @@ class Form(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: Any
-    """torch's dtype"""
+    """a ``torch.dtype``"""
     strides: tuple[int, ...] | None = None
-    """in elements; None in a cache written by an earlier version of this package"""
+    """strides in elements; None in a cache written by an earlier version of this package"""
 
 
 class RecordedNode(NamedTuple):

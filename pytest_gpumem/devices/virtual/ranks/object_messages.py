@@ -47,7 +47,7 @@ class ObjectMessages:
     """Carries objects between ranks that are processes on virtual GPUs."""
 
     def __init__(self, c10d: Any) -> None:
-        """Use ``torch.distributed.distributed_c10d``, which is ``c10d``."""
+        """Prepare to wrap functions of ``torch.distributed.distributed_c10d`` (``c10d``)."""
         self._c10d = c10d
         self._here = _Messages()
         self._counts: Counter[tuple[str, int, int]] = Counter()

@@ -92,7 +92,7 @@ class UnwaitedCollectives:
         self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """returns how many kernels were launched, and how often the host waited for the device"""
         self._works: dict[int, tuple[Any, Progress]] = {}
-        """by the id of a Work: the Work, and the program's progress when it began"""
+        """each Work, and the program's progress when it began, by the Work's id"""
         self._passes = 0
         self._most = 0
         """largest number of bytes freed at once when a collective began"""

@@ -178,7 +178,7 @@ def _seeds(options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
-    """Return the seed and its offset in flash attention's form."""
+    """Return the seed and the offset as flash attention returns them."""
     if TORCH < (2, 7):
         return _seeds(options)
     state = torch.tensor([options.seed, 0]).to(torch.uint64)
@@ -195,7 +195,7 @@ def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
 
 @equivalent_of_arguments("aten::_scaled_dot_product_flash_attention")
 def sdpa_flash(args: Arguments) -> tuple[object, ...]:
-    """Return the results except the debug mask."""
+    """Return flash attention's results, with an empty debug mask."""
     options = _options(args, LOWER_RIGHT)
     output, logarithm = attention(*_heads(args), None, options)
     state = _flash_state(options)

@@ -24,7 +24,7 @@ MAX_FLOPS: Final = 1 << 30
 ALL_FLOPS: Final = 20 * 10**9
 """floating-point operations that one test may spend: half a second"""
 ASKED: Final = 256 << 20
-"""bytes that an operator may need, when all values are computed, before free memory is checked"""
+"""bytes that an operator may need before free memory is checked, when all values are computed"""
 TINY: Final = 4096
 """maximum total bytes of the tensors of an operator that costs nothing"""
 OF_ELEMENT: Final = 16
@@ -56,7 +56,6 @@ class Budget:
         self.lost = 0
         """bytes of unknown results of compiled code"""
         self.ended = False
-        """whether the budget is spent"""
         self.refused = 0
         """bytes of results for which the host had no memory"""
 
@@ -128,7 +127,7 @@ class Budget:
         return False
 
     def refund(self) -> None:
-        """Return the last operator's cost to the budget: it was not computed."""
+        """Refund the last operator's cost, because the operator was not computed."""
         self.flops += self._taken
         self._taken = 0
 

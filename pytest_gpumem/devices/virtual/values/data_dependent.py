@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
 
 MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
-"""above this many elements nonzero works in chunks (Nonzero.cu), and thrust's indices have 8
+"""number of elements from which nonzero works in chunks (Nonzero.cu), and thrust's indices have 8
 bytes"""
 MAX_MODE_SORTED: Final = 2048
 """elements of the largest slice whose mode a single kernel finds (TensorModeKernel.cu)"""
@@ -62,9 +62,10 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
     return [_int32(*counts)]
 
 
-# Each function receives the host's result and the CUDA call's arguments by name. If values are
-# unknown, the result is None, and ``share`` is the part of a mask that is true: functions
-# registered with ``bounded`` then return the copies of the upper bound.
+# Each function returns the bytes of the copies: its docstring names the numbers that they contain.
+# It receives the host's result and the CUDA call's arguments by name. If values are unknown, the
+# result is None, and ``share`` is the part of a mask that is true: functions registered with
+# ``bounded`` then return the copies of the upper bound.
 
 
 # -- nonzero, and what contains it --
@@ -312,7 +313,7 @@ copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].num
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return that no status is an error: the host has computed the result without one."""
+    """Return a flag that no status is an error: the host has computed the result without one."""
     return [bytes([False])] if _matrices(args).numel() else []
 
 
@@ -345,7 +346,7 @@ copies("aten::_linalg_check_errors")(  # whether any status is an error
 
 @copies("aten::linalg_eig")
 def eig_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return whether all elements are finite, and that there is no error (twice if they are real).
+    """Return whether all elements are finite, and a flag for no error (two if they are real).
 
     Before torch 2.10 MAGMA does the rest, on matrices in host memory.
     """
@@ -395,7 +396,7 @@ copies("aten::_ctc_loss")(lambda *_: [])  # tagged data-dependent, but it reads 
 
 @copies("aten::segment_reduce")
 def segment_reduce_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the minimum length, and that the lengths add up: an unsafe call skips both checks."""
+    """Return the minimum length, and a flag that all add up: an unsafe call skips both checks."""
     if args.lengths is None or args.unsafe or not args.data.numel():
         return []
     return [_content(over_device_memory(args.lengths).min()), bytes([True])]

@@ -78,7 +78,7 @@ class DeferredPart:
     """A tensor within a recipe's values."""
 
     recipe: Recipe | None
-    """None: the tensor's values do not matter"""
+    """recipe of the tensor's range; None: the tensor's values do not matter"""
     offset: int
     """bytes from the start of the range"""
     size: Sequence[int]

@@ -33,7 +33,7 @@ class FewNonzeros:
 
     @classmethod
     def none(cls, dtype: torch.dtype) -> FewNonzeros:
-        """Return the empty set of a tensor of zeros."""
+        """Return the elements of a tensor of zeros, which has none."""
         return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=dtype))
 
     @classmethod
@@ -49,7 +49,7 @@ class FewNonzeros:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory."""
+        """Bytes of host memory for the elements."""
         return self.places.nbytes + self.values.nbytes
 
     def nonzero(self, shape: Sequence[int]) -> Tensor:

@@ -154,7 +154,7 @@ def describe(tensor: Tensor) -> tuple[int, ...]:
 
 
 def tensors_in(arguments: object) -> list[Tensor]:
-    """Return the tensors among an operator's arguments or results, also those in lists."""
+    """Return the tensors among an operator's arguments or results, including those in lists."""
     if isinstance(arguments, Tensor):
         return [arguments]
     if not isinstance(arguments, (list, tuple)):
@@ -180,7 +180,7 @@ def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
 
 
 def mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
-    """Apply a function to all arguments, also those in lists, tuples and dicts."""
+    """Apply a function to all arguments, including those in lists, tuples and dicts."""
     if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
         items = [mapped(argument, function) for argument in arguments]
         return items if isinstance(arguments, list) else tuple(items)

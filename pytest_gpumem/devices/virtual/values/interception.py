@@ -308,7 +308,7 @@ def let_higher_order_operators_pass() -> None:
     Examples are cond, flex_attention and DTensor's random operators. The operators inside them are
     intercepted one by one.
     """
-    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # for new operators
+    HIGHER_ORDER.wrap(torch._ops, lambda passed: [*passed, *INCLUDED])  # for later operators
     for higher_order in torch._ops._higher_order_ops.values():
         for key in INCLUDED:
             higher_order.fallthrough(key)

@@ -166,7 +166,7 @@ class ValueMode:
         )
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
-        """operators that the host could not compute, and why"""
+        """reasons why the host could not compute operators, by the operators' names"""
         self.unknown_code: set[str] = set()
         """parts of torch.compile's code that were not computed"""
         self.unknown_kernels: set[str] = set()
@@ -225,7 +225,7 @@ class ValueMode:
                 self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def notes(self) -> list[str]:
-        """Return sentences on unknown values, if all were requested or the step branched on one."""
+        """Return sentences on unknown values, if all were requested or the step branched on any."""
         sentences = []
         if self.full and self.failures:
             reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]

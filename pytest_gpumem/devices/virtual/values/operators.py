@@ -151,14 +151,14 @@ class Traits(NamedTuple):
     name: str
     """the operator's name without namespace and overload"""
     copies: bool
-    """it copies bytes from one tensor to another, of the host or of the device"""
+    """whether it copies bytes from one tensor to another, on the host or on the device"""
     allocates: bool
-    """it returns memory without values"""
+    """whether it returns memory without values"""
     random: bool
     reads_back: bool
-    """it returns a tensor's bytes to the host"""
+    """whether it returns a tensor's bytes to the host"""
     data_dependent: bool
-    """it reads back memory of its own, mostly for the size of its results"""
+    """whether it reads back memory of its own, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
     """index and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
@@ -166,17 +166,17 @@ class Traits(NamedTuple):
     tensors: tuple[int, ...]
     """indices of its tensor arguments"""
     takes_numbers: bool
-    """PyTorch accepts numbers in place of tensors"""
+    """whether PyTorch accepts numbers in place of tensors"""
     opened: bool
-    """the operators that it calls are always intercepted too"""
+    """whether the operators that it calls are always intercepted too"""
     in_python: bool
-    """its kernel is a Python function: operators that it calls read no memory of its own"""
+    """whether its kernel is a Python function: operators that it calls read no memory of its own"""
     may_open: bool
-    """the operators that it calls are intercepted too if an argument is sparse or nested"""
+    """whether the operators that it calls are intercepted if an argument is sparse or nested"""
     carried: bool
-    """it moves values by plain copies, which the native library carries out"""
+    """whether it moves values by plain copies, which the native library carries out"""
     host: Callable[..., Any]
-    """computes it on the CPU: its equivalent, or the operator itself"""
+    """function that computes it on the CPU: its equivalent, or the operator itself"""
     formula: Callable[..., Any] | None
     """PyTorch's formula for its floating-point operations"""
     ways: OperatorFlags
@@ -247,7 +247,7 @@ class OperatorCall:
         return [getattr(named, argument.name) for argument in self.op._schema.arguments]
 
     def copies_to_host(self) -> bool:
-        """Return whether it copies a CUDA tensor to a host tensor."""
+        """Return whether the call copies a CUDA tensor to a host tensor."""
         if self.op is torch.ops.aten.copy_.default:
             return bool(self.args[1].is_cuda and not self.args[0].is_cuda)
         if self.op is torch.ops.aten._to_copy.default:
@@ -256,13 +256,13 @@ class OperatorCall:
         return False
 
     def copies_floats_to_host(self) -> bool:
-        """Return whether it copies real or complex numbers to the host, not sizes or masks."""
+        """Return whether the call copies floats or complex numbers to the host."""
         source = self.args[1 if self.name == "copy_" else 0]
         is_number = source.is_floating_point() or source.is_complex()
         return is_number and self.copies_to_host()
 
     def copies_bytes_to(self, tensor: Tensor) -> bool:
-        """Return whether it fills a tensor by a plain copy, which the library has made."""
+        """Return whether the call fills a tensor by a plain copy, which the library has made."""
         if self.name not in {"copy_", "_to_copy", "clone"}:
             return False
         source = self.args[1 if self.name == "copy_" else 0]

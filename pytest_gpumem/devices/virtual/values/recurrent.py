@@ -84,7 +84,7 @@ def cudnn_rnn(args: Arguments) -> tuple[Tensor | None, ...]:
     weights = _weights_in_shape(args)
     result = _forward(args, args.input, weights, args.hx, args.cx)
     last_cell = result[2] if args.mode == LSTM else args.input.new_empty(0)
-    return result[0], result[1], last_cell, None, args.weight_buf  # it contains the weights
+    return result[0], result[1], last_cell, None, args.weight_buf  # weight_buf has the weights
 
 
 @equivalent_of_arguments("aten::_cudnn_rnn_backward")
