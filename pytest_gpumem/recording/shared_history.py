@@ -24,7 +24,7 @@ MAX_EVENTS: Final = 1_000_000
 """allocations and frees that a history keeps; the oldest are dropped beyond it"""
 
 
-class Settings(NamedTuple):
+class HistorySettings(NamedTuple):
     """The settings with which the test's own code switched its history on."""
 
     context: str | None
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     arguments: tuple[Any, ...]
 
     @classmethod
-    def read(cls, arguments: tuple[Any, ...]) -> Settings:
+    def read(cls, arguments: tuple[Any, ...]) -> HistorySettings:
         """Parse the arguments of PyTorch's binding; before torch 2.9 it has only the first four."""
         kind, context, stacks, number, *_ = arguments
         if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
@@ -84,7 +84,7 @@ class SharedHistory:
         self._switch = switch
         self._running = 0
         """number of the measurement's histories under way"""
-        self._of_test: Settings | None = None
+        self._of_test: HistorySettings | None = None
         self._test_start = 0
         """when the test's code switched its history on, in microseconds since 1970"""
         self._lost: list[list[Event]] = []
@@ -157,7 +157,7 @@ class SharedHistory:
     def set_by_test(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         """Switch the test's own history on or off; ``arguments`` are the binding's."""
         previous = self._of_test
-        self._of_test = Settings.read(arguments) if arguments and arguments[0] else None
+        self._of_test = HistorySettings.read(arguments) if arguments and arguments[0] else None
         clears = len(arguments) > CLEARS and arguments[CLEARS]
         if previous is None or self._of_test is None or clears:
             self._test_start = time.time_ns() // 1000
