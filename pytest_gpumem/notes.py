@@ -173,7 +173,7 @@ class Hinted(Noted):
 
     @property
     def hint_texts(self) -> tuple[str, ...]:
-        """The sentences of hints."""
+        """The hints' sentences, in the order of ``hint_kinds``."""
         return tuple(hint.text for hint in self.hints)
 
     @property

@@ -174,7 +174,7 @@ class Key(NamedTuple):
 
     @property
     def nodeid(self) -> str:
-        """Pytest's node ID."""
+        """The node ID that ``module`` and ``test`` make up, without the part."""
         return f"{self.module}::{self.test}" if self.test else self.module
 
     @property

@@ -151,7 +151,7 @@ class ChildWatch:
 
 
 CHILDREN: Final = ChildWatch()
-"""children of marked tests"""
+"""watches the processes that marked tests start"""
 CHILD_PROCESSES: Final = "child processes"
 """name of the test part for processes without a rank"""
 

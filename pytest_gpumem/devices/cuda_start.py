@@ -70,7 +70,10 @@ USE: Final = Patch(
 
 
 class FirstUse:
-    """Calls a function at the first use of CUDA, once in this process and in each earlier fork."""
+    """Calls a function once in this process, when CUDA is first used.
+
+    A fork made before that use calls the function at its own first use.
+    """
 
     def __init__(
         self, begin: Callable[[], None], prepare: Callable[[], None] = lambda: None

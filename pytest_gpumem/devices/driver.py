@@ -32,7 +32,7 @@ SLOW_S: Final = 60
 
 
 class VisibleGpus(NamedTuple):
-    """The GPUs visible to the driver."""
+    """What a separate process has found out about the GPUs that the driver shows."""
 
     expected: bool = False
     """whether a GPU was found, or the driver failed to initialize: PyTorch reports that error"""

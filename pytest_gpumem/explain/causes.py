@@ -267,7 +267,7 @@ def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]
     """Return the lines that grew by the same factor as at least two other lines.
 
     A larger batch or more layers make all lines grow alike: none of them is the cause. Lines that
-    make modules are excluded, as a batch makes no parameters.
+    allocate parameters or buffers are left out: a larger batch does not make these grow.
     """
     factors: dict[tuple[str, int], float] = {}
     for row in rows:

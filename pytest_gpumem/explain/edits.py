@@ -64,7 +64,8 @@ class _Growth:
         self._calls: Counter[CodeLine] = Counter()
         """bytes by line on the call stacks of the allocations"""
         self._modules: Counter[str] = Counter()
-        """bytes by name on the paths of the modules that own the memory"""
+        """bytes that modules own, by each name on the module's path: those of ``encoder.norm``
+        count for ``encoder`` and for ``norm``"""
         categories = {cause.category for cause in causes}
         self._files = {path for path, _ in self._lines}
         """files on the call stacks of the test's allocations"""
@@ -84,7 +85,7 @@ class _Growth:
         self._functions = {
             (path, qualified(str(root / path), line)) for path, line in (*self._lines, *self._calls)
         }
-        """functions that allocate the growth or call it"""
+        """functions that allocate the growth, or are on the call stacks of its allocations"""
         owners = {(path, name.rpartition(".")[0]) for path, name in self._functions}
         self._classes = {(path, owner) for path, owner in owners if owner}
         """the classes of these functions"""

@@ -30,7 +30,7 @@ MAX_ALIKE: Final = 3
 
 
 class KeptBlock(NamedTuple):
-    """A block that a source line had at the peak."""
+    """A block that a source line allocated and that was alive at the peak."""
 
     keeper: str
     """the keeper's name; "" if nothing with a name keeps the block"""
@@ -89,8 +89,8 @@ def _certain(
                     left[_requested(blocks[at])] -= 1
                     chosen.append(at)
             certain.append(NamedKeeper(name, tuple(chosen)))
-        # Nothing adds up to the growth: blocks of the baseline are gone, or have other sizes. The
-        # other keepers may still have too little.
+        # No blocks add up to the growth: some of the baseline are gone, or have other sizes. This
+        # keeper is certain nevertheless if the blocks of all others are too few or too small.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS
             or _bytes(blocks, others) <= extra.nbytes * MAX_OTHERS

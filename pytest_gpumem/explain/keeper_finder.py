@@ -160,7 +160,7 @@ class PinWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch this thread and the threads that it starts."""
+        """Find the pinning lines of this thread, and of threads that start in the block."""
         self._total = self._pinned()
         outer = sys.getprofile()
         threading.setprofile(self._see)

@@ -55,7 +55,7 @@ class Probe:
     peak: Peak
     """the fullest device's peak; if the value does not fit, the peak until the refused request"""
     passes: Peak = _NOTHING
-    """the peak outside of optimizer steps, which may hide the growth of everything else"""
+    """the peak outside of optimizer steps: that of a step may hide how everything else grows"""
     shortage: str = ""
     """the request that was refused"""
 

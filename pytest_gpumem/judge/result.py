@@ -64,9 +64,9 @@ class Result:
     expected: bool = False
     """whether it failed, and the test is marked ``xfail``"""
     world_size: int | None = None
-    """the marker's ``world_size``"""
+    """number of ranks that the marker declares; None if it declares none"""
     rank: int | None = None
-    """the marker's ``rank``"""
+    """the rank that the marker declares, from 0"""
     card: str = ""
     """the declared card, which the step must fit on"""
     baseline_entry: BaselineEntry | None = None

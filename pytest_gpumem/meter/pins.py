@@ -81,7 +81,7 @@ class Pins:
                         )
                     begin += nbytes
                 if not blocks.keys() <= set(foreign):
-                    continue  # a fixture's segment, which belongs to the step
+                    continue  # it has a block that is not foreign: on another device, say
                 edges = range(address, address + size, page_size(segment) or size)
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):

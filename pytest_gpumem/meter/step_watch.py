@@ -130,7 +130,10 @@ class Steps:
         self._note(0)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Record a possible end, unless the test marks its ends."""
+        """Record a possible end of a step: an optimizer has stepped.
+
+        Nothing is recorded if the test marks the ends of its steps.
+        """
         if not self._marked_by_test:
             self._note(self._number_of(optimizer))
 

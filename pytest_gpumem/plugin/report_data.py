@@ -32,7 +32,7 @@ class ReportData(TypedDict, total=False):
     """The data of one report; fields that do not apply are absent."""
 
     nodeid: str
-    """the test's unique name, if pytest's is not unique"""
+    """the test's node ID with its path from the root folder; absent if pytest's own is the same"""
     marked: bool
     """True if the test is marked and the report did not pass"""
     results: str

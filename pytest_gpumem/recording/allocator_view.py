@@ -79,7 +79,7 @@ class Plug(NamedTuple):
     pool: str
     """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """whether it took up the whole free block that it came from, with no remainder"""
+    """whether the plug takes up a whole free block, and leaves no rest of it free"""
     requested: int = -1
     """bytes that were requested; -1: all of them"""
     split: bool = True

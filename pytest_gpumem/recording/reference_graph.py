@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     Keys = AbstractSet["Key"]
 
 MOST: Final = 0.9
-"""share of its parent's bytes that a child must keep to count as the holder in its place"""
+"""share of the bytes kept by an object: if one of its children keeps at least as much, the child is
+the holder, not the object"""
 MAX_OTHERS: Final = 2
 """other holders that are named besides the first one"""
 MAX_SEPARATE_PARTS: Final = 2
@@ -128,7 +129,7 @@ class ReferenceGraph:
         return {key for key in self.all_below(starts, without) if key in self.sizes}
 
     def all_below(self, starts: Iterable[Key], without: Collection[Key] = frozenset()) -> set[Key]:
-        """Return everything that is reachable, including ``starts``."""
+        """Return ``starts`` and all that they reach without passing through ``without``."""
         seen = {key for key in starts if key not in without}
         pending = [*seen]
         while pending:

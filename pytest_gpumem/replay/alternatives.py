@@ -109,7 +109,8 @@ def _in_order(
     """
     drops = [free.dropped for free in frees]
     known_before = [-1]
-    """index of the last block known to have waited before each block, and before the end"""
+    """for each block, and for the end: index of the nearest earlier block that is known to have
+    waited for other streams; -1 if there is none"""
     for at, free in enumerate(frees):
         known_before.append(at if free.waited else known_before[-1])
     ways = {-1: _Way(0, None, None)}

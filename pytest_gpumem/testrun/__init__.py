@@ -1,4 +1,5 @@
-"""Running, judging and re-running one marked test; ``explainer.py`` is explain's interface.
+"""Running, judging and re-running one marked test.
 
-It may import baselines, fit, replay and the rooms below.
+It asks the room ``explain`` for reasons through the interface in ``explainer.py``, and may import
+baselines, fit, replay and the rooms below.
 """

@@ -223,7 +223,10 @@ class Pipeline:
     def _followed_up(
         self, test: EndedTest, results: list[Result], recording: Recording | None, *, uncapped: bool
     ) -> list[Result]:
-        """Write a test's snapshot; add hints about fragmentation."""
+        """Return a test's results with the snapshot's path and hints about fragmentation.
+
+        Only a recorded test that failed because of too much device memory has a snapshot.
+        """
         if self._snapshots and recording is not None and too_much(results):
             try:
                 path = write_snapshot(recording, self._snapshots, test.item.nodeid)

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search, and return the release with its figures and cause."""
+    """Search for the release that changed memory; return it with its figures and their cause."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)

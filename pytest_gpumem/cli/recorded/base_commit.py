@@ -70,9 +70,11 @@ def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
 
 @contextmanager
 def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str, str]]]:
-    """Check a commit out; yield the repository, and the working folder's place in the worktree.
+    """Check a commit out into a worktree at ``folder``, and remove the worktree after the block.
 
-    The third value is an environment in which the repository's packages are those of the commit.
+    Yields:
+        the repository's top folder, the folder of the worktree that corresponds to the working
+        folder, and an environment in which the repository's packages are those of the commit.
     """
     try:
         root = repository_root()

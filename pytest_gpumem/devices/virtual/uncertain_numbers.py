@@ -133,8 +133,8 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 def plain_number(number: object) -> float | int | None:
     """Unwrap a number that no kernel computed, for code that is compiled with its value.
 
-    An integer records a branch, because it may become a size in that code. Other objects return
-    None.
+    For an integer a branch is recorded, because the integer may become a size in that code. For
+    other objects the result is None.
     """
     if isinstance(number, UncertainFloat):
         number.read.use()

@@ -348,7 +348,7 @@ def _template_environment() -> Environment:
 def name_html(test: Result | OwnOutcome) -> str:
     """Return a test's or part's name as markup: its file, the rest, the part."""
     name = test.nodeid[len(test.module) :]
-    kind = "module" if name else "test"  # a program without arguments has only a file name
+    kind = "module" if name else "test"  # without arguments, a program's file is its whole name
     words = [f'<span class="{kind}">{escape(printable(test.module + name[:2]))}</span>']
     if name:
         words.append(f'<wbr><span class="test">{escape(printable(name[2:]))}</span>')

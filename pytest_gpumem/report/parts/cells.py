@@ -49,9 +49,9 @@ def pinned_cell(result: Result) -> str:
 
 
 def change_cell(result: Result) -> str:
-    """Format the leading difference from the baseline in MiB and percent; "new" without one.
+    """Format how far the figure to report first is from the baseline, in MiB and percent.
 
-    "n/a" if the baseline could not be compared.
+    "new" if there is no baseline, "n/a" if it could not be compared.
     """
     lead = result.leading_comparison
     if lead is None or lead.difference is None:

@@ -86,7 +86,7 @@ class Progress(NamedTuple):
 
 
 class UnwaitedCollectives:
-    """Records asynchronous collectives that no program has waited for, and the progress since."""
+    """Keeps asynchronous collectives until the program waits for them or they count as done."""
 
     def __init__(self) -> None:
         self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)

@@ -137,7 +137,10 @@ def index_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def index_put_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return index's copies, or none if PyTorch calls masked_fill (``canDispatchToMaskedFill``)."""
+    """Return the same numbers as for ``index``; none if PyTorch calls masked_fill instead.
+
+    ``canDispatchToMaskedFill`` decides that.
+    """
     defined = [index for index in args.indices if index is not None]
     is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
     is_host_value = args.values.numel() == 1 and args.values.device.type == "cpu"
@@ -168,7 +171,8 @@ copies("aten::_unique", "aten::_unique2", bounded=True)(
 def unique_dim_copies(result: Sequence[Tensor] | None, args: Arguments) -> Sequence[Answer]:
     """Return the number of unique slices.
 
-    The number has 8 bytes since torch 2.15; 4 bytes for up to 2^31 slices if counts are requested.
+    Before torch 2.15 the number has 4 bytes. Since then it has 8, but still 4 if counts are
+    requested and there are at most 2^31 slices.
     """
     count = result[0].shape[args.dim] if result else _bound(args.self.shape[args.dim], args)
     return [(_int32(count), _int64(count))] if args.self.numel() else []

@@ -1,7 +1,7 @@
 """Large tensors that operators create from known values, computed once something reads them.
 
-Until then a mask of a thousand rows and columns costs only a record of its operator. The native
-library knows whether such a range of addresses has been written to since.
+Until then such a tensor, for example a mask of a thousand rows and columns, costs only a record of
+its operator. The native library knows whether the tensor's memory has been written to since.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class DeferredValues:
 
         Args:
             call: call of an operator that has run and returned one tensor.
-            result: that tensor, new or an argument that it has changed.
+            result: that tensor: a new one, or an argument that the operator has changed.
         """
         traits = call.traits
         if traits.random or traits.allocates or not is_plain(result) or not result.numel():
@@ -277,7 +277,10 @@ class DeferredValues:
         return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
 
     def _recipe_at(self, tensor: Tensor, *, assumed: bool = False) -> Recipe | None:
-        """Return the recipe of the range around a tensor; ``assumed``: even if it is assumed."""
+        """Return the recipe of the deferred range around a tensor; None if there is none.
+
+        Recipes with assumed values count only with ``assumed``.
+        """
         nbytes = span(tensor)
         if not nbytes or not is_plain(tensor):
             return None

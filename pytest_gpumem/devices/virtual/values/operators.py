@@ -382,7 +382,9 @@ def _ways_of(traits: Traits) -> OperatorFlags:
         return OperatorFlags(0)  # another library's operator may run Python code of its own
     if name in RETURNS_ARGUMENTS:  # the library would mark these arguments as unknown
         return OperatorFlags(0)
-    if name == "zero_":  # unknown memory is filled by the library, or through ValueMode._is_filled
+    # These flags are for known memory: into unknown memory the library's memset or
+    # ValueMode._is_filled writes the zeros.
+    if name == "zero_":
         return (
             OperatorFlags.SHORT
             | OperatorFlags.COMPUTES

@@ -244,8 +244,8 @@ class OpenOperator:
         self._arguments = [*extents_of(call.inputs())]
         self._targets = [*extents_of(call.written())]
         self._written: list[tuple[int, int]] = []
-        """start and end addresses that inner operators have written since the operator's own
-        last kernel"""
+        """start and end addresses of the memory that inner operators have written since this
+        operator last launched a kernel itself"""
 
     def told(self) -> list[tuple[int, int]]:
         """Return the start and end addresses at which known values are certain to be up to date."""
