@@ -134,9 +134,9 @@ class Kind(str, Enum):
     """there is no baseline of this test: passes with a note; fails in CI, or with
     ``--gpumem-missing-baseline=fail``"""
     INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, "")
-    """the baseline is of another device, batch size, rank or number of devices, or its file cannot
-    be read, or ``--gpumem-provenance`` refuses its versions: as without a baseline; fails if the
-    file cannot be read; passes with a note or fails, as that option says"""
+    """the baseline is of another device, batch size, rank or number of devices: as without a
+    baseline. Its file cannot be read: fails. ``--gpumem-provenance`` refuses its versions: passes
+    with a note or fails, as that option says"""
 
     def __new__(cls, value: str, *columns: Any) -> Self:  # noqa: ANN401, D102 - a row of the table
         member = str.__new__(cls, value)
