@@ -164,7 +164,7 @@ def _register_fake_backend(backend: Any) -> None:
 
 
 def lone_store(distributed: Any) -> Any:
-    """Return a store that does not wait for an absent rank's key."""
+    """Return a store whose reads do not wait until another rank sets a key."""
     store = distributed.HashStore()
     store.set_timeout(timedelta(milliseconds=1))  # how long a read waits for a key; 0: no limit
     return store
@@ -175,7 +175,9 @@ def _do_nothing(*_arguments: object, **_options: object) -> None:
 
 
 def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
-    """Subclass ``kind`` so that calling the class calls ``make`` instead.
+    """Return a subclass of ``kind`` that calls ``make`` when it is called.
+
+    Instances of ``kind`` and of ``made`` are its instances too.
 
     A function would not do: PyTorch and programs read the class's attributes, and test instances
     with ``isinstance``.

@@ -43,7 +43,7 @@ DRI: Final = Path("/dev/dri")
 OTHERS: Final = ("cuda", "xpu", "mps")
 """types of accelerators that torch itself has: a process may have one besides a package's"""
 AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""environment variable that keeps torch from importing installed backends by itself if it is 0"""
+"""environment variable; if it is 0, torch does not import the installed backends by itself"""
 
 
 class Accelerator(NamedTuple):
@@ -56,7 +56,7 @@ class Accelerator(NamedTuple):
 
 
 class AcceleratorBackend(Backend):
-    """The functions of torch.accelerator."""
+    """Calls the functions of torch.accelerator."""
 
     bindings = Bindings(
         "_accelerator_getDeviceStats", "_accelerator_resetPeakStats", "_accelerator_emptyCache"
@@ -65,7 +65,7 @@ class AcceleratorBackend(Backend):
     caps = False
 
     def __init__(self, device_type: str = "") -> None:
-        """Use the accelerator of this type; "" until torch has been asked."""
+        """Use the accelerator of this type; "": torch has not been asked yet."""
         self.title = self.device_type = device_type
         self.devices = range(0)
         """the devices that tests use"""
@@ -73,7 +73,7 @@ class AcceleratorBackend(Backend):
         """names of statistics that the accelerator's allocator leaves at zero"""
 
     def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Replace statistics that this allocator does not count by its allocated bytes."""
+        """Return statistics with allocated bytes for those that the allocator leaves at zero."""
         return stats | dict.fromkeys(self._uncounted, stats["allocated_bytes"])
 
     def allocator(self) -> str:
@@ -113,7 +113,7 @@ class AcceleratorBackend(Backend):
 
         try:
             free, total = torch.accelerator.get_memory_info(device)
-        except (AttributeError, RuntimeError):  # torch 2.9 has no such function
+        except (AttributeError, RuntimeError):  # torch 2.9, or the backend, lacks it
             problem = f"{self.title} does not tell how much memory it has: declare max_gib"
             raise RuntimeError(problem) from None
         return free, total
@@ -212,7 +212,7 @@ class AcceleratorDevice(Device):
         self._turn = ExitStack()
 
     def describe(self) -> list[str]:
-        """Return the accelerator's name and what it cannot do, which another process finds out."""
+        """Return the accelerator's name and what it cannot do, as another process has found."""
         found = self._found = self._found or ask()
         if isinstance(found, str):
             return ["accelerator device: the one that the tests' own imports register"]
@@ -288,7 +288,7 @@ class AcceleratorDevice(Device):
 
 
 class AcceleratorUse(UseWatch):
-    """Reads a device's memory in use, if it is known, when parts and the step begin and end."""
+    """Reads a device's memory in use, if it is known, when the step or a part begins or ends."""
 
     source = "torch.accelerator.get_memory_info, when parts and the step began and ended"
 

@@ -166,7 +166,7 @@ class NodeNumbers:
         """devices whose threads have been advanced to the step's numbers"""
 
     def begin(self) -> None:
-        """Start a step on this thread, and advance its numbers to at least the devices'."""
+        """Start a step: make this thread's next number no lower than the devices' threads'."""
         import torch
 
         next_number = torch._C._autograd._get_sequence_nr
@@ -219,7 +219,7 @@ def _make_nodes(number: int) -> None:
 
 
 def _run_apart(function: Callable[[], object]) -> bool:
-    """Call a function that runs backward passes on a new thread, without the caller's modes.
+    """Call a function, which runs backward passes, on a new thread without the caller's modes.
 
     Returns:
         whether the function was called: it is not within a backward pass, which an autograd thread

@@ -45,11 +45,11 @@ class Alternative(NamedTuple):
     """size in the run; a number of elements if the library is queried for elements"""
     most: int
     ended: float = 0
-    """when a "spanning" block ends; a "kept" one stays at least until then"""
+    """when a "spanning" block ends, or a "kept" one may end at the earliest; 0: no such time"""
     place: tuple[int, int] | None = None
     """device and stream; None: those of the previous request"""
     reason: str = ""
-    """the unknown choice, if the upper bound is also reported without it"""
+    """the unknown choice behind the block; "": no upper bound is reported without the block"""
     counted: bool = True
     """whether peaks include the block. Of a block that a compiler allocates for itself they include
     only the memory that stays in the allocator's cache"""
@@ -83,7 +83,7 @@ class Alternatives(NamedTuple):
     larger: bool = False
     """whether any block may be larger, or live longer"""
     reason: str = ""
-    """the unknown choice: "cuDNN's choice in benchmark mode" """
+    """the unknown choices, such as "cuDNN's choice in benchmark mode"; "": none"""
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0
@@ -184,7 +184,7 @@ class Device:
         """
 
     def trouble(self) -> str | None:
-        """Return a sentence on an event since ``open`` that invalidates the figures, or None."""
+        """Return a sentence on what has invalidated the figures since ``open``; None: nothing."""
         return None
 
     def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - a virtual GPU's

@@ -145,12 +145,12 @@ class CardFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def estimated_context(capability: tuple[int, int], sm_count: int) -> int:
-    """Estimate the bytes of a CUDA context by the rule in this module's docstring."""
+    """Return the bytes of a CUDA context, estimated by the rule in this module's docstring."""
     return 2 * KIB * LIMITS[capability].max_threads_per_sm * sm_count + 8 * MIB
 
 
 def read_card_file(path: Path) -> dict[str, Any]:
-    """Read the fields of a card from its file; the card's name defaults to the file's.
+    """Return the fields of a card from its file; the card's name defaults to the file's.
 
     Raises:
         SpecError: the file cannot be read, or does not describe a card.
@@ -165,7 +165,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
     try:
         fields = msgspec.toml.decode(content, type=CardFields)
         fields.name = fields.name or msgspec.convert(path.stem, _Name)
-    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: no TOML, or no text
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no TOML or no text
         raise SpecError(subject, f"does not describe a card ({error})", HOW) from error
     if fields.capability not in LIMITS:
         capabilities = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
@@ -180,7 +180,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
 
 
 def card_file_text(fields: Mapping[str, Any]) -> str:
-    """Format the fields as a file that :func:`read_card_file` reads.
+    """Return the text of a card's file with these fields, which :func:`read_card_file` reads.
 
     Values are written as JSON, whose strings, numbers and lists are valid TOML.
     """
@@ -238,7 +238,7 @@ _BY_KEY: Mapping[str, Card] = {
 
 
 def _card_of_file(path: str) -> Card:
-    """Read a card from a file, and add it to :data:`CARDS`.
+    """Return the card that a file describes, and add it to :data:`CARDS`.
 
     Raises:
         SpecError: the file does not describe a card, or another card has its name.

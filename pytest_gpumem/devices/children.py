@@ -47,11 +47,11 @@ GROUP_JOINED: Final = Patch(
     reason="a child process without the variable RANK tells its parent the rank that it joins as",
 )
 VARIABLE: Final = "GPUMEM_CHILDREN"
-"""environment variable with the folders: that of a test, and that of a ``gpumem run`` around it"""
+"""environment variable that names the folders to write to: a test's, and ``gpumem run``'s"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
-"module:class:folder". A child process imports the class by name, because the class is in a room
-above this one"""
+"module:class:folder". A child process imports the class by name, because this package may not
+import the class's own"""
 IMPORTER: Final = os.getpid()
 """id of the process that imported this module: a process with another id is a fork of it"""
 
@@ -60,7 +60,7 @@ class Child(NamedTuple):
     """One process that used a GPU."""
 
     name: str
-    """"rank 1 (pid 4711)", or the script and the process id"""
+    """"rank 1 (pid 4711)"; "train.py (pid 4711)" if it has no rank"""
     part: str
     """the test's part that the process belongs to: "rank 1"; CHILD_PROCESSES if it has no rank"""
     peaks: dict[int, Peak]
@@ -80,7 +80,7 @@ class ChildWatch:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._owner = 0
-        """id of the process that created the folder; a fork creates a folder of its own"""
+        """id of the process that created the folder; 0: none. A fork creates a folder of its own"""
 
     @contextmanager
     def watching(self, values: Values, explainer: str = "") -> Iterator[None]:
@@ -125,7 +125,7 @@ class ChildWatch:
         return records
 
     def children(self) -> list[Child]:
-        """Return the processes that used a GPU, ranks in order."""
+        """Return the processes that used a GPU: ranks first, in their order."""
         records = [record for _, record in self._records()]
         records.sort(key=lambda record: (record["rank"] is None, record["rank"], record["pid"]))
         children = []
@@ -157,7 +157,7 @@ CHILD_PROCESSES: Final = "child processes"
 
 
 def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
-    """Return notes on the figures of child processes, and on values that they branched on.
+    """Return notes on child processes' figures, and on the values that they branched on.
 
     The notes name no process, and do not depend on the order in which the processes ended.
     """
@@ -206,13 +206,13 @@ def watch_this_fork() -> None:
 
 
 class _Watch:
-    """Records this process's peaks and guesses; resets by its own code do not lower them."""
+    """Records this process's peaks, which its program's resets do not lower, and its guesses."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch: Any = torch
         self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
-        """maps a device of this process to the parent's number"""
+        """returns the parent's index of a device of this process"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
         """returns the values that the process branched on, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
@@ -222,7 +222,7 @@ class _Watch:
         """attributions of the peaks, once the explainer has run"""
 
     def begin(self) -> None:
-        """Start to record when CUDA is initialized."""
+        """Start recording as soon as CUDA is initialized."""
 
         def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
             self._fold()

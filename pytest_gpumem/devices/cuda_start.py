@@ -22,7 +22,7 @@ SETTINGS: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """environment variables with settings of PyTorch's allocator, read when CUDA is initialized"""
 
 _failures: list[DeviceError] = []
-"""the error of this process's only attempt, if it failed"""
+"""the error of this process's only attempt; empty unless it failed"""
 
 
 def start_cuda() -> None:
@@ -46,7 +46,7 @@ def start_cuda() -> None:
 
 
 def _failure(error: Exception) -> DeviceError:
-    """Build the error to raise, which names an allocator setting that may be the cause."""
+    """Return the error to raise, which names an allocator setting that may be the cause."""
     message = f"{type(error).__name__}: {error}"
     setting = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
     if not setting:

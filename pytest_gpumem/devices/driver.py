@@ -59,7 +59,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
 
 
 def version(kind: str = "cuda") -> str:
-    """Return the driver's version for a kind of device, "unknown" if it cannot be read."""
+    """Return the version of a device's driver, or "unknown"; "virtual" for the virtual GPU."""
     import torch
 
     if kind == "virtual":
@@ -117,7 +117,7 @@ if __name__ == "__main__":
 
 
 def import_nvml() -> Any:  # noqa: ANN401 - a module without types
-    """Import NVML's module; None if it is missing."""
+    """Import and return NVML's module; None: it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
         try:

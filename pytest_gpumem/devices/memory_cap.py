@@ -56,13 +56,13 @@ class _Cap:
     """The caps on one device; sizes in bytes."""
 
     fraction: float = 1.0
-    """the cap that the test's code sets"""
+    """share of ``memory`` that the test's code sets as a cap"""
     memory: int = 0
     """bytes of the card, which ``fraction`` refers to"""
     total: int = 0
     """bytes that PyTorch's own fraction refers to"""
     limit: int | None = None
-    """the cap that the measurement sets"""
+    """bytes that the measurement sets as a cap; None: it sets none"""
     foreign: int = 0
     """reserved bytes that do not count towards the test's fraction"""
 
@@ -113,7 +113,7 @@ class MemoryCaps:
         BINDINGS.put(torch._C, wrappers)
 
     def _fraction_of_total(self, match: re.Match[str]) -> str:
-        """Convert a setting's fraction to the fraction of PyTorch's total with as many bytes.
+        """Return a setting with the fraction of PyTorch's total that has as many bytes.
 
         With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond a fraction of
         the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings read

@@ -46,7 +46,7 @@ class UseWatch:
         self._outside = dict.fromkeys(devices, 0)
         """most bytes seen since the start outside PyTorch's allocator"""
         self._others = dict.fromkeys(devices, 0)
-        """bytes of other processes at the start, if known"""
+        """bytes of other processes at the start; 0: unknown, or none"""
 
     def used(self, device: int) -> int:
         """Return the bytes in use on a device now."""
@@ -76,7 +76,7 @@ class UseWatch:
 
         Args:
             reserved: bytes that PyTorch's allocator has on each device.
-            peaks: the allocator's peaks since the last reading or an earlier one.
+            peaks: the allocator's peak on each device, since the last reading or an earlier one.
         """
         self._read()
 
@@ -85,13 +85,13 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Ignore the time since the last reading, when the measurement itself used memory."""
+        """Exclude the time since the last reading, in which the measurement itself used memory."""
 
     def release(self) -> None:
-        """Free tensors that PyTorch keeps after their collective has ended, until the next one."""
+        """Free tensors that PyTorch keeps from the end of their collective until the next one."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings since ``start``.
+        """Take a last reading, and return each device's readings since ``start``.
 
         Args:
             reserved: bytes that PyTorch's allocator has on each device.
@@ -138,7 +138,7 @@ class MemInfoWatch(UseWatch):
     source = "cudaMemGetInfo, when parts and the step began and ended"
 
     def used(self, device: int) -> int:
-        """Return the bytes that are not free."""
+        """Return the bytes that are not free; 0 after a CUDA error."""
         import torch
 
         with suppress(RuntimeError):  # after a CUDA error every call fails
@@ -161,7 +161,7 @@ class NvmlWatch(UseWatch):
         self._thread: threading.Thread | None = None
 
     def used(self, device: int) -> int:
-        """Return the bytes that nvidia-smi shows as used."""
+        """Return the bytes that nvidia-smi shows as used; 0 if NVML fails."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)  # its ``used`` omits driver memory
         with suppress(self._nvml.NVMLError, TypeError):
             if version is not None:

@@ -42,7 +42,7 @@ class Choice:
 
     device: Device | None
     reason: str = ""
-    """why there is no device"""
+    """why there is no device; "": there is one"""
     demanded: bool = False
     """whether the device was requested by name: a missing one is an error, not a reason to skip"""
 

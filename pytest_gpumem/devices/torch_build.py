@@ -24,7 +24,7 @@ class TorchBuild:
 
 
 def torch_folder() -> Path | None:
-    """Return the folder of the torch that ``import torch`` would load, or None."""
+    """Return the folder of the torch that ``import torch`` would load; None: there is none."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -34,7 +34,7 @@ def torch_folder() -> Path | None:
 
 
 def installed_torch() -> TorchBuild | None:
-    """Return the torch that ``import torch`` would load, or None.
+    """Return the torch that ``import torch`` would load; None: there is none.
 
     Its ``torch/version.py`` is read as text; torch is not imported.
     """
@@ -51,7 +51,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def _assigned(source: str, name: str) -> str | None:
-    """Return the string that a line of Python source assigns to a name: ``cuda: str = '13.2'``."""
+    """Return the string that Python source assigns to a name (``cuda: str = '13.2'``), or None."""
     match = re.search(rf"^{name}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", source, re.MULTILINE)
     return match.group(1) if match else None
 

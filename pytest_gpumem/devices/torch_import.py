@@ -40,7 +40,7 @@ class TorchGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Call the function, then let the other finders find torch, possibly just installed."""
+        """Call the function, and return torch's spec from the other finders, new ones included."""
         del path, target
         if fullname != "torch" or self._call is None:
             return None
@@ -68,7 +68,7 @@ class ImportHooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module with the other finders, and wrap its loader to call back."""
+        """Return the other finders' spec, with a loader that calls the functions afterwards."""
         calls = self._calls.pop(fullname, None)
         if calls is None:
             return None
@@ -91,7 +91,7 @@ IMPORTS: Final = ImportHooks()
 
 
 class _CallingLoader(Loader):
-    """Restores the wrapped loader on the module, loads with it, then calls back."""
+    """Loads a module with the wrapped loader, which the module then has, and calls a function."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
 
     GuessRows = Sequence[Sequence[Row]]
-    """rows, per line, of the unknown and of the assumed values that a process branched on"""
+    """counts by line of the unknown values that a process branched on, and of the assumed ones"""
 
 INHERITED: Final = "GPUMEM_VIRTUAL"
 """environment variable that describes the virtual GPU to child processes, which see no driver"""
@@ -52,7 +52,7 @@ def uncaptured_stderr() -> int:
 
 
 def load(card: Card | str) -> VirtualDevice:
-    """Load the virtual GPU, once per process.
+    """Return the virtual GPU, which the first call in a process loads.
 
     Args:
         card: the default card, or its name.
@@ -75,7 +75,7 @@ def loaded() -> VirtualDevice | None:
 
 
 def begin_in_child() -> InheritedGpu | None:
-    """Set up this process for its parent's virtual GPU, if there is one, before torch's import."""
+    """Set up this process for its parent's virtual GPU before torch's import; None: it has none."""
     if INHERITED not in os.environ:
         return None
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
@@ -91,7 +91,7 @@ def prepare_many_cards() -> None:
 
 
 def unused_cause(path: Path, root: Path) -> str:
-    """Return a clause on why a test may have used no memory of the device.
+    """Return a clause on why a test may have used no memory; "": no cause is known.
 
     Args:
         path: the test's file.
@@ -133,7 +133,9 @@ class Status(NamedTuple):
 
 
 def status() -> Status:
-    """Run a convolution on the virtual GPU, in a process that has not imported torch.
+    """Run a convolution on the virtual GPU; return what works in this process.
+
+    The process must not have imported torch.
 
     Raises:
         DeviceError: it cannot be loaded here.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Aspects:
-    """Everything that a virtual GPU does besides its memory accounts."""
+    """Everything that a virtual GPU has besides its memory accounts, in one process."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -65,7 +65,7 @@ class Aspects:
             self._unanswered = self.linked_functions(torch).sentence(torch.__version__)
 
     def linked_functions(self, torch: ModuleType | None) -> LinkedFunctions:
-        """Compare the CUDA functions that torch links with those implemented."""
+        """Return the CUDA functions that torch links, and which of them are not implemented."""
         folder = Path(getattr(torch, "__file__", None) or "").parent / "lib"
         return self._library.linked_functions(folder)
 

@@ -29,8 +29,8 @@ LIBRARY: Final = "GPUMEM_CUDNN"
 """environment variable with the path of another cuDNN to use"""
 
 PLANS_KEPT: Final = "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"
-"""PyTorch's variable ("CUDA Environment Variables" in its documentation); it is read at the first
-convolution of a process"""
+"""environment variable that limits PyTorch's cache of plans ("CUDA Environment Variables" in its
+documentation); PyTorch reads it at the first convolution of a process"""
 
 
 def keep_no_plans() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     Site = tuple[str, int, str]
-    """file and line of user code, and the line of PyTorch that branches, if one does"""
+    """file and line of user code, and the line of PyTorch that branches; "": user code does"""
     Row = tuple[str, int, str, int, int, int]
     """a site; the number of values that it branched on; the number of rows or elements that it
     selected by them, and from how many"""
@@ -47,7 +47,7 @@ NO_OVERFLOW: Final = (
 
 @dataclass
 class Guesses:
-    """The unknown, or the assumed, values that a program branched on, per line."""
+    """Counts per line the values that a program branched on: the unknown, or the assumed ones."""
 
     lines: Counter[Site] = field(default_factory=Counter)
     taken: Counter[Site] = field(default_factory=Counter)
@@ -55,18 +55,18 @@ class Guesses:
     offered: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """lines by the reads of integers whose use was not seen: they may have become sizes"""
+    """for each read of an integer whose use was not seen: the line; it may have become a size"""
 
     def all_lines(self) -> Counter[Site]:
         """Return the number of values per line, including those that may have become sizes."""
         return self.lines + Counter(self.unseen.values())
 
     def total(self) -> int:
-        """Return the number of values."""
+        """Return the number of values that the program branched on or may have used as sizes."""
         return self.lines.total() + len(self.unseen)
 
     def where(self, root: Path) -> str:
-        """Format the lines, those with data-dependent sizes first."""
+        """Return the lines as text, data-dependent sizes first; "" if no line is known."""
         sites = sorted(
             (site for site, _ in self.all_lines().most_common() if site[0]),
             key=lambda site: site not in self.offered,
@@ -107,7 +107,8 @@ class _Here(threading.local):
     """Why this thread is reading values."""
 
     purpose = ""
-    """"number": a tensor method returns it; "shown": it becomes text; "kept": it stays a tensor"""
+    """"number": a tensor method returns it; "shown": it becomes text; "kept": it stays a tensor;
+    "": the purpose is unknown"""
     guesses: Guesses | None = None
     """the guesses that count branches on the number being read; None: the number is known"""
 

@@ -102,7 +102,7 @@ def require_possible(count: int) -> None:
     """Refuse more devices than there are, or than fit this process's address space.
 
     Raises:
-        DeviceError: there are too many; or with this limit on address space every request fails.
+        DeviceError: there are too many, or the process may not use as much address space.
     """
     most = CAPACITIES.devices
     if count > most:
@@ -134,7 +134,7 @@ class VirtualDevice(Device):
     shown_always = 0
     """number of devices that code outside of marked tests sees"""
     named: Card | None = None
-    """the card requested by a program or a conftest file"""
+    """the card requested by a program or a conftest file; None: none was"""
     stubs: Sequence[str] = ()
     """SONAMEs of the CUDA libraries that are not installed"""
     demanded: Card | None = None
@@ -166,7 +166,7 @@ class VirtualDevice(Device):
 
     @classmethod
     def load(cls, card: Card, path: Path = native.LIBRARY) -> VirtualDevice:
-        """Load the library at ``path``, once per process; ``card`` is the default.
+        """Load the library at ``path``, once per process; ``card`` is the devices' default card.
 
         Raises:
             DeviceError: it cannot be loaded here, or torch is already imported.
@@ -230,7 +230,7 @@ class VirtualDevice(Device):
             self.close()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the project's line that looked for GPUs while the virtual GPU was hidden.
+        """Return the project's line that looked for GPUs while the virtual GPU was hidden, or None.
 
         Args:
             path: the test's file, whose own lines are preferred.
@@ -253,7 +253,7 @@ class VirtualDevice(Device):
             self.open(None, self.shown_always)
 
     def linked_functions(self) -> LinkedFunctions:
-        """Compare the CUDA functions that the imported torch links with those implemented."""
+        """Return the CUDA functions that torch links, and which of them are not implemented."""
         return self._aspects.linked_functions(self._torch)
 
     def alternatives(self) -> Alternatives:
@@ -281,8 +281,8 @@ class VirtualDevice(Device):
         """Import torch; refuse a build without a virtual GPU, or too many devices.
 
         Raises:
-            DeviceError: it was imported too early, is built without CUDA, or there are too many
-                devices.
+            DeviceError: torch was imported too early or is built without CUDA, or there are too
+                many devices.
         """
         require_possible(count)
         import torch
@@ -341,7 +341,7 @@ class VirtualDevice(Device):
         return card.info
 
     def _watch_runs(self) -> None:
-        """Restore the environment and stop computing values when ``_stack`` closes."""
+        """Compute values until ``_stack`` closes, which restores the environment, too."""
         self._stack.callback(self._adaptation.close)
         self._stack.enter_context(self.values.running())
 
@@ -426,7 +426,7 @@ class VirtualDevice(Device):
             self._curtain.show(count)
 
     def _keeps_total(self) -> bool:
-        """Allocate to find out whether PyTorch caches the first total memory that it read."""
+        """Return whether PyTorch caches the first total memory that it read, by allocating."""
         import torch
 
         torch.cuda.empty_cache()

@@ -85,7 +85,7 @@ class InheritedGpu:
         self._stack = ExitStack()  # never closed: lasts as long as the process
         self._aspects: Aspects | None = None
         self._failure = ""
-        """why this process has no virtual GPU"""
+        """why this process computes no values; "": no error has occurred"""
         self._stubs = supply_missing_libraries()
         IMPORTS.call_after("torch", self._adapt)
 

@@ -65,7 +65,7 @@ class Capacities(NamedTuple):
     addresses: int
     """bytes of address space per device (native/runtime/memory.c)"""
     deferred: int
-    """ranges of values that can be deferred (native/base/deferred.c)"""
+    """number of ranges of values that can be deferred (native/base/deferred.c)"""
     card: int
     """bytes of ``gm_card``"""
     account: int
@@ -139,7 +139,7 @@ class CopyFaults(NamedTuple):
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the last form of the copy that was queued in its place"""
+    """bytes of the copy that was queued when the first stray was made; of its last form"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -154,7 +154,7 @@ class Managed(NamedTuple):
 
 
 class Account(NamedTuple):
-    """``gm_account``: one virtual device's memory in bytes, and its number of calls."""
+    """``gm_account``: one virtual device's memory in bytes, and its numbers of calls by kind."""
 
     charged: int
     peak_charged: int
@@ -177,7 +177,7 @@ class SizeCounts(NamedTuple):
     larger: int = 0
     """workspaces that may be larger than assumed"""
     choices: int = 0
-    """cuDNN plans timed by PyTorch; the plan with the largest workspace is used"""
+    """choices among cuDNN plans that PyTorch times; the plan with the largest workspace is used"""
     bounded: int = 0
     """workspaces counted in ``larger`` that are assumed to be zero because there is no estimate"""
 
@@ -194,7 +194,7 @@ class Convolutions(NamedTuple):
     ranged: int = 0
     """queries for a convolution's workspace that lies in a range"""
     unfit: int = 0
-    """how often that workspace did not fit, so that PyTorch tried the next plan"""
+    """how often a workspace in a range did not fit, so that PyTorch tried the next plan"""
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:
@@ -252,11 +252,11 @@ class NativeLibrary:
     # Addresses are in device memory; the second argument is the number of bytes.
 
     thread_writes: Callable[[], int]
-    """number of kernels that this thread has launched, directly or through a library"""
+    """returns how many kernels this thread has launched, directly or through a library"""
     count_operators: Callable[[int], None]
     """counts operators that begin to run (1) or have ended (-1), but not their inner operators"""
     in_operator: Callable[[], bool]
-    """whether this thread runs an operator whose inner operators are not intercepted"""
+    """returns whether this thread runs an operator whose inner operators are not intercepted"""
     open_for_writing: Callable[[int, int], bool]
     """marks bytes as known before they are written; False: the host has no room for them"""
     is_known: Callable[[int, int], bool]
@@ -269,7 +269,7 @@ class NativeLibrary:
     """marks unknown bytes as computable later, and returns the range's number: 0 if another process
     may write there"""
     deferred_at: Callable[[int, int], int]
-    """number of the deferred range that contains these bytes; 0: none, or it was written to"""
+    """returns the number of the deferred range around these bytes; 0: none, or it was written to"""
     open_deferred: Callable[[int, int], bool]
     """marks a deferred range as known before it is written; False: the host has no room"""
     set_versions: Callable[[int, int], None]
@@ -279,8 +279,8 @@ class NativeLibrary:
     show: Callable[[int], int]
     """sets how many devices the process sees (0: none); returns the previous number"""
     machine_device: Callable[[int], int]
-    """index on the machine of a device of this process; they differ if the process was started with
-    ``CUDA_VISIBLE_DEVICES``"""
+    """returns the machine's index of a device of this process; they differ if the process was
+    started with ``CUDA_VISIBLE_DEVICES``"""
     forget_contexts: Callable[[], None]
     """removes the primary contexts of all devices, as when a program begins"""
     fill_properties: Callable[[int, int, int], None]
@@ -295,10 +295,9 @@ class NativeLibrary:
     forget_managed_peak: Callable[[], None]
     """resets the peak of managed memory"""
     set_value_limits: Callable[[int, int, int], None]
-    """sets the bytes of the largest tensor that is stored, of all larger ones, and of their host
-    memory (:class:`ValueLimits`)"""
+    """sets the limits ``largest``, ``budget`` and ``backed`` of :class:`ValueLimits`"""
     value_budget: Callable[[], int]
-    """remaining bytes for tensors larger than small"""
+    """returns how many bytes remain of the limit ``budget`` of :class:`ValueLimits`"""
     short_ways: Callable[[int], None]
     """sets whether operators that compute nothing bypass Python"""
     tell_assumed: Callable[[int], None]
@@ -317,7 +316,7 @@ class NativeLibrary:
     forget_allocator_events: Callable[[], None]
     """clears the allocator's events at the start of a run"""
     cudnn_found: Callable[[], int]
-    """version of the cuDNN that computes workspaces (90501 is 9.5.1), 0: none"""
+    """returns the version of the cuDNN that computes workspaces (90501 is 9.5.1); 0: none"""
 
     def __init__(self, path: Path = native.LIBRARY) -> None:
         self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
@@ -344,7 +343,7 @@ class NativeLibrary:
         return list(figures)
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
-        """Compare the functions that torch's libraries in a folder link with those implemented."""
+        """Return the functions that torch's libraries in a folder link, and those missing here."""
         return compare(folder, self._lib)
 
     def report_to(self, fd: int) -> None:
@@ -414,7 +413,7 @@ class NativeLibrary:
         return OperatorFunctions(self._lib, key, called)
 
     def queue_copy(self, *forms: bytes) -> None:
-        """Queue the bytes of this thread's next copy to the host: one form for each size."""
+        """Queue the bytes of this thread's next copy to the host: a form for each possible size."""
         for place, content in enumerate(forms):
             if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content)), place > 0):
                 raise MemoryError

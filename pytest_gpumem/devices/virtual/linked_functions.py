@@ -67,7 +67,7 @@ def is_compared(version: str) -> bool:
 
 
 def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
-    """Compare the functions that torch's libraries import with the native library's.
+    """Return NVIDIA's functions that torch's libraries import, and which the native library lacks.
 
     Args:
         folder: torch's ``lib``.

@@ -184,7 +184,7 @@ def supply_missing_libraries(folder: Path | None = None, stub: Path = native.STU
     The native library must be loaded already. If no library is missing, nothing is loaded.
 
     Args:
-        folder: torch's libraries; None: those of the torch that would be imported.
+        folder: the folder of torch's libraries; None: that of the torch that would be imported.
         stub: the library to copy for each missing one.
 
     Returns:

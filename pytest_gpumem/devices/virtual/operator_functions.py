@@ -31,7 +31,7 @@ class OperatorFlags(enum.IntFlag):
     """its large results may be deferred"""
     COPIES = 8
     ASSUMED = 16
-    """several results may be assumed if nothing is known"""
+    """its results, if it returns several, may be assumed if nothing is known"""
     READS = 32
     """it returns a number to the host"""
     ALLOCATES = 64

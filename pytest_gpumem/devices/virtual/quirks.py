@@ -46,7 +46,7 @@ FIRST_CUDA: Final = 13
 """oldest CUDA whose functions are replaced: CUDA 12's headers rename functions such as
 cudaGetDeviceProperties in C, so the library's function of that name is a different one"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
-"""replacements of functions that return something else to PyTorch than to all other callers"""
+"""functions that return something else to PyTorch than to others, and those to use instead"""
 _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 

@@ -52,7 +52,7 @@ PAIRS: Final = Patch(
     reason="torch.testing asks for the exact class of a number",
 )
 DECIDING: Final = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "index")
-"""methods that count as branches; ``int()`` is one because its result may become a size unseen"""
+"""methods that count as branches; ``int()`` counts because its result may become a size, unseen"""
 COMPUTED: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
@@ -63,7 +63,7 @@ SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
 class NumberRead:
-    """The read that returned a number not computed, or the numbers that it was derived from."""
+    """The read of a number that no kernel computed, or of those that it was computed from."""
 
     __slots__ = ("_decisions", "_guesses")
 
@@ -112,7 +112,7 @@ class UncertainInt(int):
 
 
 def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number of any type
-    """Wrap a number so that branching on it is recorded; return other objects unchanged.
+    """Return a number that records branches on it; return other objects unchanged.
 
     Args:
         number: a plain number, or a nested list of numbers.
@@ -131,7 +131,7 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 
 
 def plain_number(number: object) -> float | int | None:
-    """Unwrap a number that no kernel computed, for code that is compiled with its value.
+    """Return the plain value of a number that no kernel computed, for code compiled with it.
 
     For an integer a branch is recorded, because the integer may become a size in that code. For
     other objects the result is None.
@@ -146,7 +146,7 @@ def plain_number(number: object) -> float | int | None:
 
 
 def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
-    """Unwrap a number that no kernel computed, for code that branches on it.
+    """Return the plain value of a number that no kernel computed, for code that branches on it.
 
     The branch is recorded. Other objects are returned unchanged.
     """
@@ -159,7 +159,13 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
 def _telling(
     method: Callable[..., Any], *, decides: bool = False, computes: bool = False
 ) -> Callable[..., Any]:
-    """Wrap a number's method to record its use, and with ``computes`` that of its result."""
+    """Wrap a number's method to record that the program uses the number.
+
+    Args:
+        method: a method of ``float`` or ``int``.
+        decides: whether its use counts as a branch.
+        computes: whether its result records its own use, too.
+    """
 
     def call(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
         result, read = method(self, *operands), self.read

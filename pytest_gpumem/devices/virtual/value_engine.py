@@ -31,9 +31,10 @@ class VirtualValues(ValueEngine):
         self._decisions = Decisions(library.set_endless)
         self._recompile_limits = RecompileLimits()
         self._mode: ValueMode | None = None
-        """the mode, while values are computed"""
+        """the mode that computes values; None: none are computed"""
         self._kept_mode: ValueMode | None = None
-        """the mode, kept for the whole process because it knows the values of wider fixtures"""
+        """the process's only mode, kept because it knows the values of wider fixtures; None: no
+        values have been computed yet"""
 
     @contextmanager
     def running(self) -> Iterator[None]:

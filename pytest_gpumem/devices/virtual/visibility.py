@@ -77,7 +77,7 @@ class Curtain:
         self._torch = torch
         self._shown = 0
         self.unanswered: dict[str, Question] = {}
-        """the first question of each file; a direct one replaces an indirect one"""
+        """for each file's path: its first question; a direct one replaces an indirect one"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
         # torch.cuda's count, and torch.accelerator's, which is a count of its own before torch 2.8
         COUNTS.wrap(torch._C, self._counting)
@@ -101,7 +101,10 @@ class Curtain:
         return self._shown
 
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
-        """Wrap PyTorch's count of devices: after it has called the driver, no fork can use CUDA."""
+        """Wrap PyTorch's count of devices to call the driver only while devices are shown.
+
+        After that call no fork can use CUDA.
+        """
 
         def count_shown() -> int:  # _count skips frames of this file: they are not the program's
             if self._shown:
@@ -121,7 +124,7 @@ class Curtain:
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, or else of another file of its project."""
+        """Return the question of a test's file, or else of its project's; None: there is none."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():

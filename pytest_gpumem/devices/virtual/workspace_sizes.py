@@ -26,11 +26,11 @@ STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
     "may keep them until the program has waited for these streams, so peaks may be higher"
 )
-"""the note if no range is reported"""
+"""the note on such tensors if no range is reported"""
 
 
 class VirtualWorkspaces:
-    """The alternatives since a run began (:class:`Alternatives`)."""
+    """Collects the :class:`Alternatives` since a run began."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -140,7 +140,7 @@ class VirtualWorkspaces:
         )
 
     def notes(self) -> list[str]:
-        """Return sentences on convolutions, and on estimates."""
+        """Return sentences on convolutions, and on libraries whose sizes are estimated."""
         return [*self.convolutions.notes(), *(estimate.note for estimate in self._estimates())]
 
     def stream_notes(self) -> list[str]:

@@ -37,7 +37,7 @@ BESIDE_OTHERS: Final = (
 
 
 def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Wrap a function of PyTorch to call ``tell`` first, with the same arguments."""
+    """Return a wrapper for a function of PyTorch that calls ``tell`` first, with its arguments."""
 
     def told(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True

@@ -96,7 +96,7 @@ class Node:
         self.large = sum(map(_large, node.forms if isinstance(node.forms, list) else [node.forms]))
         """bytes of its large floating-point results"""
         self.unused_after: list[int] = []
-        """indices of nodes whose values no later node reads"""
+        """indices of the nodes whose values no node after this one reads"""
         if node.kind == "function":
             module, name = node.target
             self.function = getattr(importlib.import_module(module), name)
@@ -112,7 +112,7 @@ class Node:
 
 
 class GraphProgram:
-    """The graph of a piece of compiled code."""
+    """The graph of compiled code, analyzed to be computed on the host."""
 
     def __init__(self, nodes: Sequence[RecordedNode], source: str) -> None:
         """Analyze a graph.
@@ -129,9 +129,9 @@ class GraphProgram:
             for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])
         ]
         self.changed: dict[int, int] = {}
-        """nodes with the final values of inputs that the code writes (-1: none), by input"""
+        """for each input that the code writes: index of the node of its last value; -1: unknown"""
         self.roots: dict[int, int] = {place: place for place in self.inputs}
-        """inputs, by the indices of these inputs and of views of them"""
+        """for each input, and for each view of one: index of the input"""
         self.is_told = True
         """whether the graph contains everything that the code writes"""
         self._read()
@@ -142,7 +142,8 @@ class GraphProgram:
             self.nodes[last[used]].unused_after.append(used)
         names = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
         self.order = {symbol: place for place, symbol in reversed([*enumerate(names)])}
-        """order in which the code reads back sizes and numbers: an index by each name in it"""
+        """for each numbered variable of the code: place of its first assignment. The code reads
+        sizes and numbers back in this order"""
         self.fruitless: set[tuple[object, ...]] = set()
         """combinations of known inputs and sizes for which no value could be computed"""
         self.unknown: set[str] = set()
@@ -174,7 +175,7 @@ class Read(NamedTuple):
     operator: str
     arguments: list[Tensor]
     order: int
-    """index among the code's reads; -1: unknown"""
+    """place of the read in the code (``GraphProgram.order``); -1: unknown"""
 
     @property
     def forms(self) -> list[tuple[torch.dtype, int]]:
@@ -185,7 +186,7 @@ class Read(NamedTuple):
 def call_with_values(
     mode: ValueMode, compiled: Any, call: Callable[[Any, Any], Any], inputs: Any
 ) -> Any:
-    """Call compiled code, and write the values computed from its graph.
+    """Call compiled code, write the values computed from its graph, and return its results.
 
     Args:
         mode: computes the values.
@@ -384,7 +385,7 @@ class CodeThatRuns:
             values.forget(tensor)
 
     def _copied_input(self, place: int) -> Tensor | None:
-        """Return the value of an input of which the code has returned a copy."""
+        """Return the value of an input that the code has returned; None: unknown, or no input."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
@@ -458,13 +459,13 @@ class _Computation:
                     results[place] = self._lasting(value)
 
     def _lasting(self, value: Any) -> Any:
-        """Copy a value if it shares memory with an input, which the code may free."""
+        """Return a value, copied if it shares memory with an input, which the code may free."""
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._borrowed:
             return value.clone()
         return value
 
     def _note_read(self, node: Node, reads: list[Read]) -> None:
-        """Record the values that the code will read back from the device for a node."""
+        """Record the values that the code will read back from the device to run a node."""
         recorded = node.node
         if node.traits is not None:
             tensors = (recorded.args, recorded.kwargs)
@@ -510,7 +511,7 @@ class _Computation:
         return result
 
     def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:
-        """Compute an operator's result if it is within the budget."""
+        """Return an operator's result; UNKNOWN if it exceeds the budget or the host cannot."""
         mode = self._mode
         if traits.op.namespace in COLLECTIVES:
             self._program.unknown.add(traits.name)
@@ -547,7 +548,7 @@ class _Computation:
         return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
     def _like_results(self, node: Node, call: OperatorCall) -> Any:
-        """Return meta tensors with the shapes of an operator's results; None: unknown."""
+        """Return meta tensors in the shapes of an operator's results; None: a shape is unknown."""
         if node.forms is not None:
             return mapped(
                 node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")
@@ -608,7 +609,7 @@ def _large(form: Any) -> int:
 
 
 def _laid_out(value: Any, form: Any) -> Any:
-    """Give results the strides that they have on the GPU, because views depend on strides."""
+    """Return results with the strides that they have on the GPU: views depend on strides."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
             return value

@@ -86,8 +86,8 @@ class KernelTiming:
         self._timed: WeakSet[Any] = WeakSet()
         """Inductor kernels for which this process requested times"""
         self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """most bytes reported for a kernel's copies, by each kernel that a GPU would time in this
-        run"""
+        """for each kernel that a GPU would time in this run: the most bytes reported for its
+        copies"""
 
     def begin(self) -> None:
         """Reset what the last run recorded."""
@@ -124,7 +124,7 @@ class KernelTiming:
             self._see_launch(tuner, *args, **kwargs)
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        """Report a kernel's memory at its first call in a run, if its configuration is cached."""
+        """Report a kernel's memory at its first call in a run, if its times were requested."""
         if tuner in self._timed and tuner not in self._told and is_shown():
             self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
 

@@ -84,7 +84,7 @@ class Product(NamedTuple):
     """bytes of the added tensor; 0: none"""
 
     def is_of(self, sizes: tuple[int, ...], itemsize: int) -> bool:
-        """Return whether a call is this product."""
+        """Return whether a call with these sizes may compute this product."""
         return (
             itemsize == self.itemsize
             and len(sizes) == len(self.sizes)
@@ -121,7 +121,7 @@ class Product(NamedTuple):
 
 @dataclass
 class CodeCall:
-    """A running call of compiled code, in its thread."""
+    """A call of compiled code that is running on some thread."""
 
     is_backward: bool
     saves: bool
@@ -148,7 +148,7 @@ class PaddedProducts:
         self._watches = False
         self._calls = local()
         self._saved: list[list[range]] = []
-        """saved copies of each call whose backward pass has not ended"""
+        """for each call whose backward pass has not ended: indices of copies that it may save"""
 
     def begin(self) -> None:
         """Reset the products of the last run."""
@@ -173,7 +173,7 @@ class PaddedProducts:
     # -- while it compiles --
 
     def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:
-        """Record a product when PyTorch creates its key, with which it looks it up in a cache."""
+        """Record a product when PyTorch creates the key of the product in a cache."""
         if is_shown() and not options.get("is_base_time_key"):
             self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
 
@@ -258,7 +258,7 @@ class PaddedProducts:
 def asked_product(
     module: Any, first: Any, second: Any, op: object = None, bias: Any = None, *_: object
 ) -> Product:
-    """Return the product that PyTorch considers for padding."""
+    """Return the product of two tensors, which PyTorch considers for padding."""
     del op
     sizes = (*first.shape, second.shape[-1])
     alignment = module.get_alignment_size(first)

@@ -93,7 +93,7 @@ class ObjectMessages:
                 tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
 
     def _send(self, send: Any, call: inspect.BoundArguments) -> None:
-        """Send a list of objects; the bytes go through the store."""
+        """Send a list of objects: put the bytes in the store."""
         sent: list[bytes] = []
         self._here.sent = sent
         try:
@@ -107,7 +107,7 @@ class ObjectMessages:
             self._c10d._get_default_store().set(key, msgspec.msgpack.encode(sent))
 
     def _receive(self, receive: Any, call: inspect.BoundArguments) -> Any:
-        """Receive a list of objects."""
+        """Receive a list of objects: get the bytes from the store."""
         named = call.arguments
 
         def fetch() -> list[bytes]:

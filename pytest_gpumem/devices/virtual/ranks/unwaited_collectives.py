@@ -71,11 +71,11 @@ class Progress(NamedTuple):
     """How far a program has run."""
 
     passes: int
-    """backward passes that have begun"""
+    """number of backward passes that have begun"""
     launches: int
-    """kernels launched so far"""
+    """number of kernels launched so far"""
     waits: int
-    """times that the host has waited for the device"""
+    """number of times that the host has waited for the device"""
 
     def is_done_by(self, progress: Progress) -> bool:
         """Return whether a collective that began at this progress is done at a later one."""
@@ -98,7 +98,11 @@ class UnwaitedCollectives:
         """largest number of bytes freed at once when a collective began"""
 
     def begun(self, work: Any) -> None:
-        """Keep the tensors of a new collective, and release those of collectives that are done."""
+        """Keep the tensors of a new collective, and release those of collectives that are done.
+
+        Args:
+            work: the collective's Work; None: the call returned none.
+        """
         import torch
 
         progress = Progress(self._passes, *self.device())

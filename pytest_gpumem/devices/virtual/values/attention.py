@@ -28,7 +28,7 @@ LOWER_RIGHT: Final = "lower right"
 UPPER_LEFT: Final = "upper left"
 ALIGNED: Final = {0: None, FROM_TOP_LEFT: UPPER_LEFT, FROM_BOTTOM_RIGHT: LOWER_RIGHT}
 EFFICIENT_ROWS: Final = 32
-"""memory-efficient attention pads the logsumexp that it returns to a multiple of these rows"""
+"""memory-efficient attention pads the logsumexp that it returns to a multiple of so many rows"""
 
 
 class Options(NamedTuple):
@@ -64,14 +64,14 @@ def _options(args: Arguments, aligned: str | None, seed: Tensor | None = None) -
 
 
 def _refuse(args: Arguments, *names: str) -> None:
-    """Raise for arguments that the equivalent does not support."""
+    """Raise if any of these arguments is given, because the equivalent does not support it."""
     if any(args.get(name) is not None for name in names):
         message = f"{', '.join(names)}: there is no equivalent"
         raise NotImplementedError(message)
 
 
 def _as_many_heads(keys: Tensor, query: Tensor) -> Tensor:
-    """Repeat keys or values for the groups of heads that share them."""
+    """Repeat keys or values for the query heads that share them, in single precision."""
     return keys.repeat_interleave(query.shape[-3] // keys.shape[-3], -3).float()
 
 
@@ -106,7 +106,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -
 
 
 def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
-    """Return the factor of each weight: 0, or the factor that preserves the mean; None: no mask."""
+    """Return each weight's factor: 0, or the one that preserves the mean; None: no dropout."""
     if not options.dropout:
         return None
     generator = torch.Generator().manual_seed(options.seed)
@@ -118,7 +118,7 @@ def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and each row's logsumexp, with heads before rows."""
+    """Return the output and each row's logsumexp; all tensors have heads before rows."""
     scores = _scores(query, key, bias, options)
     logarithm = scores.logsumexp(-1)
     weights = (scores - logarithm[..., None]).exp().nan_to_num(0.0)
@@ -186,7 +186,7 @@ def _flash_state(options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _kept(args: Arguments, logarithm: Tensor) -> Tensor:
-    """Pad the logsumexp as memory-efficient attention does."""
+    """Return the logsumexp, padded as by memory-efficient attention; empty if not requested."""
     if not args.compute_log_sumexp:
         return logarithm[..., :0]
     rows = -logarithm.shape[-1] % EFFICIENT_ROWS
@@ -249,7 +249,7 @@ def sdpa_cudnn_backward(args: Arguments) -> tuple[Tensor, ...]:
 
 
 def _exchanged(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Swap heads and rows, with or without a batch dimension."""
+    """Swap heads and rows of tensors with or without a batch dimension."""
     return query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
 
 
@@ -271,7 +271,7 @@ def _pieces(starts_q: Tensor | None, starts_k: Tensor | None) -> list[Piece]:
 def _piecewise(
     pieces: Sequence[Piece], query: Tensor, key: Tensor, value: Tensor, options: Options
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the output and each sequence's logsumexp; rows before heads."""
+    """Return the output, with rows before heads, and each sequence's logsumexp."""
     output, logarithms = torch.empty_like(query), []
     for queries, keys in pieces:
         heads = _exchanged(query[queries], key[keys], value[keys])
@@ -282,7 +282,7 @@ def _piecewise(
 
 
 def _by_rows(pieces: Sequence[Piece], several: Sequence[Tensor], query: Tensor) -> Tensor:
-    """Place each sequence's logsumexp in its rows; heads before rows."""
+    """Return all sequences' logsumexp in one tensor, with heads before rows."""
     logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
     for piece, logarithm in zip(pieces, several, strict=True):
         logarithms[:, piece.queries] = logarithm
@@ -297,7 +297,7 @@ def _piecewise_backward(
     value: Tensor,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value; rows before heads."""
+    """Return the gradients of query, key and value, which have rows before heads."""
     by_query, by_key, by_value = map(torch.empty_like, (query, key, value))
     for queries, keys in pieces:
         incoming = gradient[queries].transpose(0, 1)
@@ -309,7 +309,7 @@ def _piecewise_backward(
 
 @equivalent_of_arguments("aten::_flash_attention_forward")
 def flash_forward(args: Arguments) -> tuple[object, ...]:
-    """Return the results; ALiBi and paged keys are not supported."""
+    """Return flash attention's results; ALiBi and paged keys are not supported."""
     _refuse(args, "seqused_k", "alibi_slopes", "block_table")
     options = _options(args, LOWER_RIGHT)
     rest = (*_flash_state(options), args.query.new_empty(0))
@@ -338,7 +338,7 @@ def flash_backward(args: Arguments) -> tuple[Tensor, ...]:
 def efficient_forward(args: Arguments) -> tuple[object, ...]:
     """Return the output, the logsumexp, the seed and the numbers of rows.
 
-    Packed sequences, which have no bias, form one batch: the first size of the tensors is then 1.
+    Packed sequences, which have no bias, form one batch: the tensors' first size is then 1.
     """
     _refuse(args, "seqlen_k", "window_size")
     options = _options(args, ALIGNED[args.custom_mask_type])
@@ -376,7 +376,7 @@ def efficient_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::_cudnn_attention_forward")
 def cudnn_forward(args: Arguments) -> tuple[object, ...]:
-    """Return the results; paged keys are not supported."""
+    """Return cuDNN attention's results; paged keys are not supported."""
     _refuse(args, "seqused_k", "block_table")
     starts = args.cum_seq_q, args.cum_seq_k
     pieces = _pieces(*starts)

@@ -48,7 +48,7 @@ _LOWER: Final = INCLUDED[-1]
 
 
 def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Let a mode or a subclass handle an operator first."""
+    """Pass an operator to the mode or the subclass that handles it; else call its kernel."""
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
     is_pythons = torch._ops.key_extractor(tensors, _PYTHONS).has(PYTHON)
@@ -65,7 +65,7 @@ def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # 
 
 
 def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run an operator inside a mode or a subclass."""
+    """Run an operator that a mode or a subclass calls."""
     __tracebackhide__ = True
     try:
         with Without(KEYS):
@@ -131,7 +131,7 @@ class LateOperators:
         self._kernel_of: Callable[..., Callable[..., Any]]
 
     def begin(self, known: list[str], kernel_of: Callable[..., Callable[..., Any]]) -> None:
-        """Register kernels for new operators whenever a mode is entered."""
+        """Register kernels for new operators whenever a mode is entered from now on."""
         self._known.update(known)
         self._kernel_of = kernel_of
         if not IS_ABOVE_PYTHON:

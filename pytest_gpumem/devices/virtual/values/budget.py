@@ -67,14 +67,14 @@ class Budget:
         result: Any,  # noqa: ANN401 - an operator's
         known_bytes: int | None = None,
     ) -> bool:
-        """Return whether an operator may be computed, and deduct its cost.
+        """Return whether an operator may be computed; if so, deduct its cost.
 
         Args:
             call: the operator's call.
             inputs: all tensors among its arguments.
             outputs: tensors that it writes.
-            result: the CUDA operator's result, if it has run.
-            known_bytes: bytes of its inputs, if all are known.
+            result: the CUDA operator's result; None: it has not run.
+            known_bytes: bytes of its inputs; None: some are unknown.
         """
         if self._full:
             return self.has_room(sum(tensor.nbytes for tensor in outputs), inputs)
@@ -99,7 +99,7 @@ class Budget:
         return True
 
     def affords_sorting(self, elements: int) -> bool:
-        """Return whether this many elements may be sorted, and deduct the cost."""
+        """Return whether this many elements may be sorted; if so, deduct the cost."""
         flops = elements * OF_SORTED
         if self._full or flops <= LIMITS.small * OF_ELEMENT:
             return True
@@ -120,7 +120,7 @@ class Budget:
         """
         needed = 2 * nbytes
         for tensor in filter(is_plain, inputs):
-            needed += min(tensor.nbytes, span(tensor))  # an expanded tensor has more elements
+            needed += min(tensor.nbytes, span(tensor))  # the span of an expanded tensor is less
         if needed <= ASKED or needed <= available_memory():
             return True
         self.refused += nbytes

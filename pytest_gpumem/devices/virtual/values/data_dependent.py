@@ -32,11 +32,11 @@ MAX_CUB_ELEMENTS: Final = (1 << 31) - 1
 """number of elements from which nonzero works in chunks (Nonzero.cu), and thrust's indices have 8
 bytes"""
 MAX_MODE_SORTED: Final = 2048
-"""elements of the largest slice whose mode a single kernel finds (TensorModeKernel.cu)"""
+"""number of elements in the largest slice whose mode one kernel finds (TensorModeKernel.cu)"""
 CHUNK: Final = 1 << 30
 """elements per chunk of nonzero"""
 BYTE_MASKS: Final = (torch.bool, torch.uint8)
-"""dtypes of an index tensor that is a mask"""
+"""dtypes of index tensors that PyTorch takes for masks"""
 
 
 def _int32(*numbers: int) -> bytes:
@@ -90,12 +90,12 @@ def _selected(values: Tensor, args: Arguments) -> list[bytes]:
 
 
 def _bound(count: int, args: Arguments) -> int:
-    """Return how many of ``count`` unknown elements are selected, at least one."""
+    """Return how many of ``count`` unknown elements to assume as selected: at least one."""
     return count if args.share is None else max(1, int(count * args.share))
 
 
 def _number_of_true(mask: Tensor, args: Arguments) -> int:
-    """Return the number of true values of a mask."""
+    """Return the number of true values of a mask; of an unknown mask, ``share`` of all."""
     if args.share is None:
         return int(over_device_memory(mask).count_nonzero())
     return int(mask.numel() * args.share)
@@ -190,7 +190,10 @@ def unique_consecutive_copies(result: Sequence[Tensor] | None, args: Arguments) 
 
 @copies("aten::isin", bounded=True)
 def isin_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return the counts of unique values in both tensors, if isin_Tensor_Tensor_out sorts."""
+    """Return the counts of unique values in both tensors; none if PyTorch does not sort them.
+
+    ``isin_Tensor_Tensor_out`` decides that.
+    """
     both = args.get("elements"), args.get("test_elements")
     elements, tests = both
     if elements is None or tests is None or args.assume_unique or not elements.numel():
@@ -317,7 +320,7 @@ copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].num
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return a flag that no status is an error: the host has computed the result without one."""
+    """Return a false flag: no status is an error, because the host has raised none."""
     return [bytes([False])] if _matrices(args).numel() else []
 
 
@@ -430,7 +433,9 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
 
 
 def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
-    """Return how many rows or elements an operator selected by values, and of how many; or None.
+    """Return how many rows or elements an operator selected, and of how many.
+
+    None: it did not select by values.
 
     Args:
         name: the operator's name, with its namespace.

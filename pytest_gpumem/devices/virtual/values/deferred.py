@@ -45,7 +45,7 @@ DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """dtypes of masks, token ids, edges and labels; batches of images and weights have others"""
 ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
 COPYING: Final = {"clone", "_to_copy"}
-"""operators that copy a tensor and count as pointwise"""
+"""operators that copy a tensor, and are handled like pointwise operators"""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Recipe:
     layout: DeferredPart
     """layout of the operator's result, or of the argument that it changes"""
     changed: Recipe | None
-    """the range's previous values, if the operator changes a part of them"""
+    """recipe of the range's previous values, if the operator changes a part of them; else None"""
     address: int
     nbytes: int
     work: int
@@ -68,14 +68,14 @@ class Recipe:
     kept: int
     """bytes of host memory that the arguments use"""
     few: FewNonzeros | None = None
-    """all nonzero elements of the range"""
+    """all nonzero elements of the range; None: ``call`` computes the range"""
     number: int = 0
     """the range's number in the native library, valid until the range is written to"""
 
 
 @dataclass(frozen=True)
 class DeferredPart:
-    """A tensor within a recipe's values."""
+    """A tensor whose memory lies in the range of a recipe."""
 
     recipe: Recipe | None
     """recipe of the tensor's range; None: the tensor's values do not matter"""
@@ -93,7 +93,7 @@ class DeferredPart:
 
 
 class DeferredValues:
-    """The large tensors of known values that are not computed yet."""
+    """Records large tensors of known values, and computes them once something reads them."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class DeferredValues:
             return True
         if result.is_floating_point() and not (
             call.name in OF_CONSTANTS
-            or (traits.copies and not traits.written)  # converted from a mask
+            or (traits.copies and not traits.written)  # such as a mask converted to floats
         ):
             return False
         recipe = self._recipe_of(call, result)
@@ -193,7 +193,7 @@ class DeferredValues:
         return True
 
     def _few_of(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
-        """Return the nonzero elements of an operator's result, if they are known and few."""
+        """Return the nonzero elements of an operator's result; None: unknown, or too many."""
         if not result.is_cuda or not result.is_contiguous():
             return None
         name, inputs = call.name, call.inputs()
@@ -217,7 +217,7 @@ class DeferredValues:
         return few and few.mapped(computed)
 
     def _few_changed(self, call: OperatorCall, result: Tensor) -> FewNonzeros | None:
-        """Return the nonzero elements after an operator has changed a few."""
+        """Return a tensor's nonzeros after an operator has changed a few; None: unknown."""
         target, *rest = call.in_order()
         few = self.few_of(target)
         if few is None:
@@ -289,7 +289,10 @@ class DeferredValues:
         return None if is_assumed and not assumed else recipe
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
-        """Return an argument as a part of a deferred range; None: it lies in no such range."""
+        """Return an argument as a part of a deferred range; None: it lies in no such range.
+
+        The part has no recipe if the operator does not read the argument's values.
+        """
         if not tensor.is_cuda or not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
             return None
         recipe = self._recipe_at(tensor)
@@ -318,7 +321,7 @@ class DeferredValues:
         return tensor.nbytes <= (MAX_KEPT // 2 if tensor.dtype in DECIDING else LIMITS.small)
 
     def _has_room(self, kept: int) -> bool:
-        """Return whether this many bytes can be stored, after dropping recipes without a range."""
+        """Return whether ``kept`` more bytes can be stored; drop outdated recipes if many exist."""
         total = sum(recipe.kept for recipe in self.recipes.values())
         if len(self.recipes) >= 2 * CAPACITIES.deferred or total + kept > MAX_KEPT:
             self.recipes = {
@@ -355,7 +358,12 @@ class DeferredValues:
         return storage
 
     def _result_of(self, recipe: Recipe, changed: Any) -> Tensor | None:  # noqa: ANN401 - a storage
-        """Run a recipe's operator on the host; ``changed`` is the storage that it changes."""
+        """Return the result of a recipe's operator on the host; None: it cannot be computed.
+
+        Args:
+            recipe: the recipe, whose arguments are computed first.
+            changed: the storage that the operator changes; None: it returns a new tensor.
+        """
         storages = {id(recipe.changed): changed}
 
         def filled(argument: object) -> object:

@@ -29,7 +29,7 @@ Without: Final = torch._C._ExcludeDispatchKeyGuard
 
 
 def present_operator(name: str) -> OpOverload:
-    """Look an operator up by its full name."""
+    """Look up an operator by its full name, and return it."""
     namespace, _, operator = name.partition("::")
     packet, _, overload = operator.partition(".")
     op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
@@ -46,7 +46,7 @@ def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
 
 
 def numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
-    """Convert numbers in tensors' places to tensors for a redispatch, as PyTorch's own call does.
+    """Return arguments with numbers in tensors' places as tensors, as PyTorch's own call has them.
 
     None stays: it means a missing tensor, such as attention's seed before torch 2.7.
     """

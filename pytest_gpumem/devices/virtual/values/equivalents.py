@@ -28,7 +28,7 @@ MAX: Final = 2
 
 @equivalent_of_arguments("aten::_unique2")
 def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the unique values, sorted; for a mask, with counts even if not requested."""
+    """Return the sorted unique values, the inverse, and the counts, which a mask always has."""
     inverse, is_mask = args.return_inverse, args.self.dtype == torch.bool and args.self.numel()
     counts = args.return_counts or bool(is_mask)
     unique, inverses, numbers = aten._unique2(args.self, True, inverse, counts)
@@ -40,7 +40,7 @@ def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::unique_consecutive"
 )
 def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the unique slices along a dimension; the unique values if there is none."""
+    """Return the unique slices along ``dim``; the unique values if ``dim`` is None."""
     if args.dim is None:
         result = aten.unique_consecutive(args.self, True, True)
     elif args.get("sorted") is None:
@@ -102,7 +102,7 @@ def fused_dropout(
 
 @equivalent_of_arguments("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return CUDA's outputs: the CPU's fast path leaves out the bag of each index."""
+    """Return CUDA's outputs, with each index's bag, which the CPU's fast path leaves out."""
     weight, indices, offsets = args.weight, args.indices, args.offsets
     output, _, _, greatest = aten._embedding_bag(
         *(weight, indices, offsets, False, args.mode, False, args.per_sample_weights),
@@ -119,8 +119,8 @@ def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 ALIGNED: Final = True
-"""``align_corners`` of the grid functions that PyTorch passes to cuDNN, which supports only linear
-interpolation, with zeros outside"""
+"""value of ``align_corners`` for which PyTorch calls cuDNN's grid functions; these interpolate
+linearly, with zeros outside of the grid"""
 EQUIVALENTS.update(
     {
         "aten::_masked_scale": lambda values, mask, scale: values * mask * scale,
@@ -147,7 +147,7 @@ EQUIVALENTS.update(
         ),
         "aten::_linalg_svd": lambda values, full=False, compute_uv=True, **_: aten._linalg_svd(
             values, full, compute_uv
-        ),  # whichever of cuSOLVER's drivers is requested
+        ),  # ``driver`` is ignored: it names one of cuSOLVER's
         # No equivalent reads the state of dropout.
         "aten::_cudnn_init_dropout_state": lambda *_arguments, **_options: None,
     }
@@ -159,7 +159,7 @@ EQUIVALENTS.update(
     *("aten::_conv_depthwise2d", "aten::conv_depthwise3d"),
 )
 def convolution(args: Arguments) -> Tensor:
-    """Return the convolution; depthwise if the operator has no argument ``groups``."""
+    """Return the convolution, which is depthwise if the operator has no argument ``groups``."""
     groups = args.get("groups") or args.self.shape[1]
     outputs = args.get("output_padding")
     transposed, outputs = outputs is not None, outputs or [0] * len(args.padding)
@@ -214,7 +214,7 @@ def added_product(
 
 
 def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
-    """Reshape scales of a matrix, its rows, its columns or its blocks to multiply it."""
+    """Return scales of a matrix, its rows, columns or blocks, in a shape to multiply it by."""
     if scale.numel() == 1:
         return scale.float().reshape(())
     if scale.ndim == 1 and scale.numel() in matrix.shape:

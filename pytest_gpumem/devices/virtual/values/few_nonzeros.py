@@ -63,7 +63,7 @@ class FewNonzeros:
         host.view(-1)[self.places] = self.values
 
     def mapped(self, function: Callable[[Tensor], Tensor | None]) -> FewNonzeros | None:
-        """Apply a pointwise function; return None if it does not map zero to zero."""
+        """Return the elements after a pointwise function; None: it fails, or changes zeros."""
         zero, values = function(self.values.new_zeros(1)), function(self.values)
         if zero is None or values is None or zero.any():
             return None
@@ -85,7 +85,9 @@ class FewNonzeros:
 
 
 def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor | None:
-    """Return the indices that an in-place operator writes in a contiguous tensor; None: too many.
+    """Return the indices at which an in-place operator writes to a contiguous tensor.
+
+    None: there are too many, or not all dimensions have integers.
 
     Args:
         name: an operator's name in CHANGES.
@@ -116,7 +118,7 @@ def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor 
 
 
 def _flattened(indices: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    """Flatten the indices along each dimension to indices into a flattened tensor."""
+    """Return the indices into a flattened tensor for those along each dimension."""
     places = torch.zeros((), dtype=torch.int64)
     for index, size in zip(indices, shape, strict=True):
         places = places * size + index.remainder(size)

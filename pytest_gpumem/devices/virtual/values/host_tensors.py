@@ -83,7 +83,7 @@ def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Build a sparse tensor like ``tensor`` from other parts; if it is plain, return its part."""
+    """Return a sparse tensor like ``tensor`` of other parts; if it is plain, its only part."""
     if tensor.layout is torch.sparse_coo:
         result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(*parts, tensor.shape)
         result = result._coalesced_(tensor.is_coalesced())
@@ -160,7 +160,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
     if not isinstance(arguments, (list, tuple)):
         return []
     tensors: list[Tensor] = []
-    for argument in arguments:  # an optimizer's operators have hundreds
+    for argument in arguments:  # an optimizer's operators have hundreds of tensors
         if isinstance(argument, Tensor):
             tensors.append(argument)
         elif isinstance(argument, (list, tuple)):
@@ -169,7 +169,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
 
 
 def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
-    """Pair each tensor of a CUDA operator's result with the host's at the same place, or None."""
+    """Return each tensor of a CUDA result with the host's in its place; None: it has none."""
     if isinstance(result, Tensor):
         return [(result, host if isinstance(host, Tensor) else None)]
     pairs: list[tuple[Tensor, Tensor | None]] = []
@@ -180,7 +180,7 @@ def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
 
 
 def mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
-    """Apply a function to all arguments, including those in lists, tuples and dicts."""
+    """Return arguments with a function applied to each, also in lists, tuples and dicts."""
     if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
         items = [mapped(argument, function) for argument in arguments]
         return items if isinstance(arguments, list) else tuple(items)
@@ -197,7 +197,7 @@ def map_arguments(
     on_host: Callable[[Tensor], object],
     generator: Callable[[torch.Generator], torch.Generator],
 ) -> Any:  # noqa: ANN401 - as the arguments
-    """Convert an operator's arguments for the CPU.
+    """Return an operator's arguments, converted for the CPU.
 
     Args:
         arguments: positional or keyword arguments, which may contain lists.

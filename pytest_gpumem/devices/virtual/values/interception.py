@@ -110,7 +110,7 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """Intercept operators on real tensors in the block, although a disabled tracer is entered."""
+    """Intercept operators on real tensors in the block, within a tracer that is disabled there."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     excluded = [key for key in INCLUDED if is_excluded(key)]
     for key in excluded:
@@ -136,7 +136,7 @@ class _SeenThreads:
 
     def __init__(self) -> None:
         self._others: Any = None
-        """the function that was set before"""
+        """the profile function that was set before ours; None: none was"""
 
     def begin(self) -> None:
         """Intercept the operators of threads that start from now on."""
@@ -173,7 +173,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         disable()
     try:
         for place in () if traits.takes_numbers else traits.tensors:
-            # A plain loop, because it creates no objects that the garbage collector counts.
+            # A plain loop, which creates no objects that the garbage collector counts.
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
                 args = _tensors_of_numbers(traits.tensors, args)
                 break
@@ -190,7 +190,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
 
 
 def _intercept_later(op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run an operator registered after our kernels; look it up by name, as it may change."""
+    """Run an operator registered after our kernels; look up a name now, as it may change."""
     __tracebackhide__ = True
     try:
         op = present_operator(op) if isinstance(op, str) else op
@@ -241,7 +241,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
 
 def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
-    """Replace numbers by tensors in the arguments of an operator that does not accept numbers.
+    """Return arguments of an operator that accepts no numbers, with tensors in their place.
 
     When PyTorch's C++ passes a tensor that it created from a number, such as a constant of
     ``torch.jit.trace``, Python kernels receive the number (``is_wrapped_number``).
@@ -315,7 +315,7 @@ def let_higher_order_operators_pass() -> None:
 
 
 _guards: Final[list[Any]] = []
-"""guards of the tracers that are entered, the innermost last"""
+"""guards that exclude our keys, one for each tracer that is entered, the innermost last"""
 
 
 @wrapped_by

@@ -56,7 +56,7 @@ class KnownValues:
         self._library.tell_assumed(bool(self._assumed))
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Return whether all of a tensor's values are known or assumed; a host tensor's are."""
+        """Return whether a tensor's values are all known or assumed; True for a host tensor."""
         if not tensor.is_cuda:
             return True
         nbytes = span(tensor)
@@ -143,7 +143,7 @@ class KnownValues:
 
 
 class Assumptions:
-    """Plausible values: finite, repeatable, balanced like those of fresh weights."""
+    """Returns plausible values: finite, repeatable, balanced like those of fresh weights."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(SEED)

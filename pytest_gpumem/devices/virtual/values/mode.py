@@ -102,7 +102,7 @@ class OneThread:
     __slots__ = ("_threads",)
 
     def __init__(self, full: bool) -> None:  # noqa: FBT001 - for each operator: a name takes time
-        """Limit threads inside ``with``, unless all values are computed."""
+        """Limit the threads inside ``with``, unless ``full``: then all values are computed."""
         self._threads = 1 if full else torch.get_num_threads()
 
     def __enter__(self) -> None:
@@ -131,7 +131,10 @@ def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class ValueMode:
-    """Computes operators' values while it is entered, on the threads that inherit it."""
+    """Computes operators' values while it is entered.
+
+    It computes those of the thread that enters it, and of the threads that this one starts.
+    """
 
     current: ClassVar[ValueMode | None] = None
     """the entered mode; None: values are not computed"""
@@ -168,7 +171,7 @@ class ValueMode:
         self.failures: dict[str, str] = {}
         """reasons why the host could not compute operators, by the operators' names"""
         self.unknown_code: set[str] = set()
-        """parts of torch.compile's code that were not computed"""
+        """operators, or other parts of compiled code (torch.compile), that were not computed"""
         self.unknown_kernels: set[str] = set()
         """names of Triton kernels that the program launched"""
         self.captured = False
@@ -270,7 +273,7 @@ class ValueMode:
         return not is_float or tensor.numel() <= MAX_FLOATS
 
     def fits(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is small enough to compute if all its inputs are known."""
+        """Return whether a tensor is small enough to be computed from known inputs."""
         return self.full or tensor.nbytes <= self.budget.largest
 
     def could_be_known(self, tensor: Tensor) -> bool:
@@ -395,7 +398,7 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator for ``_run_opened``; return None if any of its inputs is unknown."""
+        """Return the call to compute for ``_run_opened``; None: one of its inputs is unknown."""
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -459,7 +462,7 @@ class ValueMode:
 
     @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
-        """Prepare an operator that returns a tensor's number; return None if it is unknown."""
+        """Compute the number that ``item()`` reads; return its call, or None if it is unknown."""
         tensor, self.sizes_told = call.args[0], False
         if not tensor.is_cuda:
             return None
@@ -476,7 +479,10 @@ class ValueMode:
         return HostCall(call.args, call.kwargs) if is_answered else None
 
     def _nonzero_of_few(self, call: OperatorCall) -> HostCall | None:
-        """Return the call of ``nonzero`` with its result, for a large tensor with few nonzeros."""
+        """Return a call of ``nonzero`` with its result, for a large tensor with few nonzeros.
+
+        None: the tensor's nonzeros are not recorded, or a CUDA graph is being captured.
+        """
         tensor: Tensor = call.args[0]
         few = self.deferred.few_of(tensor)
         if few is None or torch.cuda.is_current_stream_capturing():
@@ -488,7 +494,7 @@ class ValueMode:
         return HostCall(call.args, call.kwargs, assumed=few.assumed, result=(result,))
 
     def _note_few(self, tensor: Tensor, few_of: Callable[[], FewNonzeros]) -> bool:
-        """Record the nonzero elements of a large result; return False if it is not large."""
+        """Record the nonzero elements of a large result; return False if they are not recorded."""
         if self.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
             return False
         if torch.cuda.is_current_stream_capturing():
@@ -610,7 +616,7 @@ class ValueMode:
 
     @without_function_modes
     def compute(self, call: OperatorCall, plan: HostCall, device: int) -> tuple[Any] | None:
-        """Compute an operator's result on the host; None if the host cannot."""
+        """Compute an operator on the host, and return its result in a tuple; None: it failed."""
         function, full_name = call.traits.host, call.op._name
         if full_name in self._impossible:
             return None
@@ -670,7 +676,7 @@ class ValueMode:
                 self.forget(tensor.data_ptr(), span(tensor))
 
     def affords_native(self, call: OperatorCall, result: object, known_bytes: int) -> bool:
-        """Return whether the native library may compute an operator, and deduct its cost.
+        """Return whether the native library may compute an operator; if so, deduct its cost.
 
         Args:
             call: the operator's call, with known arguments only.
@@ -784,7 +790,7 @@ class ValueMode:
 
 
 def _names(all_names: set[str]) -> str:
-    """Join the first few names, and say how many more there are."""
+    """Return a text with the first few names and the number of the others."""
     names = sorted(all_names)
     also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{', '.join(names[:MAX_NAMED])}{also}"
@@ -825,7 +831,7 @@ def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: objec
 
 
 def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes: int) -> bool:  # noqa: ANN401 - as the operator
-    """Deduct an operator's cost from a test's budget before the library computes it."""
+    """Deduct an operator's cost before the library computes it; False: too little is left."""
     mode = ValueMode.current
     call = OperatorCall(traits, args, kwargs or {})
     return mode is not None and mode.affords_native(call, result, known_bytes)

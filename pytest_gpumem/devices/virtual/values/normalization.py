@@ -25,7 +25,7 @@ LOW: Final = (torch.float16, torch.bfloat16)
 
 
 def _wide(tensor: Tensor | None) -> Tensor | None:
-    """Convert a tensor to at least single precision, in which a GPU computes."""
+    """Return a tensor in at least single precision, in which a GPU computes."""
     return tensor.float() if tensor is not None and tensor.dtype in LOW else tensor
 
 
@@ -140,7 +140,7 @@ def batch_norm_elemt(args: Arguments) -> Tensor:
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"
 )
 def batch_norm_gather_stats(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Combine the means and inverse deviations of all ranks; update the running statistics."""
+    """Return mean and inverse deviation over all ranks; update the running statistics."""
     means: Tensor = args.mean
     counts = args.get("counts")
     if counts is None:  # all ranks have the same number of values

@@ -49,7 +49,7 @@ class Arguments:
         def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - of any type
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - of any type
-        """Return an argument that some versions of PyTorch, or some overloads, lack."""
+        """Return an argument; None: this overload lacks it, or this version of PyTorch does."""
         return self.__dict__.get(name)
 
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 COUNTER: Final = "torch.utils.flop_counter"
 TRITON: Final = "triton.runtime.jit"
-"""Triton's module from which the module of the formulas imports a name that no formula needs: the
+"""module of Triton that torch.utils.flop_counter imports, for a name that no formula needs: the
 import takes a quarter of a second"""
 
 
 def _formulas() -> Mapping[Any, Callable[..., int]]:
-    """Load PyTorch's formulas, from a copy of their module if that would import Triton."""
+    """Return PyTorch's formulas; if their module would import Triton, load a copy without it."""
     log = logging.getLogger(COUNTER)  # hide its warning about missing Triton from users
     before, log.disabled = log.disabled, True
     try:
@@ -63,7 +63,7 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
 FORMULAS: Final = _formulas()
 """PyTorch's own formulas for the floating-point operations of an operator"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
-"""namespaces of operators that the native library carries out, if any of their values are known"""
+"""namespaces of collectives, whose known values the native library moves between ranks"""
 UNDECLARED: Final = dict.fromkeys(
     (
         *("native_batch_norm", "cudnn_batch_norm", "batch_norm_update_stats"),
@@ -71,7 +71,7 @@ UNDECLARED: Final = dict.fromkeys(
     ),
     ("running_mean", "running_var"),
 )
-"""arguments that an operator writes although its schema does not declare it"""
+"""for each operator: arguments that it writes although its schema does not say so"""
 DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
@@ -100,7 +100,7 @@ UNREAD: Final = {
     "_flash_attention_backward": ("unused",),
     "_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
 }
-"""arguments of CUDA operators that their equivalents do not read"""
+"""for each CUDA operator: arguments that its equivalent does not read"""
 TRUE_FOR: Final = {"all", "isclose", "isfinite"}
 FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
 INDICES: Final = {
@@ -114,15 +114,16 @@ ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCA
 """operators with results that are assumed at once if nothing is known; all other results stay
 unknown until the program branches on them"""
 RAISES: Final = {"_linalg_check_errors"}
-"""operators that only raise errors: the bytes that they read back do not depend on a result"""
+"""operators that return nothing, but raise errors: the bytes that they read back are queued even if
+the host has computed no result"""
 COMPARING: Final = {"equal", "allclose"}
-"""operators that assume large tensors to be equal, as most tests that compare expect"""
+"""operators whose unknown result is assumed to be true, which most tests that compare expect"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
 """operators whose CUDA kernel consists of other operators, and branches on their values"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
-"""operators that return values instead of tensors; others are in COPIES"""
+"""operators that read back a tensor's number and return it; COPIES has all others that read back"""
 SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
 """operators that sort their first argument"""
 NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
@@ -151,7 +152,8 @@ class Traits(NamedTuple):
     name: str
     """the operator's name without namespace and overload"""
     copies: bool
-    """whether it copies bytes from one tensor to another, on the host or on the device"""
+    """whether it copies bytes from one tensor to another, on the host or on the device, or fills a
+    tensor with zeros"""
     allocates: bool
     """whether it returns memory without values"""
     random: bool
@@ -170,7 +172,7 @@ class Traits(NamedTuple):
     opened: bool
     """whether the operators that it calls are always intercepted too"""
     in_python: bool
-    """whether its kernel is a Python function: operators that it calls read no memory of its own"""
+    """whether its kernel is a Python function, which allocates memory only by calling operators"""
     may_open: bool
     """whether the operators that it calls are intercepted if an argument is sparse or nested"""
     carried: bool
@@ -178,7 +180,7 @@ class Traits(NamedTuple):
     host: Callable[..., Any]
     """function that computes it on the CPU: its equivalent, or the operator itself"""
     formula: Callable[..., Any] | None
-    """PyTorch's formula for its floating-point operations"""
+    """PyTorch's formula for its floating-point operations; None: PyTorch has none"""
     ways: OperatorFlags
     """flags for the native library, which handles most calls without Python"""
 
@@ -286,7 +288,7 @@ class HostCall(NamedTuple):
     assumed: bool = False
     """whether any input is assumed"""
     result: tuple[Any] | None = None
-    """the result, if it had to be computed before the CUDA operator ran"""
+    """the result, in a tuple, if it was computed before the CUDA operator ran; otherwise None"""
 
 
 def on_host(
@@ -296,7 +298,7 @@ def on_host(
     *,
     assumed: bool,
 ) -> HostCall:
-    """Convert a call's tensors and generators to the CPU's with the given functions."""
+    """Return a call with the CPU's tensors and generators, which the given functions return."""
     written = set(map(id, call.written()))
     copies: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -379,7 +381,7 @@ def _ways_of(traits: Traits) -> OperatorFlags:
     indexes = traits.op._schema.name in INDEXING
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
-        return OperatorFlags(0)  # another library's operator may run Python code of its own
+        return OperatorFlags(0)  # for example, another library's operator may run Python code
     if name in RETURNS_ARGUMENTS:  # the library would mark these arguments as unknown
         return OperatorFlags(0)
     # These flags are for known memory: into unknown memory the library's memset or
@@ -427,8 +429,8 @@ def counts_elements(traits: Traits) -> bool:
 def _is_of_arguments_alone(traits: Traits) -> bool:
     """Return whether an operator's results depend on its arguments alone.
 
-    It returns new tensors, or it writes tensors and returns these or nothing. Operators of
-    UNDECLARED do both.
+    Such an operator returns new tensors, or it writes tensors and returns these or nothing.
+    Operators of UNDECLARED do both.
     """
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
@@ -446,7 +448,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
 
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:
-    """Return whether an operator's results are views of its arguments, or not tensors."""
+    """Return whether an operator only returns views of its arguments, or what is not a tensor."""
     if schema.name.partition("::")[2] in UNWRITTEN:
         return True
     tensors = [result for result in schema.returns if "Tensor" in str(result.type)]

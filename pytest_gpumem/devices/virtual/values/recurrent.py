@@ -36,7 +36,7 @@ def _has_biases(args: Arguments) -> bool:
 
 
 def _weights_in_shape(args: Arguments) -> list[Tensor]:
-    """Shape the weights for the CPU's network: autocast passes them flattened."""
+    """Return the weights in the shapes of the CPU's network: autocast passes them flattened."""
     hidden, inputs = args.hidden_size, args.input.shape[-1]
     rows, outputs = GATES[args.mode] * hidden, args.proj_size or hidden
     directions = 2 if args.bidirectional else 1
@@ -152,7 +152,7 @@ def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell")
 def lstm_cell(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new states, and the gates for the backward pass."""
+    """Return the new hidden state and cell state, and the gates for the backward pass."""
     gates = _added(args.input_gates, args.input_bias)
     gates = gates + _added(args.hidden_gates, args.hidden_bias)
     enter, forget, new, leave = gates.chunk(4, -1)
@@ -166,7 +166,7 @@ def lstm_cell(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell_backward_impl")
 def lstm_cell_backward(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the gates, of the cell, and of the bias."""
+    """Return the gradients of the gates, of the cell state, and of the bias."""
     enter, forget, new, leave = args.workspace.float().chunk(4, -1)
     hidden = torch.zeros_like(enter) if args.grad_hy is None else args.grad_hy.float()
     shape = args.cy.float().tanh()
@@ -188,7 +188,7 @@ def lstm_cell_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 @equivalent_of_arguments("aten::_thnn_fused_gru_cell")
 def gru_cell(args: Arguments) -> tuple[Tensor, Tensor]:
-    """Return the new state, and the backward pass's workspace: gates, state, part of a gate."""
+    """Return the new state, and the gates and the old state for the backward pass."""
     reset_i, enter_i, new_i = _added(args.input_gates, args.input_bias).chunk(3, -1)
     reset_h, enter_h, new_h = _added(args.hidden_gates, args.hidden_bias).chunk(3, -1)
     reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()
@@ -202,7 +202,7 @@ def gru_cell(args: Arguments) -> tuple[Tensor, Tensor]:
 def gru_cell_backward(
     gradient: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of both gates, of the state, and of both biases."""
+    """Return the gradients of the input's and the state's gates, the state, and both biases."""
     reset, enter, new, hidden, new_h = workspace.float().chunk(5, -1)
     incoming = gradient.float()
     by_enter = incoming * (hidden - new) * enter * (1 - enter)

@@ -74,7 +74,7 @@ class SparseOperators:
         self._note_few = note_few
 
     def prepared(self, call: OperatorCall) -> HostCall | None:
-        """Return the call for the host if everything is known; otherwise None."""
+        """Return the call to compute on the host; None: some of its inputs are unknown."""
         are_seen = all(is_sparse(tensor) or is_plain(tensor) for tensor in call.inputs())
         if not (are_seen and self._are_known(call.parts())):
             return None
@@ -110,7 +110,7 @@ class SparseOperators:
             call: the operator's call, which has run.
             result: its result.
             host_call: returned by ``prepared``.
-            told: start and end addresses of values of which it is certain whether they are known.
+            told: start and end addresses of memory whose known values are certainly up to date.
         """
         written, outputs = call.written(), tensors_in(result)
         read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]
@@ -173,7 +173,7 @@ class SparseOperators:
         return self._values.is_known(part) and not self._values.are_assumed([part])
 
     def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
-        """Compute an operator on the host with ones for values; None: its indices are unknown."""
+        """Return an operator's result with ones for values; None: its indices are unknown."""
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         indices = [part for tensor in sparse for part in indices_of(tensor)]
         indices += [
@@ -248,7 +248,7 @@ class OpenOperator:
         operator last launched a kernel itself"""
 
     def told(self) -> list[tuple[int, int]]:
-        """Return the start and end addresses at which known values are certain to be up to date."""
+        """Return start and end addresses of memory whose known values are certainly up to date."""
         return self._arguments + self._written
 
     def begin_inner(self, inputs: Sequence[Tensor] = ()) -> None:
@@ -277,7 +277,7 @@ class OpenOperator:
         self._written += extents_of([*tensors_in(result), *call.written()])
 
     def _tells(self, start: int, end: int) -> bool:
-        """Return whether known values at some addresses are certain to be up to date."""
+        """Return whether known values between two addresses are certainly up to date."""
         if any(first <= start and end <= last for first, last in self.told()):
             return True
         return self._outer is not None and self._outer._tells(start, end)
