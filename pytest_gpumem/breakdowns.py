@@ -25,7 +25,7 @@ CACHED: Final = "cached"
 """name of the row for memory that was reserved but not allocated"""
 
 PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
-"""what reports call a provenance's fields, if it is not the field's name"""
+"""by field of a provenance: its name in reports, if that differs"""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class BreakdownRow:
     name: str
     nbytes: int
     baseline: int | None = None
-    """None without a baseline, or if the baseline does not contain this site"""
+    """bytes in the baseline; None without one, or if it stores too few sites to tell"""
     site: Site | None = None
     """the measured site, else the baseline's; None for a category"""
     blocks: int = 0
     """number of the site's blocks"""
     baseline_blocks: int | None = None
-    """number of the site's blocks in the baseline"""
+    """number of the site's blocks in the baseline; None if unknown, or for a category"""
     old_code: str = ""
-    """the line's code in the baseline, if the line was edited since"""
+    """the line's code in the baseline, if the line was edited since; else "" """
 
     @property
     def difference(self) -> int | None:
-        """Bytes above the baseline; negative below it."""
+        """Bytes above the baseline, negative below it; None if the baseline's bytes are unknown."""
         return None if self.baseline is None else self.nbytes - self.baseline
 
 
@@ -137,7 +137,7 @@ def blocks_text(number: int) -> str:
 
 
 def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
-    """Return sites by key; lines with the same code are merged."""
+    """Return sites by key, merging the sites of lines with the same code."""
     by_key: dict[SiteKey, Site] = {}
     for site in sites:
         key = site.path, site.function, site.code, site.category

@@ -134,7 +134,7 @@ class Note:
 
     @property
     def severity(self) -> Severity:
-        """The severity of its kind."""
+        """The severity of the note's kind."""
         return self.kind.severity
 
 
@@ -156,12 +156,12 @@ class Noted:
 
     @property
     def note_texts(self) -> tuple[str, ...]:
-        """The sentences."""
+        """The notes' sentences, in the order of ``note_kinds``."""
         return tuple(note.text for note in self.notes)
 
     @property
     def note_kinds(self) -> tuple[NoteKind, ...]:
-        """The kinds, one per sentence."""
+        """The notes' kinds, in the order of ``note_texts``."""
         return tuple(note.kind for note in self.notes)
 
 
@@ -178,5 +178,5 @@ class Hinted(Noted):
 
     @property
     def hint_kinds(self) -> tuple[NoteKind, ...]:
-        """The kinds of hints, one per sentence."""
+        """The hints' kinds, in the order of ``hint_texts``."""
         return tuple(hint.kind for hint in self.hints)

@@ -104,7 +104,7 @@ class Patch:
         setattr(owner, attribute, value)
 
     def _places(self, module: Any) -> Iterator[tuple[str, Any, str]]:  # noqa: ANN401 - another package's
-        """Yield each name with the attribute's owner and its name in the owner."""
+        """Yield each declared name that exists, with the attribute's owner and its name there."""
         for name in self.names:
             *path, last = name.split(".")
             if path == ["*"]:

@@ -75,7 +75,7 @@ class Relation(NamedTuple):
         return limit + strict * (limit == exact)
 
     def __str__(self) -> str:
-        """Return it as it could be declared: ``at_most='1.1 * eager + 64.00 MiB'``."""
+        """Return the relation as it could be declared: ``at_most='1.1 * eager + 64.00 MiB'``."""
         words = self.part if self.factor == 1 else f"{float(self.factor):g} * {self.part}"
         if not self.part:
             words = format_size(self.extra)
@@ -94,7 +94,7 @@ class Bound(NamedTuple):
     measured: int
     """the part's figure on the fullest device"""
     sizes: str = ""
-    """the figures of all parts, as text, if the relation is of an order"""
+    """the figures of all parts of the relation's order, as text; "" if it is of none"""
 
     @property
     def excess(self) -> int:

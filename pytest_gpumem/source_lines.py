@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _GENERATED: Final = re.compile(r"/(\w\w)/c\1[a-z2-7]{49}\.py$")
-"""the end of file names that torch.compile generates, in any folder: hashes"""
+"""matches the names of files that torch.compile generates, in any folder: they are hashes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 OWN_FOLDER: Final = f"{Path(__file__).parent}/"
 _PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")

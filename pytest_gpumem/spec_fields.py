@@ -31,7 +31,7 @@ _VALUES: Final = "auto", "full", "off"
 
 
 def read_budget(name: str, value: object) -> float:
-    """Check a limit in GiB."""
+    """Return a limit in GiB; refuse all but plain numbers above 0."""
     number = _number(value)
     if number is None:
         raise SpecError(
@@ -62,7 +62,7 @@ def _plain_gib(value: object) -> str:
 
 
 def read_whole_number(name: str, value: object, *, least: int, largest: int) -> int:
-    """Check a whole number with bounds."""
+    """Return a whole number; refuse one outside the bounds, and anything else."""
     number = _integer(value)
     if number is None or not least <= number <= largest:
         remedy = f"write for example {name}={max(least, 1)}"
@@ -89,7 +89,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
 
 
 def read_mib(name: str, value: object) -> float:
-    """Check a limit in MiB."""
+    """Return a limit in MiB; refuse all but numbers above 0."""
     number = _number(value)
     if number is None or not 0 < number <= MAX_GIB:
         raise SpecError(
@@ -123,14 +123,14 @@ def read_tolerance(_name: str, value: object) -> Tolerance:
 
 
 def read_flag(name: str, value: object, *, meaning: str) -> bool:
-    """Check a boolean; ``meaning`` follows the argument in the remedy."""
+    """Return a boolean; ``meaning`` is what the remedy suggests for anything else."""
     if not isinstance(value, bool):
         raise SpecError(name, f"{name} must be True or False", f"write {name}={meaning}")
     return value
 
 
 def read_mib_or_zero(name: str, value: object) -> float:
-    """Check a limit in MiB, which may be zero."""
+    """Return a limit in MiB; refuse all but numbers from 0 on."""
     number = _number(value)
     if number is None or not 0 <= number <= _MAX_LEAK_MIB:
         remedy = f"write {name}=0 if the test must free all its memory"
@@ -139,7 +139,7 @@ def read_mib_or_zero(name: str, value: object) -> float:
 
 
 def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
-    """Check the choice of which values a virtual GPU computes."""
+    """Return which values a virtual GPU computes: "auto", "full" or "off"."""
     if isinstance(value, str):  # == of another type may do anything (an array's, say)
         for choice in _VALUES:
             if str.__str__(value) == choice:
@@ -161,7 +161,7 @@ def read_card(
 
 
 def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
-    """Check ranks: "all", or a list of numbers."""
+    """Return "all", or the ranks of a list in ascending order."""
     if isinstance(value, str) and str.__str__(value) == "all":
         return "all"
     ranks: list[int | None] = []

@@ -135,7 +135,7 @@ class BaselineFile:
     tests: dict[str, dict[str, BaselineEntry]] = field(default_factory=dict)
     """entries by test ("TestX::test_y[a-1]") and part ("" is the whole test)"""
     labels: dict[Provenance, str] = field(default_factory=dict)
-    """the file's label of each provenance"""
+    """by provenance: its label in the file"""
 
 
 def decode(

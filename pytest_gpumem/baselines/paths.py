@@ -187,7 +187,7 @@ class Key(NamedTuple):
 def baseline_folders(root: Path, template: str) -> list[Path]:
     """Return the baselines' folder, then those of other torch versions, the nearest first.
 
-    The last one is their common parent.
+    If the folder that contains them all exists, it is the last: it may have older baselines.
     """
     if TORCH not in template:
         return [root / template]

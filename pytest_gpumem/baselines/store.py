@@ -116,7 +116,7 @@ class BaselineStore:
         return self.parts(device_key, module, test).get(part)
 
     def parts(self, device_key: str, module: str, test: str) -> Mapping[str, BaselineEntry]:
-        """Return a test's baselines on a device by part; "" is the whole test."""
+        """Return a test's baselines on a device by part, "" for the whole test; {} without any."""
         key = device_key, module
         if key not in self._files:
             try:
@@ -305,7 +305,7 @@ def checked_file(baseline: NewBaseline) -> tuple[str, str]:
 
 @dataclass
 class _Log:
-    """Collects updates and errors."""
+    """Collects the updates of entries, the errors, and the files written."""
 
     same: Callable[[BaselineEntry | None, BaselineEntry | None], bool]
     entries: list[EntryUpdate] = field(default_factory=list)

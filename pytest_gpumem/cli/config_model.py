@@ -133,7 +133,7 @@ def _largest(plans: Sequence[Plan], cards: Sequence[Card], text: str) -> Outcome
 
 
 def _table(plans: Sequence[Plan], cards: Sequence[Card]) -> Outcome:
-    """Return a table of all cards, and the peaks on the card with most memory."""
+    """Return a table of all cards, and what the peaks consist of on the card with most memory."""
     rows, status = [("card", "for a step", *(plan.step for plan in plans))], OK
     largest = max(cards, key=lambda card: card.usable_memory)
     described = []

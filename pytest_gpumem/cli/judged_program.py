@@ -55,7 +55,7 @@ MEASURED: Final = {
 }
 """options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""by option of the plugin: its name in ``gpumem run``, if it exists there"""
+"""by option of the plugin that ``gpumem run`` has: its name there"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ class ProgramItem:
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
         """Store the program's name in baselines, its file or module, and its function."""
-        self.nodeid, self.argument = nodeid, ""  # shown by its command instead
+        self.nodeid, self.argument = nodeid, ""  # reports show its command instead
         self._script = script
         self.runtest = run
 
@@ -142,7 +142,7 @@ class JudgedProgram:
     ) -> None:
         """Prepare the measurement, or reject an argument that cannot be used.
 
-        ``children`` watches the program's processes from the start.
+        ``children`` watches the processes that the program starts.
         """
         self._item, self._root = item, Path.cwd()
         if arguments.update and arguments.baseline is None:
@@ -229,7 +229,7 @@ class JudgedProgram:
 
     @property
     def run(self) -> Run:
-        """The program's measurement; if it used no GPU, it starts now."""
+        """The program's measurement; if the program used no GPU, the measurement starts now."""
         if self._session.run is None and self._session.choice.device is not None:
             self._session.choice.device.open(None, self._arguments.devices)
         assert self._session.run is not None  # noqa: S101 - open() has called begin()

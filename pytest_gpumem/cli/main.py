@@ -58,7 +58,7 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the subcommand that the command line names; return its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         similar = get_close_matches(words[0], COMMANDS, n=1)

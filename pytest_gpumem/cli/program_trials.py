@@ -35,7 +35,7 @@ class Range(NamedTuple):
     """The values to search for a program's argument."""
 
     flag: str
-    """the argument before the value; "--batch_size=" makes one word with it"""
+    """the argument before the value; "--batch_size=" makes one word with the value"""
     first: int
     last: int
 

@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def run_several(
     arguments: argparse.Namespace, ranks: Sequence[int], card: Card | None
 ) -> Outcome | None:
-    """Run a program several times if an option says so; None otherwise."""
+    """Run a program several times if an option says so; return None if none does."""
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = ProgramTrials(option_words(arguments), program_words(arguments))
     given = [name for name in ("cards", "largest", "ranks") if getattr(arguments, name) is not None]
@@ -183,7 +183,7 @@ class UserProgram:
         self._module = module
 
     def name(self, given: str | None) -> str:
-        """Return its name in baselines: its file, and its arguments or a given name."""
+        """Return the program's name in baselines: its file, and its arguments or a given name."""
         script = Path(self.target)
         module = self.target
         if not self._module:
@@ -193,7 +193,7 @@ class UserProgram:
         return f"{module}::{words}" if words else module
 
     def run(self, at_end: Callable[[], object]) -> int:
-        """Run it, and call ``at_end`` while its variables still exist; return its exit status."""
+        """Run the program, and call ``at_end`` before its variables end; return its exit status."""
         sys.argv = [self.target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
@@ -251,7 +251,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if test.is_fork:  # it ends where the program does; the main process reports its peaks
+    if test.is_fork:  # a fork that the program made: the main process reports its peaks
         if error is not None:
             show_error(error)
         return status
@@ -279,7 +279,8 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:
     """Format the peaks that ``gpumem run`` prints at the end.
 
-    A launcher's own process that used no GPU, while its children did, gets no row.
+    ``limit`` is the memory that the peaks are a share of; None: the device's. A launcher's own
+    process that used no GPU, while its children did, gets no row.
     """
     info = measurement.device
     virtual = "virtual GPU " if info.is_predicted else ""

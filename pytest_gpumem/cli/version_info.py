@@ -184,7 +184,7 @@ def format_cudnn(number: int) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Return a package's version."""
+    """Return a package's version, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -34,7 +34,7 @@ CONFLICT: Final = re.compile(r"^([<=>|])\1{6}(?=\s|$)", re.MULTILINE)
 """a merge-conflict marker of git"""
 MAX_INT: Final = 2**63 - 1
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-"""bytes or a count"""
+"""a number of bytes or a count, 0 or more"""
 Signed = Annotated[int, msgspec.Meta(ge=-MAX_INT - 1, le=MAX_INT)]
 FILE_NAMES: Final = {"nbytes": "bytes"}
 """names of fields in files, where they differ from the record's"""

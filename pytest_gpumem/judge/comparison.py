@@ -37,11 +37,11 @@ class Limit(NamedTuple):
     peak: FigureName
     nbytes: int
     relation: Relation | None = None
-    """set if the limit depends on another part"""
+    """the relation that makes the limit depend on another part; None if there is none"""
 
     @property
     def strict(self) -> bool:
-        """Whether the limit itself is exclusive; ``nbytes`` is then one byte less."""
+        """Whether a figure must be less than the limit; ``nbytes`` is the most that is allowed."""
         return self.relation is not None and self.relation.name == "less_than"
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class StepShape(NamedTuple):
     rank: str
     """"0 of 8", or "none" """
     batch_sizes: str
-    """``batch_sizes`` as text: "8, 16"; or "one" """
+    """the marker's ``batch_sizes``: "8, 16"; "one" if it has none"""
     batch_size: int | None
     """None if not declared; it is then comparable with any batch size"""
 
@@ -99,7 +99,7 @@ class Judged:
 
     @cached_property
     def entry(self) -> BaselineEntry | None:
-        """The baseline, if it may be compared with the measurement."""
+        """The baseline, if it may be compared with the measurement; else None."""
         usable = self.spec.baseline and self.lookup.error is None and not self.mismatch
         return self.lookup.entry if usable else None
 
@@ -151,14 +151,14 @@ class Judged:
         return provenance_text(self.entry.provenance, self.measurement.provenance)
 
     def most(self, row: Comparison) -> int:
-        """Return the upper end of a figure's range, if a library's workspace choice is unknown."""
+        """Return the upper end of a figure's range; the figure itself if it has no such range."""
         spanned = self.measurement.range
         if spanned is None or not spanned.judged or row.peak not in PEAKS:
             return row.measured
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 
     def at_least(self, bound: Bound) -> Bound:
-        """Return a bound; a lower one is compared with the low end of a range, if there is one."""
+        """Return a bound with the figure to compare: for a lower limit the low end of its range."""
         spanned, figure = self.measurement.range, bound.relation.figure
         if spanned is None or not spanned.judged or not bound.relation.is_lower:
             return bound
@@ -217,7 +217,7 @@ class Judged:
     def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
         """Compare both peaks of one device with baseline and budget, and pinned memory if any.
 
-        A baseline without pinned memory may come from a version that did not measure it.
+        0 bytes of pinned memory in a baseline count as unknown: older versions did not measure it.
         """
         baseline = None if self.entry is None else self.entry.peaks[device]
         old_pinned = baseline.pinned if baseline is not None else 0
@@ -242,7 +242,7 @@ class Judged:
 
     @property
     def unrecorded(self) -> Comparison | None:
-        """A peak of pinned memory that is missing in the baseline."""
+        """The peak of pinned memory, if the baseline has none to compare it with; else None."""
         if self.entry is None or self.measurement.pinned_count != "counted":
             return None
         rows = (row for row in self.comparisons if row.peak == "pinned" and row.measured)
@@ -275,7 +275,7 @@ class Judged:
 
     @cached_property
     def highest(self) -> str:
-        """The peaks of the fullest device as text."""
+        """The highest peaks of all devices as text, after the largest value that fits, if any."""
         measurement = self.measurement
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
         if measurement.peak_pinned:

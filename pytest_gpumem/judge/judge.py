@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 MAX_EARLIER = 3
-"""maximum number of lines that a note on memory from before a part names"""
+"""most source lines to name in a note on memory that was allocated before a part began"""
 
 
 def judge(  # noqa: PLR0913 - the last two are words for the verdict
@@ -64,17 +64,20 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     A figure exactly at its budget, or exactly at the tolerance, passes.
 
     ``lookup`` has the baseline, or the reason why none was found. ``nodeid`` is the test's name for
-    a command line in the working folder. ``card_bytes`` is the card's memory less its CUDA context.
-    ``explain`` returns the causes of a peak that grew.
+    a command line in the working folder. ``card_bytes`` is the usable memory of the card to fit on,
+    None without one. ``explain`` returns the causes of a peak that grew.
     """
     case = Judged(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
-    # A step that does not run, or exceeds its limits, fails whatever its baseline is.
+    # A step that runs out of memory, exceeds a limit or leaks fails whatever its baseline is.
     failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
     return failure or _without_baseline(case) or _largest(case) or _compared(case, explain)
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
-    """Judge the memory that a test left behind; None if it is within ``max_leak_mib``."""
+    """Return a verdict if a test left more memory than ``max_leak_mib`` allows; else None.
+
+    ``before`` is the verdict on the test's peaks, for what it says of the baseline.
+    """
     limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
@@ -149,7 +152,10 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 
 
 def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:
-    """Advise a new baseline; if this run writes one, the test does not fail."""
+    """Return a verdict with the advice to record a new baseline; if this run does, it passes.
+
+    ``purpose`` begins the advice: "if this is intended".
+    """
     if case.policy.against and case.entry is not None:
         advice = (
             "find the lines that differ; if the two devices themselves differ, raise "
@@ -200,8 +206,8 @@ def _out_of_memory(case: Judged) -> Verdict | None:
     )
     finding = f"{step} does not fit {place}: {requested}{held}"
     if oom.needed is not None:
-        # If it needs less than the cap in a run of its own, other memory was in the way the first
-        # time.
+        # If the step needs less than the cap in a second run, other memory was in its way in the
+        # first.
         verb = "it needs" if oom.needed.reserved > size else "in a second run it took"
         finding += f"; {verb} {format_size(oom.needed.reserved)}"
     notes = []
@@ -272,7 +278,7 @@ def _over_budget(case: Judged) -> Verdict | None:
 
 
 def _beyond_bound(case: Judged) -> Verdict | None:
-    """Judge lower limits, and limits on figures that have no baseline."""
+    """Judge lower limits, and limits on figures that have no baseline; None if all hold."""
     bounds = [case.at_least(bound) for bound in case.relations if not bound.relation.is_limit]
     broken = [bound for bound in bounds if bound.excess > 0]
     if not broken:
@@ -302,7 +308,10 @@ def _beyond_bound(case: Judged) -> Verdict | None:
 
 
 def _over_budget_outside(case: Judged) -> Verdict | None:
-    """Judge reserved memory plus memory that was allocated outside of PyTorch's allocator."""
+    """Return a verdict if memory reserved plus memory outside PyTorch's allocator is too much.
+
+    None also on a real GPU, where the driver and other processes may use memory outside.
+    """
     measurement = case.measurement
     if not measurement.device.is_predicted:
         return None
@@ -330,7 +339,10 @@ def _over_budget_outside(case: Judged) -> Verdict | None:
 
 
 def _growing(case: Judged) -> Verdict | None:
-    """Judge growth of the memory allocated after each step, on the device with the most growth."""
+    """Judge the growth of allocated memory from step to step, on the device where it grew most.
+
+    None if the marker does not declare ``steady``, or if no device's memory grew.
+    """
     growths = [
         (grown, device)
         for device, steps in enumerate(case.measurement.steps)
@@ -389,7 +401,7 @@ def _pinned_by(measurement: Measurement) -> Iterator[Note]:
 
 
 def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iterator[Note]:
-    """Yield a note if the part's peak would pass without memory allocated before the part."""
+    """Yield a note if memory allocated or reserved before the part makes up the excess."""
     attributions = measurement.attributions[row.device : row.device + 1]
     earlier = [site for attribution in attributions for site in attribution.earlier]
     nbytes = sum(site.nbytes for site in earlier)
@@ -412,7 +424,7 @@ def _from_before(measurement: Measurement, row: Comparison, excess: int) -> Iter
 
 
 def _without_baseline(case: Judged) -> Verdict | None:
-    """Judge a test without a comparable baseline, whether on purpose or not."""
+    """Judge a test that has no baseline to compare with; None if it has one."""
     lookup, measured = case.lookup, case.highest
     kind, purpose = Kind.INCOMPARABLE, "to record a baseline"
     if not case.spec.baseline:
@@ -437,7 +449,10 @@ def _without_baseline(case: Judged) -> Verdict | None:
 
 
 def _largest(case: Judged) -> Verdict | None:
-    """Judge the largest value that fits, as found by a search; its peaks are not compared."""
+    """Judge the largest value that a search found to fit; its peaks are not compared.
+
+    None if the test did not search, or if its baseline has no such value.
+    """
     new, old = case.measurement.largest, case.entry.largest if case.entry else None
     if new is None or old is None:
         return None
@@ -482,7 +497,8 @@ def _compared(case: Judged, explain: ExplainGrowth) -> Verdict:
         return _updatable(
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to compare later runs with it"
         )
-    # A failing change comes first; a passing one must not hide missing pinned memory.
+    # A change that fails comes first; one that passes must not hide that the baseline lacks pinned
+    # memory.
     passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
     if passes and case.unrecorded is not None:
         finding = f"{format_size(case.unrecorded.measured)} of pinned host memory"
@@ -519,7 +535,7 @@ def _compared(case: Judged, explain: ExplainGrowth) -> Verdict:
 
 
 def _change(case: Judged, row: Comparison) -> str:
-    """Return the change as text: "peak allocated grew by 512.00 MiB (+4.1%)"."""
+    """Return a figure's change as text: "peak allocated grew by 512.00 MiB (+4.1%)"."""
     difference, baseline = row.difference or 0, row.baseline or 0
     share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
     place = case.on_device(row.device)
@@ -532,7 +548,7 @@ def _change(case: Judged, row: Comparison) -> str:
 
 
 def _sizes(case: Judged, row: Comparison) -> str:
-    """Return old and new figure: ": 2014.44 -> 2264.44 MiB"; "" when comparing devices."""
+    """Return a figure's old and new size: ": 2014.44 -> 2264.44 MiB"; "" between two devices."""
     if case.policy.against:
         return ""
     old, new = format_size(row.baseline or 0), format_size(row.measured)
@@ -542,13 +558,13 @@ def _sizes(case: Judged, row: Comparison) -> str:
 
 
 def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
-    """Return the remedy for an exceeded limit; a card's memory cannot be raised."""
+    """Return the advice for an exceeded limit: use less or, unless it is a card's, raise it."""
     less = LESS_OF.get(limit.peak, use_less)
     return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 
 def _use_less(case: Judged, device: int) -> str:
-    """Return the remedy for a device's peak, depending on what most of it is."""
+    """Return how to lower a device's peak: keep less if most of it is kept memory, or use less."""
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS
     for attribution in case.measurement.attributions[device : device + 1]:

@@ -54,34 +54,34 @@ class Result:
     part: str = ""
     """the name passed to ``gpu_memory.measure``; "" is the whole test"""
     batch_size: int | None = None
-    """the marker's ``batch_size``"""
+    """the marker's ``batch_size``; None if it declares none"""
     budget: str = ""
-    """the declared limits, as text"""
+    """the declared limits, as text; "" if none is declared"""
     location: tuple[str, int] | None = None
     """file and line (from 1) of the marker; None if unknown"""
     baseline: bool = True
     """whether the test may have a baseline"""
     expected: bool = False
-    """whether it failed, and the test is marked ``xfail``"""
+    """whether the verdict failed, as the test's ``xfail`` marker expects"""
     world_size: int | None = None
     """number of ranks that the marker declares; None if it declares none"""
     rank: int | None = None
-    """the rank that the marker declares, from 0"""
+    """the rank that the marker declares, from 0; None if it declares none"""
     card: str = ""
-    """the declared card, which the step must fit on"""
+    """the declared card, which the step must fit on; "" if none is declared"""
     baseline_entry: BaselineEntry | None = None
-    """the baseline that was found, even if it cannot be compared"""
+    """the baseline that was found, even if it cannot be compared; None if none was found"""
     snapshot: str = ""
     """path of the allocator's snapshot; "" if none was written"""
     snapshot_error: str = ""
-    """why the snapshot could not be written"""
+    """why the snapshot could not be written; "" if there was no error"""
     beside: Beside | None = None
-    """the other part, if the exceeded limit depends on one"""
+    """the other part that the exceeded limit depends on; None if it depends on none"""
     outcome: Outcome = ""
     """how the test ended, without the verdict on its memory: "passed", "failed" (its own error),
     "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
-    """index of the session, in a report of several"""
+    """index of the session in a report of several sessions"""
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Result:
 
     @property
     def device_key(self) -> str:
-        """The key of its device's baselines."""
+        """The device's name in baselines: "virtual-T4"; "no device" without a measurement."""
         return self.measurement.device.key if self.measurement else "no device"
 
     @property
@@ -122,7 +122,7 @@ class Result:
 
     @property
     def device_over_limit(self) -> int | None:
-        """The device on which the test exceeded a limit; None if it exceeded none."""
+        """The index of the device on which the test exceeded a limit; None if it exceeded none."""
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index
@@ -164,7 +164,10 @@ class Result:
 
     @property
     def leading_comparison(self) -> Comparison | None:
-        """The comparison to report first: one beyond tolerance, else the largest allocated."""
+        """The comparison to report first: one beyond tolerance, else the largest allocated.
+
+        None if no figure has a baseline.
+        """
         rows = [row for row in self.verdict.comparisons if row.baseline is not None]
         rows.sort(key=lambda row: (row.peak != "allocated", -row.measured))
         return next(iter(beyond_tolerance(rows) + rows), None)

@@ -1,4 +1,4 @@
-"""Run one test by hooks: set it up under its cap, measure, judge and report it."""
+"""Define the hooks around a test: they set it up under its cap, measure, judge and report it."""
 
 from __future__ import annotations
 
@@ -84,9 +84,10 @@ class ItemHooks:
         self._phase_runs = False
         """whether a test is being set up, called or torn down: a report made then is a subtest's"""
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
-        """fixtures of wider scope that failed in an unmarked test, with the request"""
+        """fixtures of wider scope that failed in an unmarked test, each with its request"""
 
-    # Not a property: pytest before 8.3.5 reads all attributes of plugins, which would open it.
+    # Not a property: pytest before 8.3.5 reads all attributes of plugins, which would open the
+    # session.
     def opened_session(self) -> MemorySession:
         """Return the session of marked tests, opening it for the first one."""
         if self._session is None:
@@ -160,7 +161,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Clear failed tests' tracebacks, marked or not: they keep tensors alive."""
+        """Clear a failed test's tracebacks, marked or not: their frames keep tensors alive."""
         try:
             return (yield)
         finally:
@@ -206,7 +207,7 @@ class ItemHooks:
         ]
         marks: list[tuple[tuple[object, ...], Mapping[str, object]]] = [((), spread_fields(item))]
         marks += [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
-        # pytest caches the error that a fixture raised without a GPU for all tests of its scope.
+        # A fixture that failed without a GPU is set up again: pytest would raise its cached error.
         while self._failed_fixtures:
             fixture, request = self._failed_fixtures.pop()
             fixture.finish(request)
@@ -240,8 +241,8 @@ class ItemHooks:
         item.user_properties.append(("gpumem_skipped", reason))
         raise pytest.skip.Exception(f"gpumem: {reason}", _use_item_location=True)
 
-    # A second hook with this name, as pytest finds hooks by method name: the first must not be a
-    # wrapper, and this one must see the errors of all fixtures.
+    # Two methods implement this hook: the first must not be a wrapper, and this one must be, to see
+    # the errors of all fixtures. The first has the hook's name, so this one gives it as specname.
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:
         """Turn running out of memory in a fixture into a verdict."""
@@ -262,7 +263,7 @@ class ItemHooks:
         ):
             try:
                 return (yield)
-            except BaseException:  # or a skip: for marked tests the fixture is set up again
+            except BaseException:  # an error or a skip: a marked test sets the fixture up again
                 if fixturedef.scope != "function":
                     self._failed_fixtures.append((fixturedef, request))
                 raise
@@ -330,7 +331,7 @@ class ItemHooks:
         return bool(self.config.getoption("usepdb", default=False))
 
     def _report_error(self, item: pytest.Item, error: BaseException) -> None:
-        """Replace an out-of-memory error with a verdict, with the peak of a run without limits.
+        """Replace an out-of-memory error with a verdict that has the peak of a run without limits.
 
         Raises:
             Failed: the test ran out of memory; any other error is left to the caller.
@@ -356,8 +357,8 @@ class ItemHooks:
     ) -> None:
         """Judge the memory that a test left behind once only fixtures of wider scope are alive.
 
-        If a fixture's teardown fails, the test ends with that error. An error here keeps pytest
-        from tearing down, so this does that as well.
+        If a fixture's teardown fails, the test ends with that error. After an error raised here
+        pytest tears nothing down, so this hook does it.
         """
         __tracebackhide__ = True
         results = item.stash.get(CALL_RESULTS, None)
@@ -377,7 +378,7 @@ class ItemHooks:
             raise error or Failed(self._failure_text(leaked))
 
     def _finish_own(self, marked: PytestItem) -> BaseException | None:
-        """Tear down the test's own fixtures; return the error if that fails, with cleared frames.
+        """Tear down the test's own fixtures; return their error with its frames cleared, or None.
 
         The frames keep memory alive. The error's report needs them, so it is made before they are
         cleared. For a debugger they stay: the error is raised, and no leak is judged.
@@ -428,7 +429,7 @@ class ItemHooks:
     def _show_own_error(
         item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> bool:
-        """Show an error of the test's own teardown unchanged; return whether it had one."""
+        """Make a report show the error of the test's own teardown; return whether that failed."""
         error, longrepr = item.stash.get(TEARDOWN_ERROR, (None, None))
         if error is None:
             return False

@@ -34,7 +34,7 @@ UNMARKED = pytest.StashKey[bool]()
 """set on tests that are measured only because of an option"""
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
-"""fixtures whose only purpose is to parametrize a test"""
+"""CARD and RANK name fixtures whose only purpose is to parametrize a test"""
 MAX_RANKS: Final = 4096
 """the most ranks that "all" may stand for"""
 
@@ -96,13 +96,13 @@ def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN4
 def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  # noqa: ANN401 - as above
     """Call a function for each fixture that a setup requests by ``request.getfixturevalue``.
 
-    pytest remembers the fixtures that a test has used, and does not execute them again.
+    pytest executes a fixture once per test, so :func:`watch_uses` misses a test's later requests.
     """
     ask = request.getfixturevalue
 
     def watched(name: str) -> object:
         value = ask(name)
-        if name != "request":  # pytest 8.3 requests it here, but it has no definition
+        if name != "request":  # pytest 8.3 asks for it by this method, but it has no definition
             used(request._get_active_fixturedef(name))
         return value
 
@@ -130,7 +130,7 @@ def _late_names(code: CodeType | None) -> Iterator[str]:
 
 
 class _Unreporting:
-    """A node's hooks without those that report a subtest; its error is cleared."""
+    """A node's hooks, except that a subtest is not reported and its error is cleared."""
 
     def __init__(self, hooks: object) -> None:
         self._hooks = hooks
@@ -164,7 +164,7 @@ class PytestItem:
 
     @property
     def nodeid(self) -> str:
-        """The test's nodeid, also unique outside the root folder."""
+        """The test's nodeid, which is unique even if its file is outside the root folder."""
         return unique_nodeid(self.item)
 
     @property
@@ -198,7 +198,8 @@ class PytestItem:
     def late_fixtures(self) -> Iterator[pytest.FixtureDef[Any]]:
         """Yield the fixtures that ``request.getfixturevalue("a name")`` requests during the run.
 
-        These are names written in the test or in a fixture that it uses, not computed ones.
+        Only names that are written in the test or in a fixture that it uses are found, not computed
+        ones.
         """
         manager = self._private.session._fixturemanager
         pending: list[Any] = [definition.func for definition in self.requested_fixtures()]
@@ -254,7 +255,7 @@ class PytestItem:
         self.item.runtest()
 
     def hidden_error(self) -> BaseException | None:
-        """Return the error that a unittest.TestCase test keeps until its report."""
+        """Return the error that a unittest.TestCase test keeps until its report, or None."""
         hidden = self._hidden_infos()
         return hidden[0].value if hidden else None
 
@@ -304,7 +305,7 @@ class PytestItem:
 
     @contextmanager
     def _unreported_subtests(self) -> Iterator[None]:
-        """Report no subtests inside: those of the first run count.
+        """Keep pytest from reporting subtests in the block: only those of the first run count.
 
         Subtests report through the hooks that a node gets from its session.
         """
@@ -437,7 +438,7 @@ def spread_fields(item: pytest.Item) -> dict[str, object]:
 
 
 def cards_of(items: Iterable[pytest.Item]) -> set[str | None]:
-    """Return the cards that tests name; None for a test that names none."""
+    """Return the names of the tests' cards, with None among them if a test names no card."""
     named: set[str | None] = set()
     for item in items:
         fields = spread_fields(item)

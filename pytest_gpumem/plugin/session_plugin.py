@@ -51,7 +51,7 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
     "open": {"yellow": True},
     "": {},
 }
-"""markup of failures and the summary, if the terminal has colors"""
+"""by style: arguments of pytest's terminal writer, which ignores them if it has no colors"""
 REMOTE: Final = (
     "pytest-xdist's workers on other machines may test other code: no baselines are written from "
     "their figures (run the tests there with --gpumem-json, and merge: gpumem report)"
@@ -112,7 +112,7 @@ class GpuMemPlugin:
             raise pytest.UsageError(f"gpumem: {error}") from error
 
     def pytest_sessionstart(self) -> None:
-        """Keep the figures of finished tests if SIGTERM arrives."""
+        """Let SIGTERM end the session in order: the figures of finished tests are then written."""
         writes = self.settings.update_baselines or self.settings.writes
         if writes and not self._worker and self._ranks is None:
             end_session_on_sigterm(self.config)
@@ -216,7 +216,7 @@ class GpuMemPlugin:
         if self._worker:
             return
         is_remote = self._remote and bool(self.results)
-        if is_remote:  # reading .problems parses all results
+        if is_remote:  # only then, as reading .problems parses all results
             self.results.problems.append(REMOTE)
         complete = not (is_remote and self.settings.update_baselines)
         if self._ranks is not None:
@@ -269,7 +269,7 @@ class GpuMemPlugin:
     def pytest_terminal_summary_shortened(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Shorten each failure to its cause, and failures with one cause to the first of them.
+        """Shorten each failure to its cause; later failures with the same cause name the first one.
 
         The terminal gets copies of the reports; the originals stay unchanged.
         """
@@ -376,9 +376,10 @@ class GpuMemPlugin:
 
 
 def end_session_on_sigterm(config: pytest.Config) -> None:
-    """Let SIGTERM end pytest's loop until the session is unconfigured; a second one kills.
+    """Let SIGTERM end pytest's loop in order; a second SIGTERM kills the process.
 
-    If a program that calls pytest has its own handler, that stays.
+    The handler is removed when pytest is unconfigured. It is not installed if a program that calls
+    pytest has its own.
     """
 
     def leave_alone() -> None:

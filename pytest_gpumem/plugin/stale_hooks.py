@@ -150,7 +150,7 @@ class StaleHooks:
     def known(self) -> dict[str, Any]:
         """Return the fields of :class:`~pytest_gpumem.report.model.Origin` on stale baselines.
 
-        They are known for the files of a shard, too.
+        A shard of the suite has them, too: they are on the files that it collected.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()
@@ -208,8 +208,8 @@ class StaleHooks:
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     """Return why the command line leaves tests out; "" if it does not.
 
-    Options in ``but`` do not count. If it is given, neither do tests named on the command line, as
-    a shard may name its tests.
+    Options in ``but`` do not count. If ``but`` is given, neither do tests named on the command
+    line, as a shard may name its tests.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):

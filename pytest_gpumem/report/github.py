@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub accepts for a step's summary; it shows nothing of a larger one"""
 MAX_MESSAGE_LENGTH: Final = 4000
-"""characters of a message"""
+"""most characters of a message"""
 MAX_NAMES: Final = 10
 """tests that a warning names"""
 

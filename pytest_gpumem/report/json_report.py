@@ -44,7 +44,7 @@ class SavedReport:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The session's results."""
+        """The results in the report."""
         return self.report.results
 
 
@@ -147,7 +147,11 @@ def loads(content: str | bytes, name: str) -> SavedReport:
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:
-    """Read the report in a file."""
+    """Read the report in a file.
+
+    Raises:
+        ReportError: the file cannot be read, or is not a report that this version can read.
+    """
     name = str(path)
     try:
         content = Path(path).read_bytes()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 MAX_CAUSES = 3
-"""grown source lines that a failure explains"""
+"""source lines that grew, whose keepers a failure's section names"""
 MAX_SITES = 12
 """source lines that a failure lists, per device"""
 MAX_SHARED_CAUSES = 5
@@ -43,11 +43,11 @@ class _Limits(NamedTuple):
     """How much of the report to show; None: all."""
 
     failures: int | None
-    """failures with a section"""
+    """number of failures with a section"""
     details: int | None
     """how many of these sections have tables"""
     rows: int | None
-    """tests in the tables, per device"""
+    """number of tests in each device's table"""
 
 
 _ALL = _Limits(None, None, None)

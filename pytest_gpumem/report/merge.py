@@ -160,7 +160,11 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
 
 
 def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:
-    """Return the more informative of two reports' results of one test."""
+    """Return the more informative of two reports' results of one test.
+
+    Raises:
+        ReportError: the results have different figures.
+    """
     if _figures_of(first) != _figures_of(second):
         device = printable(first.device_key)
         raise ReportError(
@@ -199,7 +203,7 @@ def _in_words(result: Result) -> str:
 
 
 def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> str:
-    """Describe the shards without a report."""
+    """Describe the shards without a report; "" if none is known to be missing."""
     groups: dict[tuple[tuple[str, ...], str, int], set[int]] = defaultdict(set)
     for _, saved in reports:
         device = tuple(saved.report.options.get(name, "") for name in _DEVICE_OPTIONS)

@@ -36,7 +36,7 @@ class Published(NamedTuple):
     line: str
     """shown on the terminal"""
     failed: bool = False
-    """whether it fails the session"""
+    """whether the session fails because this report could not be written"""
 
 
 def session_report(
@@ -86,7 +86,7 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
 ) -> list[Published]:
     """Write the requested files; an error with one of them does not affect the others.
 
-    ``tell`` is called with the record, so that hooks can write other formats.
+    ``tell``, if given, is called with the record, so that hooks can write other formats.
     """
     report = session_report(session_results, settings, header, updates=updates, origin=origin)
     created = datetime.now(timezone.utc)
@@ -159,7 +159,7 @@ def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[P
 
 
 def _problem(write: Callable[[], str]) -> str:
-    """Run a function that writes a file; return its problem, or its error in words."""
+    """Run a function that writes a file; return its problem or its error in words, else ""."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the suite may turn warnings into errors

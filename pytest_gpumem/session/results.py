@@ -36,7 +36,7 @@ class SessionResults:
         self._complete: set[str] = set()
         """tests that were torn down"""
         self._outcomes: dict[str, Outcome] = {}
-        """tests with an error other than a verdict on memory, and those with an xfail"""
+        """by nodeid: "failed" after an error other than a verdict, "xfail" with that marker"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped because there is no device"""
         self.too_large: list[str] = []
@@ -123,7 +123,7 @@ class SessionResults:
 
     @property
     def problems(self) -> list[str]:
-        """Results that could not be read, and ranks that sent none."""
+        """Sentences on results that could not be read, and on ranks that sent none."""
         self._read_pending()
         return self._problems
 
@@ -188,7 +188,7 @@ class SessionResults:
     # -- ranks --
 
     def to_plain(self) -> dict[str, Any]:
-        """Return everything as plain data, for the rank that writes the report."""
+        """Return the results and how their tests ended, as plain data for the rank that reports."""
         from pytest_gpumem.report.serialize import to_text
 
         return {

@@ -33,24 +33,24 @@ class Option(NamedTuple):
     text: str
     """its effect, in Markdown"""
     metavar: str = ""
-    """the value's placeholder in the help; "": the choices"""
+    """the value's placeholder in the help; "": the help shows the choices"""
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
     """parses a text; None: the value is a choice, or the text itself"""
     page: str = ""
-    """a link to further documentation"""
+    """a Markdown link to further documentation; "" without one"""
     is_list: bool = False
-    """whether the ini file may have a list"""
+    """whether its value in the ini file may be a list"""
     of_flag: str = ""
     """the value if the flag is given, for a flag without a value; "": the flag takes a value"""
     repeated: bool = False
-    """whether it affects the figures, or the baselines to compare with"""
+    """whether it affects figures or baselines: commands that reports print then repeat it"""
     shown: bool = False
-    """whether reports show it if it was given"""
+    """whether reports show its value if that is not the default"""
     of_run: str = ""
     """its name in ``gpumem run``; "": not available there"""
     text_of_run: str = ""
-    """its effect in ``gpumem run``, if different; in Markdown"""
+    """its effect in ``gpumem run``, in Markdown; "": as ``text`` says"""
 
     @property
     def flag(self) -> str:
@@ -69,12 +69,12 @@ class Option(NamedTuple):
 
 
 def _option(default: str | bool, text: str, **more: Any) -> Any:  # noqa: ANN401, FBT001 - a field of any type
-    """Declare an option's field."""
+    """Return a field of :class:`Settings` with its option; ``more`` goes to Option."""
     return field(metadata={"option": partial(Option, default=default, text=text, **more)})
 
 
 def _output(text: str, **more: Any) -> Any:  # noqa: ANN401 - likewise
-    """Declare the field of an option that names a report's file; ``more`` goes to Output."""
+    """Return a field of :class:`Settings` that names a report's file; ``more`` goes to Output."""
 
     def option(name: str) -> Option:
         report = f"write the report --gpumem-{name}"
@@ -87,9 +87,9 @@ DEVICES: Final = ("auto", "cuda", "accelerator", "virtual", "none")
 """values of ``--gpumem-device``"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 FIRST_OPTIONS: Final = 5
-"""options that a newcomer needs, listed first in help and documentation"""
+"""number of options that a newcomer needs: the first ones, which the help lists apart"""
 MAX_SHOWN_LENGTH: Final = 100
-"""characters of a value to show in an error"""
+"""most characters of an option with its value that an error shows"""
 
 
 def _read_card(name: str) -> str:
@@ -360,7 +360,7 @@ class Settings:
 
     @property
     def on_github(self) -> bool:
-        """Whether to emit GitHub annotations."""
+        """Whether to write GitHub's job summary and annotations."""
         asked = "GITHUB_STEP_SUMMARY" in os.environ or "GITHUB_ACTIONS" in os.environ
         return asked and self.github == "auto"
 
@@ -427,8 +427,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     """Read and validate the session's settings.
 
     ``get`` returns an option's value and where it was given: "--gpumem-card" or "gpumem_card".
-    Relative folders start at ``root``, as do relative files in the ini file; files on the command
-    line start at the working folder.
+    Relative folders, and relative files in the ini file, are below ``root``; relative files on the
+    command line are below the working folder.
     """
     read = {option: get(option) for option in OPTIONS}
     values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}

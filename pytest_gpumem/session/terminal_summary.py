@@ -64,7 +64,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
 
 
 def card_hint(results: Sequence[Result], settings: Settings) -> str:
-    """Advise on naming the card in the configuration when a project gets its first baselines.
+    """Return advice to configure the card; "" unless a project gets its first baselines.
 
     If only the command line names the card, the next run would not find these baselines.
     """
@@ -176,7 +176,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
 ) -> list[Line]:
     """Return the lines for the end of the session; none if no marked test ran.
 
-    Below ``verbosity`` 0, leave out what the tests' own failures say.
+    Below ``verbosity`` 0, one line stands for the table, the counts and the next steps.
     """
     results, width = session_results.results(), screen.width
     lines: list[Line] = []

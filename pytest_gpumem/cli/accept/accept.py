@@ -46,7 +46,7 @@ The files are those that pytest --gpumem-update-baselines would have written in 
 status 1: there was no yes, so nothing was written; 2: a report or a test was refused, so nothing
 was written."""
 MAX_NAMES: Final = 20
-"""refused tests to name"""
+"""most tests that are named as refused or without figures"""
 _OUTCOMES: Final = {
     "failed": "it failed for a reason other than its memory",
     "xfail": "it is marked xfail",
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Accepted:
-    """The tests to write into one folder of baselines."""
+    """The new baselines to write into one folder."""
 
     folder: Path
     follow_provenance: bool = False
@@ -276,8 +276,8 @@ def _tests(
 ) -> Iterator[_ReportedTest]:
     """Yield the tests to accept.
 
-    ``chosen`` selects tests by nodeid. Without it, ``every`` test is taken, or those whose memory
-    changed or made them fail.
+    ``chosen`` selects tests by nodeid. If it is None, these are all tests with ``every``, or else
+    those whose memory changed or made them fail.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:
@@ -330,7 +330,10 @@ def _refusals(
 def _without_figures(
     merged: Merged, chosen: Callable[[str], bool] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each chosen test that has no figures, and why; by default, those that failed."""
+    """Yield the chosen tests that have no figures, and why.
+
+    If ``chosen`` is None, these are the tests that failed.
+    """
     results = merged.report.results
     measured = {result.nodeid for result in results if result.measurement is not None}
     for outcome in merged.report.own_outcomes:

@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the package, both ends, and the tests."""
+    """Return the package, the good and the bad release, and pytest's arguments."""
     words = [*arguments.words, *arguments.pytest_arguments]
     if len(words) < len(("package", "good", "bad", "test")):
         problem = "a package, two releases and a test are needed"
@@ -285,7 +285,7 @@ class Bisection:
         return Outcome("\n\n".join(blocks), OK)
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
-        """Write the answer if a file is requested; None stands for out of memory."""
+        """Write the answer to the file of ``--json``; a size of None means out of memory."""
         if self.arguments.json is None:
             return
         ends = self.versions[0], self.versions[-1]
@@ -293,7 +293,7 @@ class Bisection:
         write_json(self.arguments.json, {**head, **answer})
 
     def _further_growth(self, good: str, bad: str, followed: Followed) -> list[str]:
-        """Return a sentence on the releases before the answer, and on those after it, that grew."""
+        """Return a sentence if the figure also grew before the answer, and one if it did after."""
         first, last = self.versions[0], self.versions[-1]
         sizes = [self._value(version, followed) for version in (first, good, bad, last)]
         allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(sizes[0]))

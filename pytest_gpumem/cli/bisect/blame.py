@@ -67,7 +67,7 @@ class Replacement(NamedTuple):
         return f"{os.path.relpath(self.path)}:{self.first + 1}"
 
     def __str__(self) -> str:
-        """Return the lines in patch format."""
+        """Return the edit's place, and its lines in patch format."""
         pairs = [("-", line) for line in self.old] + [("+", line) for line in self.new]
         return "\n".join([self.place, *(f"  {sign}{line.rstrip()}" for sign, line in pairs)])
 
@@ -206,7 +206,7 @@ class EditSearch:
     revision: str
     followed: Followed | None = None
     least: float = 0
-    """bytes from which an edit is reported"""
+    """least bytes that an edit must add to be reported"""
     known: dict[tuple[Group, ...], float | None] = field(default_factory=dict)
     """the figure without some edits; None: the tests do not run then, or do not have it"""
 

@@ -42,7 +42,7 @@ TIMEOUT: Final = 60
 
 
 class Candidates(NamedTuple):
-    """The versions between two others."""
+    """The releases of a package from a good one to a bad one."""
 
     versions: list[str]
     """the two versions and those between them, from the good one to the bad one"""
@@ -105,7 +105,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
 
 
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
-    """Return the newest of another package's releases up to a day after a package's release."""
+    """Return the newest release of ``neighbour`` up to a day after a release of ``package``."""
     asked = f"--as-of {neighbour}"
     dates = _upload_times(package, asked)
     uploaded = dates.get(Version(version))

@@ -35,7 +35,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class VersionQuestion:
-    """What is run with each version."""
+    """The tests to run with each version, and what to install beside it."""
 
     package: str
     """its name on the index"""

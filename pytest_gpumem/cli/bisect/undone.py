@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run pytest, and end the process with it."""
+    """Run pytest with the replaced sources; pytest ends the process."""
     sources: dict[str, str] = json.loads(Path(sys.argv[1]).read_bytes())
     for path, source in sources.items():
         # inspect reads sources from this cache; an entry without a time is never invalidated.

@@ -31,7 +31,7 @@ sys.exit(90 if strays else status)
 """
 """runs pytest in the worktree, checking for modules imported from the working tree"""
 STRAYS: Final = 90
-"""exit status of LAUNCHER if it finds such a module"""
+"""exit status of LAUNCHER if the tests imported modules of the working tree"""
 RAN: Final = (0, 1)
 """exit statuses of pytest after which tests ran; tests of the base commit may fail"""
 LAST_LINES: Final = 15

@@ -48,8 +48,8 @@ class ChangeKind(str, Enum):
 class EntryChange:
     """One test or part in the old and in the new set of figures.
 
-    It has the whole entries; each figure's :class:`~pytest_gpumem.judge.verdict.Comparison`,
-    without a tolerance, is a row.
+    Its rows are the :class:`~pytest_gpumem.judge.verdict.Comparison` of each figure that differs,
+    without a tolerance.
     """
 
     key: Key
@@ -57,7 +57,7 @@ class EntryChange:
     """None if only the new set has it"""
     new: BaselineEntry | None
     out_of_memory: bool = False
-    """whether the test newly ran out of memory; ``new`` is not a full peak then"""
+    """whether the test newly ran out of memory, so that ``new`` has no full peak"""
 
     @cached_property
     def mismatch(self) -> str:
@@ -111,11 +111,11 @@ class EntryChange:
 
     @property
     def difference(self) -> int:
-        """The leading row's difference in bytes; 0 without rows."""
+        """The first row's difference in bytes; 0 without rows."""
         return (self.rows[0].difference or 0) if self.rows else 0
 
     def grew_beyond(self, tolerance: Tolerance) -> bool:
-        """Return whether a peak grew beyond the tolerance, or no longer fits."""
+        """Return whether a figure grew beyond the tolerance, or the test ran out of memory."""
         return self.out_of_memory or any(
             (row.difference or 0) > tolerance.allowance(abs(row.baseline or 0)) for row in self.rows
         )
@@ -160,7 +160,7 @@ class Changes:
     new_name: str
     entries: tuple[EntryChange, ...]
     remarks: tuple[str, ...] = ()
-    """sentences on figures that a set lacks"""
+    """sentences on figures that one of the sets lacks"""
     across: bool = False
     """whether reports merge tests that changed together with the toolchain into one line"""
 

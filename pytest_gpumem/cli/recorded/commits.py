@@ -1,7 +1,7 @@
 """Read the history of baselines from git: the changes of each commit in their folder.
 
-It follows first parents: a merge is one step with everything that it brought. The working tree's
-changes are the last step.
+Only first parents are followed: a merge is one step with everything that it brought. The working
+tree's changes are the last step.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def read_history(
     """Read the changes of each commit in a folder of baselines.
 
     The folder may be missing from the working tree. ``limit`` is the number of newest commits to
-    read (None: all), ``module`` the only test file whose baselines are read ("": all).
+    read (None: all), ``module`` the only test file whose baselines are read ("": all). ``accept``
+    selects the tests and parts.
 
     Raises:
         GitError: git or the repository is missing.
@@ -203,7 +204,7 @@ def _ends(path: Path, ending: str) -> bool:
 
 
 def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
-    """Return the commits that changed files with an ending in a folder, newest first."""
+    """Return the commits that changed a folder's files with an ending, newest first; [] if none."""
     git = ("-C", str(root))
     try:
         run_git(*git, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -223,7 +224,7 @@ def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
 
 
 def working_files(root: Path, folder: str, ending: str) -> dict[Path, str]:
-    """Return the files with an ending in a folder, with the names that their blobs would have."""
+    """Map the working tree's files with an ending to the names that git would give their blobs."""
     git = ("-C", str(root))
     place = f":(top,literal){folder}" if folder else ":/"
     options = ("-z", "--cached", "--others", "--exclude-standard", "--", place)

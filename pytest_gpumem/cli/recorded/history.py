@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the requested history."""
+    """Return the history of all baselines, or of the tests that are named, as text."""
     name = (arguments.nodeid or "").removeprefix("./")
     limit = arguments.commits
     if limit is not None and limit < 1:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.commits import BaselineHistory
 
 MAX_MOVES: Final = 5
-"""tests to list per commit, if several are requested"""
+"""most tests that the overview lists per commit"""
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
 
 

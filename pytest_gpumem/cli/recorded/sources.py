@@ -40,7 +40,7 @@ class Source:
     """as given on the command line"""
     figures: Figures
     remarks: list[str] = field(default_factory=list)
-    """sentences on figures that it lacks"""
+    """sentences on figures that this side lacks"""
     out_of_memory: frozenset[Key] = frozenset()
     """tests that ran out of memory, which have no figures"""
     of_report: bool = False

@@ -1,7 +1,7 @@
-"""Define the steps of ``gpumem verify``: each trains in less than 2 GiB.
+"""Define the steps of ``gpumem verify``: each takes less than 2 GiB.
 
-A step creates its model and data, and trains twice, as an optimizer allocates its state at the end
-of the first step.
+A step that trains creates its model and data, and trains twice: an optimizer allocates its state at
+the end of the first step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mlp(width: int = 2048, depth: int = 3) -> Any:  # noqa: ANN401
 
 
 def convolutions(dimensions: int, channels: int, depth: int, *, norm: bool = True) -> Any:  # noqa: ANN401
-    """Return convolutions with kernel size 3 and normalization, on the GPU."""
+    """Return convolutions of kernel size 3 on the GPU, with BatchNorm if ``norm``, and ReLU."""
     from torch import nn
 
     convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
@@ -172,7 +172,7 @@ def train_normalizations() -> None:
 
 
 def sort_and_gather() -> None:
-    """Sort, gather and reduce."""
+    """Sort random numbers, gather their cumulative sums, and take the largest 1000."""
     import torch
 
     values, order = batch(4_000_000).sort()

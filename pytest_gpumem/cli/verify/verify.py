@@ -47,7 +47,7 @@ TIMEOUT: Final = 1800
 
 @dataclass(frozen=True)
 class Row:
-    """A step, measured and predicted; sizes in bytes, None if it failed."""
+    """A step's figures on the GPU and on the virtual GPU, in bytes; only "error" if it failed."""
 
     name: str
     measured: Mapping[str, Any]
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Measure, predict and compare."""
+    """Measure the steps on both GPUs, and return the comparison."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
@@ -166,7 +166,7 @@ def percent(row: Row, figure: str) -> str:
 
 
 def verdict(rows: Sequence[Row], figure: str) -> str:
-    """Return a sentence on one figure of all steps."""
+    """Return a sentence on how well one figure is predicted in all steps."""
     same = sum(not row.difference(figure) for row in rows)
     worst = max(rows, key=lambda row: abs(row.relative(figure)))
     sentence = f"{figure}: equal to the byte in {same} of {len(rows)} steps"

@@ -76,7 +76,7 @@ class DeviceSection(NamedTuple):
     ghost: bool
     """whether the baseline's line is drawn over the timeline"""
     undrawn: bool
-    """whether it has a timeline that is not drawn"""
+    """whether the device has a timeline that is not drawn"""
 
 
 class PageEntry(NamedTuple):
@@ -88,13 +88,13 @@ class PageEntry(NamedTuple):
     rank: float
     """urgency of its verdict, the most urgent lowest"""
     failed: bool
-    """whether it failed the session"""
+    """whether the test failed the session"""
     word: str
     """the verdict's word, or pytest's word for the outcome"""
     mark: str
     """a character beside the word, for readers without colors"""
     tone: str
-    """the CSS class of its color"""
+    """the CSS class of the word's color"""
     opened: bool = False
     """whether its section is open when the page opens"""
     drawn: bool = False
@@ -105,7 +105,7 @@ class FailureWords(NamedTuple):
     """Describes a failed test."""
 
     why: str
-    """shown below its name; its figures have their own columns"""
+    """shown below the test's name; its figures have columns of their own"""
     cause: str
     """the text that the filter searches: the failure in one line, and the keeper"""
     group: str
@@ -158,7 +158,7 @@ def device_sections(result: Result, *, drawn: bool) -> list[DeviceSection]:
 
 
 def page(report: Report, *, when: str = "", json_name: str = "") -> str:
-    """Render the page.
+    """Return the page's HTML.
 
     ``json_name`` is the path from the page to the JSON report with all results, or "".
     """
@@ -370,7 +370,10 @@ def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
 
 
 def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
-    """Return the table of figures beside budgets and baselines that each section has."""
+    """Return a section's table of figures beside their budgets and baselines.
+
+    ``measured`` is the title of the column with the figures.
+    """
     several = len({row.device for row in rows}) > 1
     budgets = any(row.budget is not None for row in rows)
     baselines = any(row.baseline is not None for row in rows)
@@ -407,7 +410,7 @@ def row_html(entry: PageEntry) -> str:
     if isinstance(test, Result):
         batch, lead = test.batch_size, test.leading_comparison
         cells = [test.device_key, "" if batch is None else str(batch), *figure_cells(test)]
-        beyond = lead is not None and bool(beyond_tolerance([lead]))  # colored only then
+        beyond = lead is not None and bool(beyond_tolerance([lead]))  # only that is colored
     figures = []
     name = f"{test.nodeid} ({test.part})" if test.part else test.nodeid
     keys: list[str | float | None] = [printable(name)]

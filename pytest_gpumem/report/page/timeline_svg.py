@@ -52,7 +52,7 @@ class LimitLine(NamedTuple):
     """A level that a peak is compared with."""
 
     kind: str
-    """ "budget", "card" or "baseline": the class of its line"""
+    """ "budget", "card" or "baseline": the CSS class of its line"""
     label: str
     """its text with the size: "max_gib=8: 8.00 GiB" """
     nbytes: int
@@ -118,7 +118,8 @@ def draw(
         f'H{phase.start}z"/></g>'
         for phase in timeline.phases
     )
-    # The last is the full stack: paint it first, then the lower ones over it, each down to zero.
+    # Each area reaches down to zero. The last is the whole stack: paint it first, the lower ones
+    # over it.
     for category, heights in reversed(stacked):
         path = f"{scale.steps(heights)}V{SCALE}H0z"
         kind = category.replace(" ", "-")
@@ -208,7 +209,7 @@ def categories_of(timeline: Timeline) -> list[Category]:
 
 
 def ticks(highest: int, unit: int) -> list[float]:
-    """Return round values in bytes from zero to about the highest."""
+    """Return round values for the axis, in bytes, from zero to about ``highest``."""
     rough = highest / unit / TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= 0.999 * rough)
@@ -232,7 +233,11 @@ def limit_lines(
     peak: int,
     mark: float | None,
 ) -> list[str]:
-    """Draw limits with their labels, on the side that the peak's label does not take."""
+    """Draw limits with their labels, on the side that the peak's label does not take.
+
+    Limits in ``outside`` are above the plot and get only a label. ``mark`` is the x of a refused
+    request, which labels must not cover; None without one.
+    """
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
     labels = []
@@ -271,7 +276,7 @@ def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
     """Place the phases' names above their bands without overlap, omitting those without room.
 
     The widest band comes first. A name may move from its band's middle to a free place as long as
-    it is within its band or, if it is wider, covers it.
+    it stays within the band or, if it is wider than the band, covers it.
     """
     labels: list[tuple[Phase, float, str]] = []
     for letter, kind in ((PHONE_LETTER, "phase-name"), (LETTER, "phase-name wide")):
@@ -319,7 +324,7 @@ def peak_pointer(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
 
 
 def refused_at(timeline: Timeline, refusal: RefusedRequest) -> tuple[int, int, str]:
-    """Return the point of a refused request, the level it would have needed, and a text.
+    """Return the index of a refused request's point, the reserved bytes it needed, and a label.
 
     The timeline is from a run of the step without a limit, as far as that was possible: the point
     is the first above the limit, or else the last.
@@ -350,7 +355,7 @@ def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
 def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
     """Serialize the points as JSON, with each column as the points at which it changes.
 
-    The baseline's levels, at equal distances, are in bytes.
+    The baseline's levels, at equal distances, are in bytes, and not in units of a block.
     """
     columns: dict[str, Sequence[int]] = {
         name: timeline.categories[name] for name in categories_of(timeline)

@@ -33,7 +33,7 @@ def figure_cells(result: Result) -> tuple[str, str, str, str, str]:
 
 
 def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Format both peaks in MiB; after out of memory the need, or ">" and the last figures."""
+    """Format both peaks in MiB; after out of memory the need or, if unknown, ">" and the peaks."""
     oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:
@@ -63,7 +63,10 @@ def change_cell(result: Result) -> str:
 
 
 def budget_cell(result: Result) -> str:
-    """Format the used share of the tightest budget, never rounded across the limit."""
+    """Format the used share of the tightest budget, never rounded across the limit.
+
+    Without a budget ">100%" after out of memory, else "".
+    """
     budgeted = [(row.measured, row.budget) for row in result.verdict.comparisons if row.budget]
     if not budgeted:
         return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""

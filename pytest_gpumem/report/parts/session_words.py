@@ -144,7 +144,7 @@ def unheld_sentence(results: Iterable[Result]) -> str:
 
 
 def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
-    """Return a sentence per device key: "9 of 10 compared, 1 missing"."""
+    """Return, by device key, how many results were compared: "9 of 10 compared, 1 missing"."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         if result.measurement:

@@ -34,7 +34,7 @@ class TableRow(NamedTuple):
     cells: tuple[str, ...]
     """a single cell is a heading for the rows below it, on a line across all columns"""
     result: Result | None = None
-    """the result whose verdict is the last cell; None in other tables"""
+    """the result whose verdict is the last cell; None for a heading, a cause, or in other tables"""
     is_cause: bool = False
     """whether its single cell is the cause of the failure above it, which is never cut"""
 

@@ -60,7 +60,7 @@ class CommonChange:
 
     @property
     def tests(self) -> int:
-        """The number of tests."""
+        """The number of tests whose figures changed."""
         return len({change.nodeid for change in self.changes})
 
     @property

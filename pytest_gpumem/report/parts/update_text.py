@@ -20,7 +20,7 @@ MAX_UPDATES = 20
 
 
 def update_summary(summary: UpdateSummary, *, width: int = 80, brief: bool = False) -> str:
-    """Summarize an update: the counts, then the changes with their differences first.
+    """Return an update as text: the counts, the errors, then each change with its figures.
 
     ``brief`` shows only the counts and errors.
     """

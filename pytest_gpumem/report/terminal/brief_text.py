@@ -110,7 +110,7 @@ def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
 
 
 def remedy_lines(verdict: Verdict, width: int) -> Iterator[StyledText]:
-    """Yield the next step, and its command on a separate line."""
+    """Yield the next step, and the commands that take it, find the edit, or accept the figures."""
     if verdict.advice:
         yield from map(StyledText, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:

@@ -28,7 +28,7 @@ REASON_INDENT: Final = " " * 14
 _CUT: Final = " ..."
 BLAME: Final = "or find out which edit it was:"
 ACCEPT: Final = "or accept the figures of this run on another machine:"
-"""printed above the commands that do this"""
+"""BLAME and ACCEPT are printed above the commands that do this"""
 
 
 class CauseLine(NamedTuple):

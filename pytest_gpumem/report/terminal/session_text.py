@@ -35,7 +35,11 @@ def header(
     fails: bool = False,
     cards: Sequence[str] = (),
 ) -> list[str]:
-    """Return the sentences for the session's header."""
+    """Return the sentences for the session's header.
+
+    ``reason`` says why there is no device, ``fails`` whether marked tests fail then. ``cards`` are
+    further cards that tests name.
+    """
     if device is None:
         outcome = "fail, because CI is set" if fails else "are skipped"
         return [f"no device, so marked tests {outcome}: {printable(reason)}"]

@@ -78,7 +78,7 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
         note
         for result in passed
         for note in result.verdict.notes
-        # The result's word already says so.
+        # The result's word, "recorded", already says so.
         if not (result.verdict.recorded and note.kind is NoteKind.RECORDED)
     ]
     every_note = verbosity > 1
