@@ -30,7 +30,7 @@ def advice(
 ) -> list[Note]:
     """Return hints on how to make a test fit, each tried by running it.
 
-    No smaller batch is tried if ``needed``, its peak without limits, is None.
+    No smaller batch is tried if ``needed``, the test's peak without limits, is None.
     """
     run = runner.run
     assert run is not None  # noqa: S101 - for the type checker

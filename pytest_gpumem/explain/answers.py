@@ -71,9 +71,9 @@ class PeakExplainer(Explainer):
         return f"pytest_gpumem.explain.attributor:RecordedChild:{root}" if self.enabled else ""
 
     def _explanations(self, recorded: Recorded) -> Explanations:
-        """Explain the peaks of a recorded run, unless an option forbids it."""
+        """Explain the peaks of a recorded run; only keep its recording if an option forbids it."""
         if not self.enabled:
-            return Explanations(recorded.recording)  # its snapshot is needed
+            return Explanations(recorded.recording)  # a snapshot may be written from it
         return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:
@@ -89,7 +89,7 @@ class PeakExplainer(Explainer):
         *,
         again: bool = True,
     ) -> tuple[list[Result], Recording | None]:
-        """Return a test's results with the reasons for its peaks, and the recording of a run.
+        """Return a test's results with the reasons for its peaks, and a run's recording or None.
 
         The test runs again at most once: to find where its peak comes from, if it was not recorded,
         or else to find the keepers of its blocks, or the lines that pin host memory.
@@ -124,7 +124,10 @@ class PeakExplainer(Explainer):
         found: Explanations,
         edits: Mapping[str, Edits] = MappingProxyType({}),
     ) -> list[Result]:
-        """Judge a test and its parts again, with all that is known."""
+        """Return the results of a test and its parts, judged again with what was found.
+
+        ``edits`` has by part the edits that may have caused its growth.
+        """
         measured = {
             part: (spec, found.attached(part, measurement))
             for part, (spec, measurement) in test.measured.items()
@@ -137,7 +140,10 @@ class PeakExplainer(Explainer):
     def _with_causes(
         self, test: EndedTest, results: list[Result], found: Explanations, *, again: bool
     ) -> tuple[list[Result], Explanations]:
-        """For a test that takes too much, find keepers, lines that pin memory, and edits."""
+        """Return the results of a test that takes too much, and what was found, with more causes.
+
+        These are keepers, lines that pin host memory, and edits since the baseline.
+        """
         more = self._keepers.with_keepers(test.item, results, found) if again else found
         if more is not found:
             found, results = more, self._judged(test, more)
@@ -244,7 +250,7 @@ class PeakExplainer(Explainer):
 
 
 def _with_edits(result: Result, edits: Edits | None) -> Result:
-    """Add the edits that may be the cause to a result, and the command that finds out which."""
+    """Return a result with the edits that may be its cause, and the command that finds which is."""
     lead, command = result.verdict.lead, result.verdict.command
     leads = lead is not None and lead.kind == "edit"
     if edits is None or (leads and edits.number == 1):
@@ -260,9 +266,9 @@ def _with_edits(result: Result, edits: Edits | None) -> Result:
 
 
 def _needed_peak(result: Result) -> Peak | None:
-    """Return the peak of the device that reserved most; after out of memory, the peak it needs.
+    """Return the peak of the device that reserved most; after out of memory, the peak needed.
 
-    None where it is not known, or where code before a part had reserved it.
+    None if that peak is not known, or if code before the part had already reserved this memory.
     """
     measurement = result.measurement
     if measurement is None:

@@ -47,7 +47,7 @@ class Attributor:
     def explained(
         self, index: int, peak: Peak, foreign: Peak, windows: Sequence[Span], *, timeline: bool
     ) -> tuple[Attribution, hints.AnalyzedPeak] | None:
-        """Return the attribution of a device's peak, and the peak as analyzed.
+        """Return the attribution of a device's peak, and the peak as analyzed; None if unknown.
 
         ``foreign`` is memory that is not the step's, such as that of earlier tests. It is not part
         of the peak, which was measured in the ``windows``.
@@ -218,7 +218,7 @@ class RecordedChild:
     """Records a child process for its parent, which asks where the child's peaks come from."""
 
     def __init__(self, root: str) -> None:
-        """Start recording; CUDA is initialized. File names are relative to ``root``."""
+        """Start recording; CUDA must be initialized. File names are relative to ``root``."""
         self._root, self._owner, self._began = Path(root), os.getpid(), now()
         self._recorder = Recorder()
         self._recorder.start()

@@ -102,7 +102,10 @@ class Blocks:
         return running
 
     def _awaits_backward(self, block: Block) -> bool:
-        """Return whether a block was allocated between a module's forward and its backward."""
+        """Return whether a block was allocated after a forward, and alive when a backward began.
+
+        No other pass may lie between the two.
+        """
         passes = self.passes
         coming = next((running for running in passes if running.start > block.time), None)
         if coming is None or coming.name != "backward" or block.end_time < coming.start:
@@ -117,7 +120,7 @@ class Blocks:
         return next((running for running in passes if running.start <= time <= running.end), None)
 
     def phase_at(self, index: int) -> PhaseName | None:
-        """Return the phase of an event; None if it is not known."""
+        """Return the phase in which an event happened; None outside of modules and passes."""
         time = self.history.times[index] if index >= 0 else -_INFINITY
         running = self.pass_at(time)
         if running is not None:

@@ -98,10 +98,10 @@ def growth_causes(
     *,
     of_one_program: bool = True,
 ) -> tuple[Cause, ...]:
-    """Return the causes of a grown peak; none without both breakdowns of its device.
+    """Return the causes of a grown peak; () where they are unknown, as without an old breakdown.
 
-    Categories stand in for lines that are not known. ``of_one_program``: both breakdowns are of the
-    same code, maybe edited, rather than of two parts.
+    If the lines' growth does not make up the peak's, the causes are categories. ``of_one_program``
+    says that both breakdowns are of the same code, maybe edited, rather than of two parts.
     """
     if row.peak == "pinned":
         return ()
@@ -163,11 +163,11 @@ def growth_causes(
 def _line_at_least(
     category: BreakdownRow, rows: Sequence[BreakdownRow], baseline: Breakdown, growth: int
 ) -> tuple[str, ...]:
-    """Return the line with most of a category's growth, if the baseline does not list it.
+    """Return a sentence on the line that has most of a category's growth, or ().
 
-    In the baseline it had at most what the category had beyond the listed lines. A line with more
-    than the peak's growth took memory from another category: it may only have moved, so it is left
-    out.
+    Only a line that the baseline does not list is named: in the baseline it had at most what the
+    category had beyond the listed lines. If the line has more than the peak's growth, memory of
+    another category may only have moved to it: then no line is named.
     """
     listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
     before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
@@ -201,7 +201,8 @@ def _net_growths(
     # First within the same line, then within the category; elsewhere only equal bytes match.
     for shared in (slice(3), slice(3, 4), slice(0)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
-            # A line that allocates as much as before merely holds less at this moment.
+            # Only a line that now allocates less gave memory to others. If it allocates as much as
+            # before, it merely holds less at this moment.
             is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
             least = nbytes * (1 - ALIKE_FACTOR)
             kin = [
@@ -302,7 +303,8 @@ def _further_reasons(
 ) -> Iterable[str]:
     """Yield further reasons: fragmentation, autocast now off, the forward line that grew most.
 
-    A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
+    A line that calls a pass or makes parameters does not show why it grew: a backward allocates for
+    the lines of its forward, and ``model.cuda()`` for all modules.
     """
     grown = sum(current.categories.values()) - sum(baseline.categories.values())
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
@@ -335,7 +337,7 @@ def _further_reasons(
 
 
 def without_comment(code: str) -> str:
-    """Strip a line's trailing comment, unless it has quotes."""
+    """Strip a line's trailing comment; a comment with quotes stays, as it may be in a string."""
     return _COMMENT.sub("", code)
 
 

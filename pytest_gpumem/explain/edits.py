@@ -98,7 +98,7 @@ class _Growth:
         """lines that grew by one common factor: none of them is the cause"""
 
     def rank(self, edit: Edit) -> tuple[int, int] | None:
-        """Rank an edit by its distance to the growth, closest first; None if not linked."""
+        """Return a key that sorts edits, the closest to the growth first; None if not linked."""
         file = str(self._root / edit.path)
         code = edit.new or edit.old
         if edit.path not in self._files:
@@ -142,7 +142,10 @@ class EditFinder:
     def edits(
         self, result: Result, analyzed_peaks: tuple[AnalyzedPeak, ...], baseline: Path
     ) -> Edits:
-        """Return the edits since a baseline's commit; ``lines`` are those linked to a growth."""
+        """Return the edits since a baseline's commit; ``lines`` are those linked to a growth.
+
+        There are none if no peak grew, or if the breakdowns of its device are unknown.
+        """
         verdict, row = result.verdict, result.leading_comparison
         if verdict.kind is not Kind.REGRESSED or verdict.held_to or row is None:
             return Edits()

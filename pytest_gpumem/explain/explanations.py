@@ -101,9 +101,9 @@ class Explanations:
     peaks: Mapping[str, Sequence[Peak]] = field(default_factory=dict)
     """the peaks of the run that was explained"""
     obstacle: str = ""
-    """why a part has no attributions"""
+    """why a part has no attributions; "" if all parts have them"""
     second_run: Note | None = None
-    """note on what a run after the first one found"""
+    """note on what a run after the first one found; None if there is none"""
 
     @property
     def told(self) -> bool:
@@ -130,7 +130,7 @@ class Explanations:
 def explanations(recorded: Recorded, root: Path, *, timelines: bool) -> Explanations:
     """Explain the peaks of a recorded run.
 
-    With ``timelines``, draw a timeline of each, for a report.
+    With ``timelines``, each attribution has a timeline for the report.
     """
     recording, obstacle = recorded.recording, ""
     if recording is None or not recorded.windows:

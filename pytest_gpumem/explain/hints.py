@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 MIN_PERCENT: Final = 1
 """percent of the peak below which no hint is given"""
 MIN_FORWARDS: Final = 2
-"""earlier forward passes still held from which on a hint is given; a variable holds a single one
-until its next assignment"""
+"""a hint needs at least so many earlier forward passes whose memory is still held: a loop's
+variable holds that of one until its next assignment"""
 WASTED_PERCENT: Final = 20
-"""if peak reserved exceeds peak allocated by this percent of itself, and ..."""
+"""A run with expandable segments is worth it if peak reserved exceeds peak allocated by more than
+this percentage of peak reserved ..."""
 WASTED_BYTES: Final = 512 * MIB
-"""... by these bytes, a run with expandable segments is worth it"""
+"""... and by more than these bytes."""
 _INFINITY: Final = float("inf")
 BFLOAT16_SINCE: Final = 8, 0
 """the first compute capability with bfloat16 tensor cores"""
@@ -44,9 +45,9 @@ class AnalyzedPeak(NamedTuple):
     totals: Sequence[int]
     """bytes allocated before the first event and after each one"""
     indices: Sequence[int]
-    """the events in which the peak was searched"""
+    """indices of the events of which one made the peak"""
     top: int
-    """the event that made the peak; -1: the peak was there before all events"""
+    """index of the event that made the peak; -1: the memory was at its peak before all events"""
     breakdown: Breakdown
 
     @property
@@ -97,7 +98,7 @@ def of_peak(analyzed: AnalyzedPeak) -> tuple[Note, ...]:
 
 
 def fresh_optimizer(analyzed: AnalyzedPeak) -> str:
-    """Estimate the next step's need, if optimizers took only their first step."""
+    """Return a hint that the next step needs more, if optimizers took only their first; else ""."""
     steps = analyzed.passes("optimizer")
     number = Counter(optimizer for step in steps for optimizer in step.fresh)
     lone = [
@@ -147,7 +148,10 @@ def peak_with(analyzed: AnalyzedPeak, late: Iterable[Block]) -> int:
 
 
 def kept_gradients(analyzed: AnalyzedPeak) -> str:
-    """Find gradients that an optimizer already used, if the peak is in a forward or backward."""
+    """Return a hint on gradients that an optimizer had used before the peak's forward; else "".
+
+    The peak must not be later than the backward of that forward.
+    """
     last = next((call for call in reversed(analyzed.forwards) if call.start <= analyzed.time), None)
     if last is None:
         return ""
@@ -194,8 +198,8 @@ def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = analyzed.passes("backward")
-    # Activations of earlier forwards that outlive the last forward, too. Those that a backward
-    # frees later are left out: it uses them.
+    # Those that outlive the last forward, too. If a backward frees one later, it uses it: leave
+    # it out.
     held: dict[int, list[Block]] = {}
     for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1
@@ -209,7 +213,7 @@ def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]
 
 
 def kept_graphs(analyzed: AnalyzedPeak) -> str:
-    """Find activations of earlier forwards that no backward frees."""
+    """Return a hint on activations of earlier forwards that no backward frees; "" without any."""
     held = [(call, blocks) for call, blocks in earlier_activations(analyzed) if call.grad]
     # A tagged output can be kept without its graph; inner activations cannot.
     number = Counter(
@@ -229,7 +233,7 @@ def kept_graphs(analyzed: AnalyzedPeak) -> str:
 
 
 def unused_graphs(analyzed: AnalyzedPeak) -> str:
-    """Find activations that outlive their forward although no backward uses them."""
+    """Return a hint on activations that outlive a forward that no backward follows; else ""."""
     last = max((running.start for running in analyzed.passes("backward")), default=-_INFINITY)
     begun = [call for call in analyzed.forwards if last < call.start <= analyzed.time and call.grad]
     starts = [call.start for call in begun]
@@ -255,7 +259,7 @@ def unused_graphs(analyzed: AnalyzedPeak) -> str:
 
 
 def float32_activations(analyzed: AnalyzedPeak) -> str:
-    """Estimate what autocast saves, if activations are the largest part of a peak."""
+    """Return a hint on autocast, if float32 activations are the largest part of a peak; else ""."""
     recording, categories = analyzed.device.recording, analyzed.breakdown.categories
     nbytes = categories.get("activations", 0)
     if recording.autocast or recording.dtypes != {"float32"}:

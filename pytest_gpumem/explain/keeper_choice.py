@@ -46,7 +46,7 @@ class NamedKeeper(NamedTuple):
 
     name: str
     blocks: tuple[int, ...]
-    """indices into the blocks"""
+    """indices into the line's blocks"""
 
 
 def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
@@ -102,7 +102,10 @@ def _certain(
 def _made(
     blocks: Sequence[KeptBlock], among: Collection[int], extra: ExtraBlocks
 ) -> Counter[tuple[str, int]] | None:
-    """Return how many blocks of each keeper and size make up the growth; None if none do."""
+    """Return how many blocks of each keeper and size make up the growth.
+
+    None if none do, or if there are too many possibilities.
+    """
     total = sum(map(_requested, blocks))
     held_before = sum(block.nbytes for block in blocks) - extra.nbytes
     most = total - held_before + extra.unused

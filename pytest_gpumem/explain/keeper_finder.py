@@ -53,15 +53,15 @@ class KeeperFinder:
     def search(
         self, results: Sequence[Result], explanations: Explanations
     ) -> tuple[str, int, KeeperSearch, list[frozenset[str]]] | None:
-        """Prepare the search for the keepers of a peak that is too high; None if there is none.
+        """Prepare the search for the keepers of a peak that is too high; None if no run is needed.
 
         For a peak that grew, it looks for the blocks that the baseline did not have; for one over a
         limit, for those of its largest source lines. After running out of memory the peak is that
         of the failed run.
 
         Returns:
-            the part, its device's index, the search, and the names that earlier searches with this
-            first cause found.
+            the part's name, the device's index, the search, and the names that earlier searches
+            with this first cause found.
         """
         for result in sorted(results, key=lambda result: bool(result.part)):
             analyzed_peaks = explanations.analyzed_peaks.get(result.part, ())
@@ -101,7 +101,7 @@ class KeeperFinder:
     def with_keepers(
         self, item: MarkedItem, results: Sequence[Result], explanations: Explanations
     ) -> Explanations:
-        """Run a failed test once more to find its blocks' keepers, and add them."""
+        """Return a failed test's explanations with its blocks' keepers, found in another run."""
         planned = self.search(results, explanations)
         if planned is None:
             return explanations

@@ -46,8 +46,8 @@ class _Candidate(NamedTuple):
     """A block alive at the peak, on a line that has more blocks than in the baseline."""
 
     key: SiteKey
-    """the growth that it may belong to; its category is "" where a line's categories count
-    together"""
+    """the source line and category whose growth the block may belong to; the category is "" where
+    all categories of the line count together"""
     line: int
     category: Category
     nbytes: int
@@ -56,7 +56,8 @@ class _Candidate(NamedTuple):
     start: int
     """index of the event that allocated it"""
     step: int | None
-    """the training step that allocated it; None where steps are not known"""
+    """number of the training step that allocated it, from 1; None if no optimizer stepped after
+    the allocation"""
     earlier: bool
     """whether a step before the peak's allocated it; without an optimizer, each forward pass is a
     step"""
@@ -83,11 +84,11 @@ class KeeperSearch:
     def __init__(
         self, analyzed: AnalyzedPeak, extra: Mapping[SiteKey, ExtraBlocks], root: Path
     ) -> None:
-        """Look for ``extra``, the blocks that each source line has more than in the baseline."""
+        """Prepare the search for ``extra``: how many more blocks each line has than before."""
         self._extra = extra
         self._device = analyzed.device.index
         self._number: Counter[SiteKey] = Counter()
-        """all blocks of each line, looked up or not"""
+        """number of blocks of each line, looked up or not"""
         self._candidates = list(self._candidates_of(analyzed, root))
         self._sizes = frozenset(
             analyzed.device.history.events[candidate.start]["size"]
@@ -157,9 +158,9 @@ class KeeperSearch:
     ) -> Iterator[tuple[int, tuple[Identity, int]]]:
         """Yield the allocations of the candidates' sizes, the last one first.
 
-        Each has its place from the end, its identity, and its count among equal ones. Each
-        identity is counted apart, because another run may make other allocations in between: only
-        the first one sets up fixtures of wider scope.
+        For each, yield its place counted from the last event, its identity, and its number among
+        the allocations of that identity. These are counted apart, because another run may make
+        other allocations in between: only a first run sets up fixtures of wider scope.
         """
         number: Counter[Identity] = Counter()
         for place, event in enumerate(reversed(events)):
@@ -185,7 +186,7 @@ class KeeperSearch:
         candidates = self._at_moment.get(recording.moment, {})
         if all(index in self._namings for index in candidates.values()):
             return
-        with without_collections():  # a snapshot's objects may trigger one, before the search
+        with without_collections():  # a snapshot makes objects, which may trigger a collection
             self._look(candidates, recording)
 
     def _look(self, candidates: Mapping[tuple[Identity, int], int], recording: Recording) -> None:
@@ -258,7 +259,7 @@ class KeeperSearch:
 
 
 def _naming_of(kept: BlockKeeper, recording: Recording) -> _Naming | None:
-    """Return the parts of a keeper's name; None if it has none."""
+    """Return the parts of a keeper's name; None if no name leads to the block."""
     if kept.is_gradient and kept.is_parameters and not kept.is_of_graph:
         lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
@@ -276,7 +277,10 @@ def _naming_of(kept: BlockKeeper, recording: Recording) -> _Naming | None:
 
 
 def _texts(namings: Sequence[_Naming | None]) -> list[str]:
-    """Return the name of each block's keeper, "" without one; one keeper has one name."""
+    """Return the name of each block's keeper, "" without one.
+
+    Blocks of one keeper get the same name, with the part of the way that they share.
+    """
     ways: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for naming in filter(None, namings):
         ways.setdefault(naming.key, []).append(naming.kept.way)

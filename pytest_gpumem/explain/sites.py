@@ -1,4 +1,4 @@
-"""Sites: the source line of each block, and all blocks of a line together."""
+"""Find the source line of each block, and group the blocks of each line into sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BlockOrigin:
 
 
 def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the innermost frame outside of torch and this package.
+    """Return the innermost frame outside of torch and this package; None if there is none.
 
     A decorator's frame that only passes the call on counts only if there is no other.
     """
@@ -100,7 +100,8 @@ def place_of_origin(block_origin: BlockOrigin, root: Path) -> tuple[str, str, st
 def merged_paths(paths: Iterable[str]) -> str:
     """Merge module paths into a common pattern.
 
-    "GPT2.h.0.attn" and "GPT2.h.1.attn" become "GPT2.h.*.attn".
+    "GPT2.h.0.attn" and "GPT2.h.1.attn" become "GPT2.h.*.attn". Paths without a common beginning
+    become "", unless they have the same number of parts.
     """
     split = [path.split(".") for path in dict.fromkeys(paths)]
     if len({len(parts) for parts in split}) == 1:

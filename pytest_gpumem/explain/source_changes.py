@@ -33,7 +33,7 @@ class Edit:
     new: str
     """the line now; "" if it was removed"""
     hunk: int = 0
-    """the number of its hunk's first line"""
+    """number of the first line of the edit's hunk"""
     grows: bool = False
     """whether the line itself allocates or keeps memory that grew"""
 

@@ -38,7 +38,7 @@ def drawn_timeline(
     for start in range(0, len(indices), step):
         points.add(max(indices[start : start + step], key=lambda index: totals[index + 1]))
     drawn = sorted(points)
-    """the events to draw: the highest of each stretch, and the first and last of all"""
+    """indices of the events to draw: the highest of each stretch, the first, the last, the peak"""
     initially_known = sum(size for _, size in deltas.get(-1, ()))
     levels: Counter[Category] = Counter({"other": totals[0] - initially_known})
     rows = []

@@ -129,7 +129,7 @@ class Prober:
         return scaling
 
     def probe(self, step: Step, value: int) -> Probe:
-        """Run a step once; errors propagate, except out-of-memory errors."""
+        """Run a step once with a value; errors propagate, except out-of-memory errors."""
         return self._run(step, value)[0]
 
     def _breakdowns(

@@ -1,4 +1,4 @@
-"""Memory as fixed + per sample * size: a line fitted to measurements, and the points off it.
+"""Fit the line fixed + per sample * size to measured memory, and find what is off the line.
 
 Everything here is pure. Sizes are numbers of samples (or of anything), memory is bytes.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EVEN: Final = Fraction(1, 100)
 """allowed distance of a point from the line, as a fraction of the growth"""
 EVEN_BYTES: Final = 2 * MIB
-"""the same in bytes, used if it is more: PyTorch's allocator rounds every block"""
+"""the same in bytes; the larger of the two counts, as PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
 """a source line is named if its distance from the line is at least this fraction of the largest"""
 MAX_NAMED: Final = 3
@@ -134,7 +134,10 @@ def grows_evenly(scaling: Scaling) -> bool:
 
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
-    """Return the source lines whose memory is not linear in the size, the worst first."""
+    """Return a sentence for each source line whose memory is not linear in the size, worst first.
+
+    There are none with fewer than three sizes.
+    """
     sites = {}
     amounts: dict[int, Counter[tuple[str, int, str]]] = {size: Counter() for size in breakdowns}
     for size, breakdown in breakdowns.items():

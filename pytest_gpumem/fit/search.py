@@ -1,4 +1,4 @@
-"""The search for the largest value that fits, and memory as a line over the batch size.
+"""Search for the largest value that fits, and fit a line to the memory of several values.
 
 Everything here is pure: :mod:`pytest_gpumem.fit.prober` measures the memory of a value. Sizes are
 bytes.
@@ -57,7 +57,8 @@ class Probe:
     passes: Peak = _NOTHING
     """the peak outside of optimizer steps: that of a step may hide how everything else grows"""
     shortage: str = ""
-    """the request that was refused"""
+    """why the value does not fit, as "2.00 GiB more requested"; "" if it fits, or if no reason is
+    known"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Largest:
 
     @property
     def peak(self) -> Peak:
-        """The peak with this value."""
+        """The peak with this value; zeros if no value fits."""
         peaks = [probe.peak for probe in self.probes if probe.fits and probe.value == self.value]
         return peaks[-1] if peaks else Peak(0, 0)
 
@@ -181,7 +182,7 @@ class Search:
         self._checked = False
 
     def add(self, probe: Probe) -> None:
-        """Add the result of a value."""
+        """Add a probe, and narrow the bounds by its result."""
         self.probes.append(probe)
         unit = probe.value // self._multiple
         if probe.fits and unit > self._low:
@@ -267,9 +268,10 @@ class Search:
         return self._low * self.capacity // max(peak.reserved, 1)
 
     def _end(self, which: Literal["allocated", "reserved"]) -> int | None:
-        """Return the value at which the line through the two largest fitting ones reaches capacity.
+        """Return the value at which memory reaches the capacity, on a line through two probes.
 
-        None if fewer than two fit, or if the line does not rise.
+        They are the two with the largest fitting values. None if fewer than two values fit, or if
+        the line does not rise.
         """
         points = self._points()[-2:]
         if len(points) < 2:  # noqa: PLR2004 - two points
@@ -291,9 +293,9 @@ class Search:
         return sorted((probe for probe in self.probes if probe.fits), key=lambda probe: probe.value)
 
     def _check(self, high: int) -> int | None:
-        """Return one more value above the refused one, for which kernels may need less memory.
+        """Return a multiple of 8 above the refused value: kernels may need less memory for it.
 
-        None if such a value was tried without fitting, or is too far.
+        Return None if such a multiple was tried already, or if the next one is too far above.
         """
         if self._checked or self._low == 0:
             return None
@@ -329,7 +331,7 @@ class MemoryLine:
 
 
 def fit_line(points: Mapping[int, int]) -> MemoryLine:
-    """Fit a line to points, from value to bytes; exact for two points."""
+    """Fit a line to points, given as bytes by value; it passes through two points exactly."""
     number = len(points)
     mean = Fraction(sum(points), number)
     level = Fraction(sum(points.values()), number)

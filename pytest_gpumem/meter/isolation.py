@@ -1,4 +1,4 @@
-"""Separates a step's memory from foreign memory, such as what earlier tests left."""
+"""Separate a step's memory from foreign memory, such as what earlier tests left."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Isolation:
     def separate(self, *, count_held: bool) -> None:
         """Treat memory held now as foreign, on settled devices.
 
-        With ``count_held``, the memory held now belongs to the step.
+        With ``count_held``, the memory held now belongs to the step instead.
         """
         held = list(self.read().held)
         foreign = [NOTHING] * len(held) if count_held else held
@@ -135,10 +135,11 @@ class Isolation:
         return changed
 
     def empty_cache(self, empty: Callable[[], object]) -> tuple[object, bool]:
-        """Call ``torch.cuda.empty_cache()`` for the test's code, including foreign memory it freed.
+        """Empty the cache for the test's code, and release the foreign memory that the test freed.
 
         Returns:
-            its result; and whether foreign memory was returned to the devices.
+            the result of ``empty``, the real ``torch.cuda.empty_cache``; and whether foreign memory
+            was returned to the devices.
         """
         if not self._unpin_released():
             return empty(), False

@@ -1,4 +1,4 @@
-"""One measurement: settle, reset, run, read; the same on a real and on a virtual GPU."""
+"""Measure one step: settle, reset the peaks, run, read; the same on a real and a virtual GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
 
 ACTIVE: Final[list[Meter]] = []
-"""stack of meters in this process: only the last one counts (a pytest within gpumem run, say)"""
+"""stack of this process's meters, of which only the last one counts; there are two if a program
+under ``gpumem run`` runs pytest, say"""
 
 
 class Meter:
@@ -81,7 +82,10 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Create it; ``record`` records the step, ``steady`` notes the memory after each step."""
+        """Create a meter that records the step with ``record``.
+
+        With ``steady`` the meter also notes the memory after each optimizer's step.
+        """
         self.device = device
         self.info = info
         self.count = count
@@ -105,14 +109,14 @@ class Meter:
             lambda: max(peak.allocated for peak in meter._whole.peaks),
         )
         self._stepping = False
-        """an optimizer's step is running; still set if an error has ended it"""
+        """whether an optimizer's step is running; stays True if an error ended that step"""
         self._stack = ExitStack()
         self._whole = Tally(self.isolation.foreign)
         self._open = [self._whole]
         self._separate_retries = 0
         """the allocator's retries in runs that do not belong to the step"""
         self._left_off = False
-        """whether the step had disabled the caching allocator, which is enabled again"""
+        """whether the step disabled the caching allocator, so that the meter enabled it again"""
         self._use: UseWatch
         self._began = 0.0
         self._separate_spans: list[Span] = []
@@ -209,7 +213,10 @@ class Meter:
         ]
 
     def _empty_cache(self, empty: Callable[[], object]) -> object:
-        """Call ``torch.cuda.empty_cache()`` for the test's code, with foreign memory it freed."""
+        """Empty the cache for the test's code, and release the foreign memory that the test freed.
+
+        ``empty`` is the real ``torch.cuda.empty_cache``, whose result is returned.
+        """
         self.fold()
         with self.recording.own_work(settles=False):
             result, changed = self.isolation.empty_cache(empty)
@@ -333,7 +340,7 @@ class Meter:
         self._open = [tally]
         try:
             yield
-        except BaseException:  # the step ends here: count the compiler's memory too
+        except BaseException:  # the error ends the step: count the compiler's memory too
             for other in open_tallies:
                 other.raise_to(tally.peaks, stepping=self._stepping)
             raise
@@ -391,7 +398,7 @@ class Meter:
         self.recording.take(known)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
-        """Count the peaks of a fixture's set-up that an earlier test ran and the step uses."""
+        """Count the peaks of a set-up: the step uses a fixture that an earlier test set up."""
         for tally in self._open:
             tally.raise_to(peaks)
 
@@ -419,7 +426,7 @@ class Meter:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the step and the runs apart used no memory, not even outside of PyTorch."""
+        """Whether nothing ran apart, and the step used no memory, not even outside of PyTorch."""
         if self._separate_spans or any(peak.reserved or peak.pinned for peak in self.peaks()):
             return False
         return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
@@ -431,7 +438,7 @@ class Meter:
         return list(outside(spans, holes))
 
     def end_step(self) -> None:
-        """Stop watching garbage: what the step's frames held was in use until here."""
+        """Stop watching garbage: the memory that the step's frames held was in use until now."""
         self._garbage.stop()
 
     # -- the result --

@@ -42,7 +42,7 @@ class OutOfMemoryWatch:
     """Observes every out-of-memory error of this process after the first ``start``."""
 
     observes = False
-    """whether PyTorch reports the errors; if not, only what the last one's message says is known"""
+    """whether PyTorch reports errors to an observer; if not, only their messages have figures"""
     _refusals: list[Refusal]
     _own: Callable[[Peak, int], Peak]
 
@@ -71,7 +71,7 @@ class OutOfMemoryWatch:
         del self._refusals[count:]
 
     def last(self, error: BaseException) -> Refusal:
-        """Return the refusal behind an error."""
+        """Return the refusal behind an error: the last observed one, or what the message says."""
         if self._refusals:
             return self._refusals[-1]
         message = str(error)
@@ -87,7 +87,7 @@ WATCH = OutOfMemoryWatch()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether this is PyTorch's out-of-memory error."""
+    """Return whether an error is PyTorch's out-of-memory error."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
@@ -96,7 +96,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def find_out_of_memory(
     error: BaseException | None, handled: BaseException | None = None
 ) -> BaseException | None:
-    """Return the out-of-memory error in the chain of this error's causes and contexts.
+    """Return the out-of-memory error in the chain of an error's causes and contexts, or None.
 
     The search stops at ``handled``: an error that was being handled when this one was raised, and
     that is not its cause.

@@ -1,4 +1,4 @@
-"""The highest memory so far, of a whole step or of a part of it: by the allocator's statistics.
+"""Tally the highest memory so far of a step, or of a part of it, by the allocator's statistics.
 
 A recording's log gives the same peaks (all 43 of the examples, to the byte), and also the blocks
 held at the time. Tallies are still needed: a first run on a real GPU is not recorded, a recorded
@@ -61,7 +61,7 @@ def fullest(peaks: Sequence[Peak]) -> Peak:
 
 
 def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
-    """Set pinned memory below MIN_PINNED to zero."""
+    """Return the peaks with pinned memory below MIN_PINNED set to zero."""
     return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
 
 
@@ -129,7 +129,7 @@ class CompilerMemory:
         self._left = list(map(sum, zip(self._left or [0] * number, left, strict=True)))
 
     def notes(self, peaks: Sequence[Peak]) -> list[str]:
-        """Return sentences about memory that is significant compared to the step's peaks."""
+        """Return sentences about the compiler's memory that is large beside the step's peaks."""
         if not self.spans:
             return []
         more = fullest(list(map(minus, self._highest, peaks))).allocated

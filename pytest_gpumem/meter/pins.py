@@ -1,4 +1,4 @@
-"""Pins keep foreign memory where it is until the step has ended.
+"""Pin foreign memory: keep it where it is until the step has ended.
 
 If a step frees foreign memory (it empties an earlier test's list, say), the allocator would reuse
 these blocks for the step: it would reserve less than alone, and a limit would not hold. So the
@@ -86,13 +86,15 @@ class Pins:
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                     plugs |= blocks
-                else:  # a private pool serves no other requests; compiled graphs check use counts
+                # Blocks of a private pool are not pinned: the pool serves no other requests, and
+                # compiled graphs check use counts.
+                else:
                     self._loose.update((place, plug.size) for place, plug in blocks.items())
             for place, tensor in FINDER.tensors_at(plugs):
                 if place not in self._pins:
                     self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
-                # A block is freed when its last tensor dies. What only a graph saved gives no such
-                # signal.
+                # A block is freed when its last tensor dies. The death of a tensor that only a
+                # graph saved is not reported: find_released() finds its block.
                 self._deaths.append(weakref.ref(tensor, partial(self._see_death, place)))
             self._loose |= {
                 place: plug.size for place, plug in plugs.items() if place not in self._pins
@@ -152,7 +154,7 @@ class Pins:
     # -- foreign memory that becomes something else --
 
     def adopt(self, blocks: Collection[BlockKey]) -> None:
-        """Unpin blocks that belong to the step from now on, with their segments or pages."""
+        """Unpin blocks that belong to the step from now on; their ranges are no longer foreign."""
         sizes = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
         for place in blocks:
             self._pins.pop(place, None)
@@ -200,7 +202,7 @@ class Pins:
         gone |= {
             place: pin.plug.size
             for place, pin in self._pins.items()
-            if pin.storage.data_ptr() != place[1]  # resized, as FSDP frees its parameters
+            if pin.storage.data_ptr() != place[1]  # the storage was resized, as FSDP's are
         }
         for place in gone:
             self._loose.pop(place, None)
@@ -214,7 +216,7 @@ class Pins:
         return bool(self._loose)
 
     def notes(self) -> list[str]:
-        """Return a sentence about freed memory that was not pinned."""
+        """Return a sentence about freed memory that was not pinned; [] if there is none."""
         if not self._lost:
             return []
         sentence = (

@@ -1,4 +1,4 @@
-"""How much memory a step may reserve: the cap on PyTorch's allocator, and a virtual device's size.
+"""Limit the memory that a step may reserve, by PyTorch's cap and by a virtual device's size.
 
 Both grow by the foreign memory (see :mod:`pytest_gpumem.meter.isolation`), so that the step has as
 much as if it ran alone.
@@ -38,7 +38,10 @@ class Room:
         return min(map(sum, zip(free, counted, strict=True)))
 
     def cap(self, limit: int | None) -> int | None:
-        """Limit the bytes that the step may reserve on each device; return the previous limit."""
+        """Limit the bytes that the step may reserve on each device; return the previous limit.
+
+        None is no limit.
+        """
         previous, self._limit = self._limit, limit
         isolation = self._isolation
         for device, foreign in zip(isolation.devices, isolation.kept_foreign, strict=True):
@@ -58,7 +61,7 @@ class Room:
     def enlarge(self, extra: int | None = None) -> None:
         """Enlarge a virtual device by the foreign memory and by ``extra`` further bytes.
 
-        ``extra`` counts from now on; None leaves it as it is.
+        ``extra`` counts from now on; None keeps the value of the last call.
         """
         self._extra = self._extra if extra is None else extra
         self._device.make_room(

@@ -29,7 +29,7 @@ class StepRecording:
 
         ``at_moment`` is called with the recording so far at each moment.
         """
-        self.abandon()  # an error may have stopped it in the middle of a step
+        self.abandon()  # an error may have left the old one running
         if VIEW.backend.lists_blocks:
             self._recorder = Recorder(at_moment)
             self._recorder.start(self._plugs.blocks)

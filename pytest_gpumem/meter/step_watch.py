@@ -108,7 +108,8 @@ class Steps:
         self._requested_now = requested
         self._garbage = garbage
         self.search: Callable[[int], None] | None = None
-        """called in a second run with each possible end's number, after a garbage collection"""
+        """called in a second run with each possible end's number, after a garbage collection; None
+        in a first run"""
         self._devices = 1
         self.forget()
 

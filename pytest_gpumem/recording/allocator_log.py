@@ -29,7 +29,7 @@ SMALL: Final = 1 * MIB
 SEGMENT: Final = 2 * MIB
 """bytes; the size of a segment for small blocks, the least that is reserved (kSmallBuffer)"""
 INTERVALS: Final = 16
-"""powers of two, from 1 MiB on, that can have their own roundup_power2_divisions"""
+"""number of powers of two, from 1 MiB on, that can each have its own roundup_power2_divisions"""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,8 @@ class Block:
 class AllocatorLog:
     """One device's history.
 
-    Indices are those of its events. A block may start later than its allocation: see ``of``.
+    Indices are those of the device's events. A block may start later than its allocation: see
+    ``of``.
     """
 
     def __init__(
@@ -122,7 +123,10 @@ class AllocatorLog:
         return log
 
     def events_in(self, span: Span) -> range:
-        """Return the indices of a span's events, and of the one before: it has the first level."""
+        """Return the indices of a span's events, and of the event before them.
+
+        Memory after that event is what the span begins with.
+        """
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
 
@@ -196,7 +200,7 @@ class AllocatorLog:
     # -- blocks --
 
     def _allocate(self, event: dict[str, Any], index: int) -> None:
-        """Add a block, with the remainder of its free block where the allocator does not split."""
+        """Add a block: a part of a free block, or all of one that the allocator does not split."""
         address = event["addr"]
         size = least = rounded_size(event["size"], self._divisions)
         at = bisect_right(self._bases, address) - 1
@@ -241,7 +245,7 @@ class AllocatorLog:
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:
-    """Round a request up to its block's size, before any remainder.
+    """Round a request up to its block's size, without a remainder that is not split off.
 
     ``divisions`` are those of ``roundup_power2_divisions``, one per power of two.
     """

@@ -79,11 +79,11 @@ class Plug(NamedTuple):
     pool: str
     """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """whether the plug takes up a whole free block, and leaves no rest of it free"""
+    """whether the plug takes up a whole free block; if not, the rest of that block stays free"""
     requested: int = -1
-    """bytes that were requested; -1: all of them"""
+    """bytes that were requested; -1 if as many as ``size``"""
     split: bool = True
-    """whether it is only a part of its segment"""
+    """whether the block is only a part of its segment"""
 
     def figures(self) -> Iterator[tuple[str, int]]:
         """Yield each statistic of allocated blocks, with what the plug adds to it."""
@@ -108,7 +108,7 @@ class Plug(NamedTuple):
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
-    """Drop the frames of a snapshot whose file name ``keeps`` does not accept."""
+    """Drop from a snapshot the frames whose file names ``keeps`` does not accept."""
     kept_frames: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     records = [each for segment in snapshot["segments"] for each in (segment, *segment["blocks"])]
     records += [event for events in snapshot["device_traces"] for event in events]
@@ -152,7 +152,8 @@ class AllocatorView:
         self._readers: list[Callable[[], object]] = []
         """called before the test's code reads a figure"""
         self._emptier: Callable[[Callable[[], object]], object] | None = None
-        """called when the test's code calls ``torch.cuda.empty_cache()``, with the real function"""
+        """called with the real ``torch.cuda.empty_cache`` when the test's code calls that function;
+        None: the real function is called alone"""
         self._shows_all = False
         self.history = SharedHistory(
             self._notify,
@@ -191,7 +192,7 @@ class AllocatorView:
     # -- for the measurement --
 
     def stats(self, device: int) -> Stats:
-        """Return the allocator's real statistics of a device; empty before its first use.
+        """Return the allocator's real statistics of a device; {} before the device's first use.
 
         The retries are counted over the whole process, whatever the test's code has reset.
         """
@@ -202,13 +203,17 @@ class AllocatorView:
         return stats
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()``, with what the test's code does not see."""
+        """Return ``torch.cuda.memory._snapshot()``, including what is hidden from the test's code.
+
+        Frames of C++ are left out.
+        """
         import torch
 
         with self._unchanged(), _inductor_not_imported():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         if self.history.has_frames_of_cpp:
-            _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))  # none of C++
+            # Names such as "<string>" and "<frozen importlib._bootstrap>" are Python's, too.
+            _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
@@ -249,14 +254,14 @@ class AllocatorView:
                 self.history.hide_since(start)
 
     def reset_peaks(self, device: int) -> None:
-        """Reset the real peaks; the test's code keeps reading the highest."""
+        """Reset the real peaks; the test's code still reads its highest peaks."""
         self._note_peaks(device)
         self._real[self.backend.bindings.reset_peaks](device)
 
     def pinned_stats(self) -> PinnedStats:
-        """Return the real statistics of pinned host memory; empty before torch 2.10.
+        """Return the real statistics of pinned host memory; two empty dicts before torch 2.10.
 
-        The statistics of older versions have other names, and other peaks.
+        In older versions the statistics have other names, and their peaks mean something else.
         """
         stats = self._read_pinned()
         if "active_bytes" not in stats:
@@ -269,7 +274,7 @@ class AllocatorView:
         return {} if read is None else read()  # an older torch does not have it
 
     def reset_pinned_peaks(self) -> None:
-        """Reset the real peaks of pinned host memory; the test's code keeps reading the highest."""
+        """Reset the real peaks of pinned host memory; the test's code still reads its highest."""
         for path, peak in _peaks(self._read_pinned()):
             self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), peak)
         reset = self._real.get(self.backend.bindings.reset_pinned_peaks)
@@ -283,7 +288,7 @@ class AllocatorView:
 
     @contextmanager
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
-        """Hide what the allocator does inside from the figures that the test's code reads.
+        """Leave what the allocator does inside the block out of the figures that the test reads.
 
         Blocks that stay allocated must be plugs: current memory is not compared, because other
         threads may allocate meanwhile.
@@ -346,7 +351,10 @@ class AllocatorView:
 
     @contextmanager
     def emptying(self, empty: Callable[[Callable[[], object]], object]) -> Iterator[None]:
-        """Call ``empty`` with the real ``torch.cuda.empty_cache`` when the test calls that."""
+        """Call ``empty``, with the real function, where the test calls ``torch.cuda.empty_cache``.
+
+        This holds until the block ends.
+        """
         outer, self._emptier = self._emptier, empty
         try:
             yield
@@ -354,7 +362,7 @@ class AllocatorView:
             self._emptier = outer
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
-        """Hide what the calls inside add to counters from the test's code."""
+        """Hide from the test's code what calls inside the block add to counters."""
         return self._hidden_differences(devices, _is_counter)
 
     @contextmanager
@@ -455,7 +463,8 @@ class AllocatorView:
         hidden = self._hidden[device]
         for path, value in _figures(self._real[self.backend.bindings.stats](device)):
             if path[-1] in TOTALS or _is_counter(path):
-                hidden[path] = max(0, min(hidden[path], value))  # hide no more than is there
+                # What the test's code reads, ``value`` less this, must not be negative.
+                hidden[path] = max(0, min(hidden[path], value))
         return result
 
     def _switch_history(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
@@ -510,7 +519,7 @@ class AllocatorView:
 
 
 class _NamesButInductor(set[str]):
-    """Module names that, for the thread that made the set, do not contain Inductor's."""
+    """A set of module names in which the thread that made it does not find Inductor's name."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)
@@ -534,8 +543,8 @@ def _without_traces() -> dict[str, Any]:
 def _inductor_not_imported() -> Iterator[None]:
     """Keep a snapshot from importing Inductor where nothing has imported it yet.
 
-    To resolve lines of compiled code PyTorch checks ``hasattr`` of torch for Inductor, which
-    imports it with Dynamo and sympy: this takes seconds, even in a program that compiles nothing.
+    To resolve lines of compiled code PyTorch calls ``hasattr(torch, "_inductor")``, which imports
+    Inductor with Dynamo and sympy: this takes seconds, even in a program that compiles nothing.
     """
     torch: Any = importlib.import_module("torch")
     names = getattr(torch, "_lazy_modules", None)

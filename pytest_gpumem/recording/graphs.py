@@ -139,7 +139,7 @@ class _Hooks:
         PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, readable(unpack)))
 
     def saved_by(self, node: Any, name: str) -> list[Saved]:  # noqa: ANN401 - one of autograd's many types
-        """Return the tensors that a node saved under a name."""
+        """Return the tensors that a node saved under a name; [] if ``install`` was not called."""
         if not self._is_installed:
             return []
         told: list[Saved] = []

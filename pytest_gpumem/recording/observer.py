@@ -1,4 +1,4 @@
-"""Observe a run by wrapping PyTorch's functions: tensors, module calls, passes, steps.
+"""Observe a run's tensors, module calls, passes and steps by wrapping PyTorch's functions.
 
 Record the addresses of modules' and optimizers' tensors, and the times of calls and passes. No
 strong reference to a tensor is held. The wrappers run at every module call of every test on the
@@ -65,22 +65,24 @@ class Observer:
         self._recording = recording
         self._at_moment = at_moment
         self._numbers = itertools.count()
-        """numbers calls and passes"""
+        """yields the number of the next call or pass"""
         self._active: list[int] = []
-        """calls under way, flat: the id of the module and the call's number, for each"""
+        """one flat list with two elements for each call under way, outermost first: the module's id
+        and the call's number"""
         self._backwards = 0
         """number of backward passes under way, including nested ones"""
         self._step: int | None = None
-        """the number of the optimizer step under way; if it raises, no hook runs at its end"""
+        """the number of the optimizer step under way; None if there is none. If the step raises,
+        PyTorch runs no hook at its end, and a later hook resets the number"""
         self._wrapper: CodeType | None = None
         """the code of PyTorch's wrapper around every optimizer step"""
         self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
         """the path of each module that was seen, by its id"""
         self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
-        """the paths and tensors below each module that no other module called"""
+        """by outermost module: the paths and tensors below it"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._last_seen: tuple[list[weakref.ref[Tensor]], Sequence[str]] = [], []
-        """the parameters that were seen last, and their names"""
+        """the parameters of the last call of ``_see_parameters``, and their names"""
         self._initial_parameters: set[int] = set()
         """ids of the parameters that had memory when the outermost module was called"""
         self._states: dict[int, tuple[int, list[tuple[int, int]]]] = {}
@@ -126,7 +128,7 @@ class Observer:
         WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
 
     def _note(self, kind: Kind, number: int, line: Line | None = None) -> None:
-        """Record that a pass begins or ends, or goes on ("")."""
+        """Record that a pass begins ("backward", "optimizer"), ends ("end") or goes on ("")."""
         self._recording.moments += (time_ns(), kind, number, line, False)
         self._look()
 
@@ -137,7 +139,7 @@ class Observer:
     # -- modules --
 
     def enter_module(self, module: Module, _args: object) -> None:
-        """Record the start of a call."""
+        """Record the start of a module's call."""
         recording, active = self._recording, self._active
         if not active:
             if self._compiling():
@@ -155,7 +157,10 @@ class Observer:
             self._at_moment(recording)
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
-        """Record the end of a call; ``results`` are its kwargs and output (None after an error)."""
+        """Record the end of a module's call.
+
+        ``results`` are the call's kwargs and its output (None after an error).
+        """
         active = self._active
         at = len(active) - 2
         while at >= 0 and active[at] != id(module):
@@ -232,7 +237,7 @@ class Observer:
             self._sweep("buffers", [buffer], [f"{self._name(module)}.{name}"])
 
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``Module._apply``: look again at a module that was moved or converted."""
+        """Wrap ``Module._apply``: record a module's tensors after it was moved or converted."""
 
         def observed_apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             __tracebackhide__ = True
@@ -249,7 +254,8 @@ class Observer:
     def around_swap(self, swap: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
 
-        This class holds some to parameters, and drops them for the call.
+        The observer holds weak references to parameters, and drops those to ``t1`` and ``t2`` for
+        the call.
         """
 
         def swap_tensors(t1: Tensor, t2: Tensor) -> None:
@@ -355,11 +361,11 @@ class Observer:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in self._initial_parameters  # others: seen in the forward pass
+            if id(parameter) not in self._initial_parameters  # the others are recorded
         ]
         self._see_parameters(parameters, [self._parameter_name(each) for each in parameters])
         self._see_gradients()
-        # A step inside a step: a class calls its base's step, or an optimizer steps another one.
+        # A step may run inside a step: of a class's base, or of an optimizer that this one steps.
         if self._step is None:
             self._step = self._begin("optimizer")
         else:

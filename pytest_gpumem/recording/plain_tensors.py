@@ -15,7 +15,7 @@ MAX_DEPTH = 8
 
 
 def place_of(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's device and the address of its storage; 0 without one.
+    """Return a tensor's device and its storage's address, which is 0 if there is no storage.
 
     ``__torch_function__`` of subclasses is bypassed: that of a lazy module's parameters raises, and
     others record each call. A FakeTensor has no memory, and up to torch 2.10 reading its address
@@ -33,12 +33,15 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def gradient_of(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's ``.grad``: see :func:`gradients_of`."""
+    """Return a tensor's ``.grad``; None if it has none (see :func:`gradients_of`)."""
     return gradients_of([tensor])[0]
 
 
 def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Read each ``.grad``; None for non-leaf tensors without retain_grad, where PyTorch warns."""
+    """Return each tensor's ``.grad``, or None.
+
+    That of a non-leaf tensor without ``retain_grad`` is not read, because PyTorch would warn.
+    """
     return [
         tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
         for tensor in tensors

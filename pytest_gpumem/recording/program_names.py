@@ -71,7 +71,7 @@ class ProgramNames:
         frame = each = None  # type: ignore[assignment]
 
     def is_root(self, value: object) -> bool:
-        """Return whether an object gives names to what it refers to, and lasts by itself."""
+        """Return whether an object gives names to others, so that the search upwards ends there."""
         return (
             id(value) in self._modules
             or isinstance(value, type)

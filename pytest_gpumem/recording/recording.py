@@ -96,7 +96,7 @@ class Recording:
     stepped: list[Any] = field(default_factory=list)
     """three elements per optimizer in a step: the step's number, the optimizer's id, its class"""
     lines: dict[Line, Line] = field(default_factory=dict)
-    """interned: one object per line, however many passes it starts"""
+    """the user's lines that started passes, interned: one object per line"""
     own_work: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
     emptied: set[Span] = field(default_factory=set)
@@ -111,6 +111,7 @@ class Recording:
     plugs: list[tuple[int, int]] = field(default_factory=list)
     """device and address of the blocks that this package held at the start"""
     overflowed: bool = False
+    """whether a device's history was full, so that its oldest events may be missing"""
     autocast: bool = False
     """whether CUDA autocast was entered, or active when an outermost module was called"""
     batch_norm: bool = False
@@ -141,7 +142,7 @@ class Recording:
 
     @property
     def moment(self) -> int:
-        """Return the number of moments so far."""
+        """The number of moments so far."""
         return len(self.moments) // MOMENT
 
     def time_of(self, moment: int) -> float:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Keys = AbstractSet["Key"]
 
 MOST: Final = 0.9
-"""share of the bytes kept by an object: if one of its children keeps at least as much, the child is
-the holder, not the object"""
+"""If a child keeps at least this share of the bytes that its parent keeps, the child is the holder
+rather than the parent."""
 MAX_OTHERS: Final = 2
 """other holders that are named besides the first one"""
 MAX_SEPARATE_PARTS: Final = 2
@@ -31,10 +31,10 @@ Key = int | tuple[Any, int]
 
 
 class Name(NamedTuple):
-    """A program's name for an object; of several the smallest is reported."""
+    """A program's name for an object; if an object has several, the smallest is reported."""
 
     is_foreign: bool
-    """whether it belongs to a library, such as PyTorch, rather than to the user"""
+    """whether the name is in a library, such as PyTorch, rather than in the user's code"""
     lifetime: int
     """0: fixture; 1: global variable; from 2 on: local variable, outermost frame first"""
     text: str
@@ -54,7 +54,8 @@ class Group:
     """the objects from the one with the name to the one that keeps the blocks"""
     blocks: Keys
     others: list[Group] = field(default_factory=list)
-    """other holders of some of these blocks: these are freed only if both release them"""
+    """other holders of some of these blocks, which are freed only if all their holders release
+    them"""
 
     @property
     def shared(self) -> Keys:
@@ -77,8 +78,8 @@ class ReferenceGraph:
     whole: Keys = frozenset()
     """lists and the like: each is one holder, even if two of its elements keep the same blocks"""
     weak: AbstractSet[tuple[Key, Key]] = frozenset()
-    """references from an autograd graph to its inputs and parameters: if anything else keeps these,
-    that is the holder, not the graph"""
+    """references from an autograd graph to its inputs and parameters: if anything else keeps such a
+    tensor, that is its holder, not the graph"""
 
     def __post_init__(self) -> None:
         self._above: dict[Key, list[Key]] = {}
@@ -100,7 +101,7 @@ class ReferenceGraph:
         return groups
 
     def _without_weak(self) -> ReferenceGraph:
-        """Drop weak references to what names reach in another way."""
+        """Return the graph without its weak references to what names reach in another way."""
         if not self.weak:
             return self
         strong = {
@@ -201,7 +202,10 @@ class ReferenceGraph:
         return Group(name, path, blocks)
 
     def _freed(self, blocks: Keys, without: Keys) -> int:
-        """Return the bytes that releasing ``without`` frees; 0 if one cannot be emptied."""
+        """Return how many bytes of ``blocks`` are freed if the objects ``without`` release theirs.
+
+        0 if one of these is a tensor or a graph node, which cannot be emptied.
+        """
         if without & self.tensors:
             return 0
         return self.bytes_of(blocks - self.reached(self.names, without))
@@ -265,9 +269,9 @@ class ReferenceGraph:
         """Return other holders of a group's blocks: they keep these if its holder releases them."""
         others: list[Group] = []
         removed = {group.path[-1]}
-        # A local variable may refer to a part of what the holder keeps, as a loop's variable to the
-        # last element: it is released in the next iteration, or when its function returns. The same
-        # holds for a local variable of a tensor with a graph, such as the last loss.
+        # Two kinds of local variables do not count as other holders, because they are released in
+        # the next iteration or when their function returns: those of a part of what the holder
+        # keeps, as a loop's variable for the last element, and those of a tensor, as the last loss.
         inner = self.all_below(removed)
         while len(others) < MAX_OTHERS:
             sources = [

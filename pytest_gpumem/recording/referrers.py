@@ -34,13 +34,13 @@ MAX_OBJECTS: Final = 200_000
 """objects and graph nodes to find before the search is cut; a count, not a time, so that the answer
 does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
-"""objects to pass between a tensor and a name; each level scans the whole process's references"""
+"""most objects between a tensor and a name; each level scans the whole process's references"""
 FEW: Final = 40
 """number of objects up to which ``gc.get_referrers`` is faster than scanning chunks"""
 CHUNK: Final = 500
 """objects whose references are scanned together"""
 MAX_GROUPS: Final = 50
-"""groups that are searched to find the largest"""
+"""groups to make, from which the largest are reported"""
 MAX_HOLDERS: Final = 5
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
 UNNAMED: Final = "PyTorch itself: no object of Python's refers to it"
@@ -62,13 +62,13 @@ class BlockKeeper(NamedTuple):
     others: tuple[str, ...] = ()
     """other holders: the block is freed only if they release it, too"""
     is_of_graph: bool = False
-    """whether the autograd graph of one of the holder's tensors keeps it"""
+    """whether the autograd graph of one of the holder's tensors keeps the block"""
     sequence: int = -1
     """the sequence number of the node that made that tensor; -1 without a graph"""
     is_gradient: bool = False
-    """whether it is the ``.grad`` of one of the holder's tensors"""
+    """whether the ``.grad`` of one of the holder's tensors keeps the block"""
     is_parameters: bool = False
-    """whether that tensor is a parameter"""
+    """whether the tensor with this ``.grad`` is a parameter"""
 
 
 def holders(blocks: Mapping[BlockKey, int]) -> tuple[Holder, ...]:
@@ -131,7 +131,7 @@ class _Search:
         self._hooks: set[Any] = set()
         """ids of saved-tensor hooks that were visited"""
         self._roots: dict[int, Any] = {}
-        """objects that give names"""
+        """objects that give names to others (modules' variables, classes, fixtures), by id"""
         self.is_cut = False
         self._heap = _Heap()
         self._names = ProgramNames()
@@ -232,7 +232,10 @@ class _Search:
     # -- references that Python knows --
 
     def _climb(self, level: list[object]) -> None:
-        """Find everything that refers to some objects, at any distance, up to what gives names."""
+        """Find all objects that refer to those in ``level``, directly or through other objects.
+
+        The search ends at objects that give names, and passes over those of pytest.
+        """
         passed: set[int] = set()
         for _ in range(MAX_LEVELS):
             if not level:
@@ -271,7 +274,10 @@ class _Search:
         return ReferenceGraph(below, names, {**self._blocks}, tensors, whole, self._weak)
 
     def _named(self) -> dict[Key, list[Name]]:
-        """Return the names of the objects that were found; fixtures become objects themselves."""
+        """Return the names of the objects that were found.
+
+        A root that has a name itself, which is a fixture, is added to these objects.
+        """
         names: dict[Key, list[Name]] = {}
         for key, name in self._names.locals.items():
             if key in self._objects:
@@ -287,7 +293,7 @@ class _Search:
     # -- in words --
 
     def holder(self, group: Group) -> Holder:
-        """Describe a group's holder, and what else keeps its blocks."""
+        """Return a group's holder in words, with its bytes and the other holders of its blocks."""
         tensors = [
             tensor for tensor in map(self._tensor_of, self._paths(group)) if tensor is not None
         ]
@@ -336,7 +342,7 @@ class _Search:
         return BlockKeeper(way=way, is_gradient=leaf is not None, is_parameters=_is_parameter(leaf))
 
     def without_a_name(self) -> list[Holder]:
-        """Return the memory that no name leads to, with what is known of it."""
+        """Return the holders of the blocks that no name leads to, the one with most bytes first."""
         left = self._blocks.keys() - self.graph.reached(self.graph.names)
         found: dict[str, list[Key]] = {}
         while left:
@@ -385,7 +391,7 @@ class _Search:
         return values
 
     def _tensor_of(self, path: Sequence[Key]) -> Any:  # noqa: ANN401 - a tensor
-        """Return the tensor at the end of a path's Python objects; None if the last one is none."""
+        """Return the last of a path's Python objects if it is a tensor, else None."""
         values = self._python_part(path)
         return values[-1] if values and _is_tensor(values[-1]) else None
 
@@ -396,9 +402,9 @@ class _Search:
 
 
 class _Heap:
-    """All tracked Python objects at the time of construction.
+    """The objects that Python's collector tracked at the time of construction.
 
-    So the search's own objects, which are made later, are not among them.
+    The search's own objects are made later, and are not among them.
     """
 
     def __init__(self) -> None:
@@ -457,7 +463,7 @@ def _is_parameter(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether an object and its parts are one holder, as a list or an optimizer."""
+    """Return whether an object and its parts count as one holder, as for a list or an optimizer."""
     import torch
 
     kind = type(value)

@@ -30,7 +30,7 @@ class HistorySettings(NamedTuple):
     context: str | None
     """which events get frames: None, "state", "alloc" or "all" """
     stacks: str
-    """which frames they get: "python", or "all" for those of C++ too"""
+    """which frames these events get: "python", or "all" for those of C++ too"""
     number: int
     """events to keep"""
     skipped: tuple[str, ...]
@@ -74,7 +74,7 @@ class SharedHistory:
 
         Args:
             notify: announces that the history, which is global, is about to be reset.
-            unchanged: opens a block in which PyTorch's bindings act as without a measurement.
+            unchanged: opens a block in which PyTorch's bindings act as if they were not wrapped.
             traces: returns the real history's events by device.
             switch: PyTorch's real binding, ``_cuda_record_memory_history``.
         """

@@ -28,7 +28,7 @@ _OF_FIXTURES: Final = (dict, list, tuple)
 
 
 def words_of(path: Sequence[object]) -> tuple[str, ...]:
-    """Describe the objects on a way; the last one may be a tensor."""
+    """Return the words for the objects on a way; tensors, cells and tracebacks get none."""
     import torch
 
     words: list[str] = []
@@ -99,7 +99,7 @@ def key_of(mapping: Mapping[Any, object], value: object) -> str:
 
 
 def _attribute(path: Sequence[object], at: int) -> tuple[int, str]:
-    """Resolve an attribute: return the index of its object in the path, and its name."""
+    """Return the index in the path of an attribute's value, and the attribute's name or ""."""
     attributes, child = attributes_of(path[at]), at + 1
     if child < len(path) and path[child] is attributes:
         child += 1
@@ -109,7 +109,7 @@ def _attribute(path: Sequence[object], at: int) -> tuple[int, str]:
 
 
 def _of_module(path: Sequence[object], at: int) -> tuple[int, list[str]]:
-    """Describe a module; submodules count as parts of the outermost one."""
+    """Return the index of what comes after a module and its submodules, and the words for these."""
     import torch
 
     outer = inner = path[at]

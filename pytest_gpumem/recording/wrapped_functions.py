@@ -49,7 +49,7 @@ class WrappedFunctions:
         self._own: dict[FunctionType, CodeType] = {}
         """the original code of each wrapped function"""
         self._around: dict[FunctionType, list[Around]] = {}
-        """the wrappers of each, innermost first"""
+        """the wrappers of each wrapped function, innermost first"""
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
         """registered hooks: dictionary and key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}

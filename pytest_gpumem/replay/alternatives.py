@@ -83,7 +83,8 @@ def _of_other_streams(
     pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
     if pairs is not None:
         return pairs
-    # While a CUDA graph is captured, events are recorded later.
+    # While a CUDA graph is captured, events are recorded later, so the order does not match. Then
+    # match by time alone, and only blocks that are known to have waited.
     apart = [free for free in candidates if free.waited]
     drops = [free.dropped for free in apart]
     places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
@@ -181,8 +182,8 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
 def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]) -> list[Step]:
     """Insert the steps of added blocks.
 
-    ``added`` has each block with the number of its request, and of the request whose block it may
-    be kept with.
+    ``added`` has each block, the number of its request, and the number of the request whose block
+    it may be kept with; -1 if there is none.
     """
     times = [time for time, _, _ in steps]
     given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}

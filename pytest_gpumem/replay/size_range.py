@@ -52,7 +52,7 @@ def with_ranges(
     measured: Mapping[str, tuple[MemorySpec, Measurement]],
     recording: Recording | None,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Add the ranges to the measurements of a passed test and its parts.
+    """Return the measurements of a passed test and its parts with the ranges of their peaks.
 
     If segments of earlier tests make reserved peaks uncertain, those of the test alone replace
     them.
@@ -91,16 +91,16 @@ def _ranged(
     replay: WorkspaceReplay,
     alternatives: Alternatives,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Add the ranges to measurements; raise NoRangeError if the test does not fit at a bound."""
+    """Return measurements with ranges; raise NoRangeError if the test does not fit at a bound."""
     tries: list[tuple[RangeEnd, Collection[str], float]] = []
     if alternatives.smaller:
         tries.append(("least", (), 1))
     if alternatives.larger:
         tries.append(("most", (), 1))
-        # More requests may lead to less reserved memory, as other blocks reuse theirs.
+        # With more requests less memory may be reserved: other blocks reuse what these have freed.
         reasons = replay.reasons()
         tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
-        # Memory that is free in between may be split, so that another segment is reserved.
+        # After a shorter delay a free block may be split, so that another segment is reserved.
         tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
     replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
     ends = [peaks for peaks, _ in replays]
@@ -153,7 +153,7 @@ def _of_each_device(
 
 
 def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
-    """Add to an upper bound the memory that may be reserved beyond it.
+    """Return an upper bound raised by the memory that may be reserved beyond it.
 
     Args:
         peak: the largest of several runs.

@@ -64,7 +64,7 @@ class ReplayedRun(Protocol):
 
     @property
     def limit(self) -> int | None:
-        """Bytes that the step may reserve."""
+        """Bytes that the step may reserve; None without a limit."""
 
     @property
     def held_before(self) -> Sequence[Peak]:
@@ -72,13 +72,13 @@ class ReplayedRun(Protocol):
 
     @property
     def searches(self) -> Mapping[str, object]:
-        """Results of searches with a baseline."""
+        """Results of searches with a baseline, by the baseline's name."""
 
     def limit_of(self, part: str) -> int | None:
-        """Return a part's own limit of reserved bytes."""
+        """Return a part's own limit of reserved bytes; None if the part has none."""
 
     def windows(self, part: str) -> list[Span]:
-        """Return the time spans in which the test, or a part of it, was measured."""
+        """Return the time spans in which the test (""), or a part of it, was measured."""
 
     def peaks_of(self, part: str) -> tuple[Peak, ...]:
         """Return the peaks of the test ("") or of a part; empty if the part did not run."""
@@ -97,18 +97,20 @@ class WorkspaceReplay:
         """Read a recording.
 
         Raises:
-            NoRangeError: it has too many requests, or they cannot be read.
+            NoRangeError: the recording has too many requests or lacks some, or the step caught an
+                out-of-memory error.
         """
         blocks, awaited = alternatives.blocks, alternatives.events
         if recording.overflowed or blocks is None or awaited is None:
             raise NoRangeError(TOO_MANY)
-        # Skip blocks of an earlier run that this one replaced: it has no requests for them.
+        # Skip blocks of an earlier run of the test: the recording has no requests for them.
         blocks = [block for block in blocks if block.time >= recording.began]
         self._run = run
         self.alone: dict[str, tuple[Peak, ...]] = {}
         """the replay's peaks of the test and its parts with the run's own sizes"""
         self.passed_over = 0
-        """bytes of the largest request that PyTorch may refuse on a GPU, as :class:`_Stage` says"""
+        """bytes of the largest request that PyTorch may refuse on a GPU although a block that it
+        waits for has room; 0 if there is none (see ``_Stage.passed_over``)"""
         self._windows = {part: run.windows(part) for part in parts}
         self._scripts: list[RequestScript] = []
         first = run.meter.devices.start
@@ -134,10 +136,11 @@ class WorkspaceReplay:
     def checked(self) -> Iterator[WorkspaceReplay]:
         """Allow replays within the block, if the run's own sizes reproduce the measured peaks.
 
-        With memory of earlier tests around, the measured peak reserved may differ.
+        If memory of earlier tests may have changed the measured peak reserved, only the peak
+        allocated is compared.
 
         Raises:
-            NoRangeError: they do not reproduce the peaks.
+            NoRangeError: the run's own sizes do not reproduce the peaks.
         """
         meter = self._run.meter
         with meter.separately(), VIEW.hidden(meter.devices):
@@ -169,11 +172,13 @@ class WorkspaceReplay:
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks per device, of the test and its parts, if every range takes this bound.
 
-        At the upper bound a GPU may make more requests, except for the reasons in ``without``, and
-        other streams may use tensors for a ``share`` of the longest possible delay.
+        At the upper bound the requests that only some GPUs make are added, except those for the
+        reasons in ``without``, and other streams use tensors for a ``share`` of the longest
+        possible delay.
 
         Returns:
-            also how many of the largest workspaces did not fit, and were replaced by a smaller one.
+            the peaks by part, and how many of the largest workspaces did not fit and were replaced
+            by a smaller one.
 
         Raises:
             NoRangeError: the test does not fit with these sizes.
@@ -235,7 +240,8 @@ class _Stage:
         self.unfit = 0
         """number of workspaces that did not fit"""
         self.passed_over = 0
-        """bytes of the largest request for which only a block that a wait has freed has room"""
+        """bytes of the largest request that only a block freed by a wait can serve; 0 if there is
+        none"""
         self._torch = torch
         self._device = device
         self._run = run
@@ -248,7 +254,8 @@ class _Stage:
         self._streamed: dict[int, int] = {}
         """block sizes in bytes of live requests that another stream uses"""
         self._waiting: dict[int, int] = {}
-        """the same after the program has dropped them: PyTorch does not count them as allocated"""
+        """block sizes in bytes of such requests that the program has dropped: PyTorch no longer
+        counts them as allocated"""
         self._uncounted: set[int] = set()
         """live requests that do not count in a peak"""
         self._streams: dict[int, int] = {}
@@ -377,7 +384,7 @@ class _Stage:
         return True
 
     def _try(self, number: int, size: int, request: Request) -> bool:
-        if request.stream not in self._streams:  # torch.cuda.Stream may return a used one
+        if request.stream not in self._streams:  # torch.cuda.Stream() may return one of the run's
             handle = ctypes.c_uint64(0)
             with self._torch.cuda.device(self._device):
                 self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
@@ -408,5 +415,5 @@ class _Stage:
         self._served.give(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
-            if not self._uncounted:  # the cache that they leave counts in the next peaks
+            if not self._uncounted:  # their peak does not count, but the cache that they leave does
                 VIEW.reset_peaks(self._device)

@@ -1,4 +1,4 @@
-"""The parts of a test's child processes: one of each rank, and one of all other processes."""
+"""Make parts of a test's child processes: one of each rank, and one of all other processes."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class Explainer:
     ) -> tuple[list[Result], Recording | None]:
         """Return a test's results with the reasons for its peaks, and the recording used.
 
-        ``recorded`` is the run's finished recording, if any. ``second_run`` is a note if that
-        recording is of a second run. With ``again`` the test may be run again.
+        ``recorded`` is the run's finished recording, if any. ``second_run`` is a note on a second
+        run if the recording is of one. With ``again`` the test may be run again.
         """
         if second_run is not None:
             results = self._judging.results(test.noted(second_run))
@@ -80,8 +80,8 @@ class Explainer:
     ) -> list[Note]:
         """Return advice on how to make a test that ran out of memory fit.
 
-        ``needed`` is its peak without limits; ``batch_norm`` says that its model has a module whose
-        statistics depend on the batch.
+        ``needed`` is the test's peak without limits, or None; ``batch_norm`` says that its model
+        has a module whose statistics depend on the batch.
         """
         return []
 

@@ -47,7 +47,7 @@ class EndedTest(NamedTuple):
     children: Sequence[Child] = ()
     """its child processes that used a GPU"""
     recorded: Recorded | None = None
-    """what its finished recording shows"""
+    """what its recording shows; None if it was not recorded, or the recording is still running"""
     error: BaseException | None = None
     """the out-of-memory error that ended it"""
     debugging: bool = False
@@ -66,12 +66,12 @@ class EndedTest(NamedTuple):
         return self.recorded.recording if self.recorded else None
 
     def with_whole(self, measurement: Measurement) -> EndedTest:
-        """Replace the whole test's measurement."""
+        """Return the test with another measurement of the whole test."""
         spec, _ = self.measured[""]
         return self._replace(measured={**self.measured, "": (spec, measurement)})
 
     def noted(self, note: Note) -> EndedTest:
-        """Add a note to each measurement."""
+        """Return the test with a note added to each measurement."""
         measured = {
             part: (spec, replace(kept, notes=(*kept.notes, note)))
             for part, (spec, kept) in self.measured.items()
@@ -102,7 +102,7 @@ class Judging:
         A test that names its card is not refused: it tests whether it fits on that card.
 
         Raises:
-            TooSmallError: the need is larger.
+            TooSmallError: the test needs more, as :meth:`_need` says.
         """
         capacity = device.total_memory - device.context
         need, source = self._need(item, spec, device.key)
@@ -114,7 +114,7 @@ class Judging:
             )
 
     def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
-        """Return the bytes that a test is known to need, and how they are known; 0: unknown.
+        """Return the bytes that a test is known to need, and how; (0, "") if nothing is known.
 
         The bytes are the peak reserved in its baseline for this device. A test that does not fit
         here has none: then they are the smallest in baselines for other devices. Without a baseline

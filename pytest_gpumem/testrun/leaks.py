@@ -105,7 +105,7 @@ def _leftover(
 
 
 def _stayed(explainer: Explainer, run: Run, left: _Leftover, recording: Recording | None) -> Stayed:
-    """Return the lines and the holders of the leftover on the device with the largest one."""
+    """Return the source lines and the holders of what is left on the device with most of it."""
     index = left.sizes.index(max(left.sizes))
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}

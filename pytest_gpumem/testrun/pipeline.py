@@ -86,8 +86,8 @@ class Pipeline:
     ) -> list[Result]:
         """Return the results of a test and its parts.
 
-        There are none if it failed with an error other than out of memory, or if an option measures
-        an unmarked test that allocated nothing.
+        There are none if the test failed with an error other than out of memory, or if it is not
+        marked, is measured only because of an option, and allocated nothing.
 
         With ``debugging`` the test is not run again, so that a debugger finds the error's frames.
 
@@ -143,7 +143,8 @@ class Pipeline:
             relations={part: bounds(run.parts, part) for part in parts},
             children=ended.children,
         )
-        runs_on = spec.batch_sizes is not None or is_replayed(run)  # needs the recording now
+        # A slope's runs replace the recording, and a replay reads it.
+        runs_on = spec.batch_sizes is not None or is_replayed(run)
         if explainer.explains(spec) or (runs_on and run.meter.recording.is_running):
             test = test._replace(recorded=run.recorded(test.measured))
         self._leak_recording = test.recording if spec.max_leak_mib is not None else None
@@ -239,7 +240,7 @@ class Pipeline:
 
 
 def by_hook(item: MarkedItem, measured: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Let a hook replace measurements."""
+    """Return specs and measurements by part, after a hook may have replaced each measurement."""
     return {
         part: (spec, item.measured(part, measurement))
         for part, (spec, measurement) in measured.items()

@@ -52,7 +52,7 @@ class Ended(NamedTuple):
     """Child processes and notes of a test that has ended."""
 
     children: Sequence[Child]
-    """its child processes that used a GPU"""
+    """the test's child processes that used a GPU"""
     notes: tuple[Note, ...]
     """notes on memory that is not counted, on its fixtures' values, and on its child processes"""
 
@@ -91,7 +91,8 @@ class Runner:
         self._session_values = self._values = values
         """which values are computed for the running test"""
         self._broken: DeviceError | None = None
-        """the error of all later tests, once an error has left CUDA unusable in this process"""
+        """the error that all later tests raise, once an earlier error has left CUDA unusable in
+        this process; None until then"""
 
     def begin(
         self,
@@ -159,7 +160,8 @@ class Runner:
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
         """Measure a fixture of wider scope that is set up in the block.
 
-        An unmarked test may set up a fixture that marked tests use: this opens the device for it.
+        An unmarked test may set up a fixture that marked tests use: then the device is opened for
+        the set-up alone.
         """
         if self.run is None and self.choice.device is None:
             yield
@@ -194,8 +196,8 @@ class Runner:
     def use(self, fixture: FixtureKey) -> None:
         """Count a live fixture's memory for the running test, if any.
 
-        A fixture set up on other devices does not count: code may request one by a computed name,
-        which is not known beforehand.
+        A fixture that was set up on other devices does not count. Code that requests a fixture by a
+        computed name may get such a one: it could not be replaced before the test.
         """
         retained = self.fixtures.get(fixture)
         if retained is None or self.run is None:
@@ -385,7 +387,7 @@ def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
         room = run.info.total_memory - run.info.context * (1 + len(sizes))
         limit = room if run.limit is None else min(run.limit, room)
         total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
-        if total > limit:  # each process is measured separately
+        if total > limit:  # the sum is an upper bound: each process is measured separately
             excesses.append(
                 "together with the test's own memory, child processes may use up to "
                 f"{format_size(total)} on device {device} at the same time: the limit is "

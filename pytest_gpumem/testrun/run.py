@@ -113,7 +113,7 @@ class Run:
         of_children: str = "",
         breakdown: BreakdownOf | None = None,
     ) -> Iterator[Run]:
-        """Open the device, until ``close`` is called or the block ends with an error.
+        """Open the device and yield the run; ``close`` or an error in the block closes the device.
 
         The test's child processes compute ``values``; the class ``of_children`` explains their
         peaks (``devices/children.py``).
@@ -186,17 +186,20 @@ class Run:
 
     @property
     def is_unused(self) -> bool:
-        """Whether test, fixtures and probes used no memory, not even outside of PyTorch."""
+        """Whether nothing ran apart, and the test used no memory, not even outside of PyTorch."""
         return self.meter.is_unused
 
     @property
     def card(self) -> Card | None:
-        """The card that the test declares."""
+        """The card that the test declares; None if it declares none."""
         return CARDS[self.spec.card] if self.spec.card else None
 
     @property
     def limit(self) -> int | None:
-        """Bytes that the step may reserve: the tighter of ``max_gib`` and the card's memory."""
+        """Bytes that the step may reserve: the smaller of ``max_gib`` and the card's memory.
+
+        None if the test declares neither, or while its limits are lifted.
+        """
         if self._uncapped:
             return None
         card_bytes = self.card.usable_memory if self.card else None
@@ -252,7 +255,7 @@ class Run:
         }
 
     def order(self, chain: object, figure: object) -> None:
-        """Require an order of parts by a figure."""
+        """Require that parts be in the order that ``chain`` states, "a < b" say, by a figure."""
         for name, relation in read_order(chain, figure, self.parts):
             self.parts[name].relations += (relation,)
 
@@ -299,7 +302,7 @@ class Run:
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
     def limit_of(self, part: str) -> int | None:
-        """Return a part's own limit of reserved bytes."""
+        """Return a part's own limit of reserved bytes; None if the part has none or did not run."""
         return self.parts[part].spec.bytes_of("max_gib") if part in self.parts else None
 
     @property
@@ -308,7 +311,7 @@ class Run:
         return self.fixtures.held(before_run=True)
 
     def windows(self, part: str) -> list[Span]:
-        """Return the time spans in which the test, or a part of it, was measured."""
+        """Return the time spans in which the test (""), or a part of it, was measured."""
         return self.meter.windows(self.parts[part].tally if part else None)
 
     def recorded(self, parts: Iterable[str]) -> Recorded:
@@ -324,7 +327,10 @@ class Run:
     def begin_again(
         self, *, record: bool, at_moment: Callable[[Recording], None] | None = None
     ) -> None:
-        """Restart the counting, and the recording, which calls ``at_moment`` at each moment."""
+        """Drop the parts, and count anew from the memory held now.
+
+        ``record`` starts a new recording, which calls ``at_moment`` at each of its moments.
+        """
         self.parts.clear()
         self.device.values.renew()
         CHILDREN.forget_ended()
@@ -363,7 +369,7 @@ class PartFigures:
     held_before: int = 0
     """bytes in live tensors at the block's start, of the fullest device"""
     held: int = 0
-    """bytes in live tensors at its end, of the fullest device"""
+    """bytes in live tensors at the block's end, of the fullest device"""
 
     @property
     def peak_allocated(self) -> int:

@@ -1,4 +1,4 @@
-"""Memory that grows from step to step (``steady``).
+"""Judge the growth of memory from step to step (``steady``).
 
 Memory that is still allocated after a step is in use, or garbage in reference cycles. The first run
 never collects garbage, so that its peak is the program's own. If memory that the program does not
@@ -93,7 +93,7 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     outliving = _holders(run, growing, ends, recording)
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, test.item, run, growing)
-    # The same number of steps is enough: an assertion on the peak may fail after them.
+    # The second run need not pass if it had as many steps: an assertion on the peak may fail later.
     is_alike = again.ran and len(again.ends) == len(ends)
     if is_alike:
         collected = list(zip(*(end.requested for end in again.ends), strict=True))
@@ -117,7 +117,7 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
     if is_alike:
         notes.append(GROWTH.note)
-    elif sum(holder.nbytes for holder in found) != largest:  # else every byte has a known holder
+    elif sum(holder.nbytes for holder in found) != largest:  # if equal, none of it is garbage
         notes.append(GARBAGE_TOO)
     return replace(measurement, notes=(*measurement.notes, *notes))
 
@@ -128,7 +128,7 @@ class _Collecting(NamedTuple):
     ends: Sequence[StepEnd]
     ran: bool
     recording: Recording | None
-    """None if it did not run, or was not recorded"""
+    """None if the test did not run again, or was not recorded"""
     holders: dict[int, tuple[Holder, ...]]
     """the holders of the grown blocks at the end of the last step, by the device's index"""
 
@@ -174,7 +174,7 @@ def _judged(
         outlived: bytes in the first run, of those blocks only that have outlived the test.
     """
     if growth(collected) is not None:
-        shift = first[0] - with_garbage[0]  # what the first run left behind, in each level
+        shift = first[0] - with_garbage[0]  # each level includes what the first run left behind
         return tuple(level + shift for level in collected)
     if growth(with_garbage) is None:  # what grew was not garbage, but a cache that is full now
         return first
@@ -192,7 +192,7 @@ def _levels(ends: Sequence[StepEnd]) -> list[tuple[int, ...]]:
 def _levels_outlived(
     run: Run, index: int, ends: Sequence[StepEnd], recording: Recording | None
 ) -> tuple[int, ...]:
-    """Return the bytes after each step in a device's blocks that are alive now."""
+    """Return the bytes after each step in a device's blocks that are alive now; () if unknown."""
     if recording is None or recording.overflowed:
         return ()
     device, live = run.meter.devices[index], run.meter.isolation.blocks()
@@ -214,7 +214,8 @@ def _holders(
 ) -> dict[int, tuple[Holder, ...]]:
     """Return the holders of live blocks by which memory grew in the last half of the steps.
 
-    ``devices`` are the indexes of the devices with growth, and the keys of the result.
+    ``devices`` are the indexes of the devices with growth. Those whose blocks are known are the
+    keys of the result.
     """
     if recording is None or recording.overflowed:
         return {}

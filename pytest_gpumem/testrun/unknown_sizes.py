@@ -60,9 +60,10 @@ class UnknownSizesStage:
 
 
 def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
-    """Mark a measurement as an upper bound; add its range if the least peaks are known.
+    """Return a measurement with a note that it is an upper bound, and with its range if known.
 
-    ``places`` are the source lines whose unknown sizes are at their maximum.
+    ``least`` are the peaks with the least sizes, or (). ``places`` are the source lines whose
+    unknown sizes are at their maximum.
     """
     needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
     most = measurement.peaks if needed is None else (needed,)

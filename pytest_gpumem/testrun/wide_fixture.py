@@ -51,7 +51,7 @@ class WideFixture:
     stages: list[SetUpStage] = field(default_factory=list, repr=False)
     """the stages of its set-up; empty if the set-up took no memory"""
     known: Known = field(default_factory=dict, repr=False)
-    """its blocks, with what the recording knows about them"""
+    """the fixture's blocks, with the tensors that the recording saw in each"""
 
     is_live: bool = True
     before_run: bool = False
@@ -61,7 +61,7 @@ class WideFixture:
 
     @property
     def held(self) -> list[Peak]:
-        """The memory that it holds since its set-up, one Peak per device; empty if torn down."""
+        """The memory held since the set-up, one Peak per device; [] if torn down or if none is."""
         return self.stages[-1].held if self.is_live and self.stages else []
 
     @property
@@ -70,7 +70,7 @@ class WideFixture:
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
-        """Return whether a test on these devices can use it: its memory would be the same there."""
+        """Return whether a test on these devices can use the fixture, with the same memory."""
         asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
@@ -161,7 +161,7 @@ class WideFixtures:
 
     @contextmanager
     def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
-        """Exclude a fixture's memory from the fixture that requests it, if one does."""
+        """Exclude a fixture's memory from that of the fixture that requests it, if one does."""
         if not self._set_ups:
             self._meter.settle_again()
             yield
@@ -174,7 +174,10 @@ class WideFixtures:
             asking.resume()
 
     def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
-        """Count a set-up's stages, on top of ``held_by_asking``, which is not counted yet."""
+        """Count a set-up's stages on top of the memory held now and ``held_by_asking``.
+
+        This is what the fixtures that request the fixture hold; it is not counted yet.
+        """
         self.used.append(fixture)
         for stage in fixture.stages:
             held = map(plus, self._meter.counted(), held_by_asking)
