@@ -93,7 +93,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and len(search.probes) <= MAX_TRIALS:  # one is the declared size
+    while value is not None and len(search.probes) <= MAX_TRIALS:  # the first probe is no trial
         probe = tried(value)
         if probe is None:
             break

@@ -53,7 +53,7 @@ class _Growth:
         baseline = result.breakdowns_before[device]
         self._root = root
         self._lines: Counter[CodeLine] = Counter()
-        """bytes by line that allocates more"""
+        """by source line that allocates more: how many bytes more"""
         for cause in causes:
             if cause.site is not None and cause.site.path:
                 self._lines[cause.site.path, cause.site.line] += cause.nbytes
@@ -62,7 +62,7 @@ class _Growth:
             if line.nbytes > 0:
                 self._lines[line.peak.path, line.peak.line] += line.nbytes
         self._calls: Counter[CodeLine] = Counter()
-        """bytes by line on the call stacks of the allocations"""
+        """by line on the call stacks of these lines' allocations: the bytes allocated"""
         self._modules: Counter[str] = Counter()
         """bytes that modules own, by each name on the module's path: those of ``encoder.norm``
         count for ``encoder`` and for ``norm``"""

@@ -101,7 +101,7 @@ class Explanations:
     peaks: Mapping[str, Sequence[Peak]] = field(default_factory=dict)
     """the peaks of the run that was explained"""
     obstacle: str = ""
-    """why a part has no attributions; "" if all parts have them"""
+    """why a part has no attributions; "" if all parts have them, or if nothing was explained"""
     second_run: Note | None = None
     """note on what a run after the first one found; None if there is none"""
 

@@ -45,7 +45,7 @@ class AnalyzedPeak(NamedTuple):
     totals: Sequence[int]
     """bytes allocated before the first event and after each one"""
     indices: Sequence[int]
-    """indices of the events of which one made the peak"""
+    """indices of the events in the measured spans, of which one made the peak"""
     top: int
     """index of the event that made the peak; -1: the memory was at its peak before all events"""
     breakdown: Breakdown
@@ -198,8 +198,8 @@ def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = analyzed.passes("backward")
-    # Those that outlive the last forward, too. If a backward frees one later, it uses it: leave
-    # it out.
+    # Activations of earlier forwards that outlive the last one, too. What a backward frees later is
+    # left out, because that backward uses it.
     held: dict[int, list[Block]] = {}
     for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1
@@ -284,7 +284,7 @@ def is_fragmented(peak: Peak) -> bool:
 
 
 def fragmentation(peak: Peak, expandable: Peak | None) -> str:
-    """Return the hint on expandable segments; "" if they save nothing.
+    """Return the hint on expandable segments; "" if they save less than MIN_PERCENT.
 
     ``expandable`` is the peak with expandable segments; None if it was not measured.
     """

@@ -42,7 +42,7 @@ class KeptBlock(NamedTuple):
 
 
 class NamedKeeper(NamedTuple):
-    """A keeper, or alternatives of which one is meant, with its blocks."""
+    """A keeper with its blocks, or several keepers ("x or y") of which one made the growth."""
 
     name: str
     blocks: tuple[int, ...]

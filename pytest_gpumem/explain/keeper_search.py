@@ -84,7 +84,10 @@ class KeeperSearch:
     def __init__(
         self, analyzed: AnalyzedPeak, extra: Mapping[SiteKey, ExtraBlocks], root: Path
     ) -> None:
-        """Prepare the search for ``extra``: how many more blocks each line has than before."""
+        """Prepare the search; ``extra`` is how many more blocks each line has than in the baseline.
+
+        The number is that at the analyzed peak.
+        """
         self._extra = extra
         self._device = analyzed.device.index
         self._number: Counter[SiteKey] = Counter()

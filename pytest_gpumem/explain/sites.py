@@ -24,7 +24,7 @@ class BlockOrigin:
     line: int
     function: str
     module: str
-    """the path of the module that ran, or that owns the parameter"""
+    """the path of the module that ran, or that owns the parameter; "" if there is none"""
     category: Category
     nbytes: int
 

@@ -245,7 +245,7 @@ class Meter:
 
     @property
     def alloc_retries(self) -> int:
-        """How often the allocator emptied its cache because the device was full."""
+        """How often the allocator emptied its cache in the step because the device was full."""
         return self.isolation.read().retries - self._first.retries - self._separate_retries
 
     def _before_step(self) -> None:

@@ -71,7 +71,7 @@ class Tally:
     def __init__(self, start: Sequence[Peak]) -> None:
         self.begin(start)
         self.windows: list[Span] = []
-        """the time spans in which it was open; an open span is added at its end"""
+        """the time spans in which the tally was open; a span is added when it ends"""
         self.notes: list[Note] = []
         """notes about a part's inexact figures, set when it ends"""
         self.recording: Recording | None = None
@@ -81,7 +81,7 @@ class Tally:
         """Reset the figures to ``start``, the memory held now."""
         self.start = start
         self.ends = start, start
-        """the memory held when it began, and when it ended"""
+        """the memory held when the step or the part began, and when it ended"""
         self.peaks = list(start)
         self.active = [held.allocated for held in start]
         """the peak bytes of active blocks, including freed ones that wait for a stream"""

@@ -82,7 +82,7 @@ class AllocatorLog:
         self.reserved: list[int] = []
         """bytes reserved after each event, relative to the beginning"""
         self.allocated: dict[int, Block] = {}
-        """by index of the event that allocated the block"""
+        """each block of the history, by index of the event that allocated it"""
         self.taken_back: dict[int, Block | None] = {}
         """by index of a free_completed event: the block; None if the history does not show it"""
         self._divisions = [

@@ -562,7 +562,10 @@ def _is_counter(path: Path) -> bool:
 
 
 def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield each peak with the keys that lead to it; fast, because tests read statistics often."""
+    """Yield each peak with the keys that lead to it.
+
+    This is faster than :func:`_figures`, which matters because statistics are read often.
+    """
     for key, value in stats.items():
         if not isinstance(value, dict):
             continue

@@ -148,7 +148,7 @@ class _Hooks:
             # "saved_tensors" exists on a Python Function, "_saved_tensors" on a C++ node such as
             # stack
             saved = getattr(node, name if hasattr(type(node), name) else name[1:])
-        except RuntimeError:  # changed in place since it was saved
+        except RuntimeError:  # the tensor was changed in place after the node saved it
             return told
         finally:
             self._reading.told = None

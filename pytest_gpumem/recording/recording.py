@@ -94,7 +94,8 @@ class Recording:
     or the user's line; (5) whether autograd records the call or, at the end of an outermost call,
     whether its output has a graph"""
     stepped: list[Any] = field(default_factory=list)
-    """three elements per optimizer in a step: the step's number, the optimizer's id, its class"""
+    """three elements per optimizer in a step: the step's number, the optimizer's id, and its class
+    ("" if it had state already)"""
     lines: dict[Line, Line] = field(default_factory=dict)
     """the user's lines that started passes, interned: one object per line"""
     own_work: list[Span] = field(default_factory=list)
@@ -154,7 +155,10 @@ class Recording:
         return bisect_right(range(1, self.moment + 1), time, key=self.time_of)
 
     def _spans(self, *kinds: str) -> Iterator[tuple[int, Any, float, Any, bool, float]]:
-        """Yield number, kind, start (whole microseconds), subject, grad and end, in order."""
+        """Yield each call or pass of these kinds, in order.
+
+        The values are its number, kind, start (whole microseconds), subject, grad and end.
+        """
         rows = list(zip(*[iter(self.moments)] * MOMENT, strict=True))
         ends = {
             number: (time_ns / 1000, has_graph)

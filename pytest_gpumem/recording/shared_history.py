@@ -34,7 +34,7 @@ class HistorySettings(NamedTuple):
     number: int
     """events to keep"""
     skipped: tuple[str, ...]
-    """actions to leave out"""
+    """actions of the events that the history leaves out"""
     arguments: tuple[Any, ...]
 
     @classmethod

@@ -122,7 +122,7 @@ def _of_module(path: Sequence[object], at: int) -> tuple[int, list[str]]:
         names.append(key_of(path[child], inside))  # type: ignore[arg-type] # a dict of modules
         at, inner = child + 1, inside
     kind = type(outer).__name__
-    if key in {"_parameters", "_buffers", "_modules"}:  # the dict is not named
+    if key in {"_parameters", "_buffers", "_modules"}:  # these dicts get no words
         return child + 1, [kind]
     if not key:
         return child, [kind]

@@ -45,7 +45,7 @@ class EndedTest(NamedTuple):
     relations: Mapping[str, Sequence[Bound]] = MappingProxyType({})
     """by part: its limits that depend on other parts, computed from the first run's figures"""
     children: Sequence[Child] = ()
-    """its child processes that used a GPU"""
+    """the test's child processes that used a GPU"""
     recorded: Recorded | None = None
     """what its recording shows; None if it was not recorded, or the recording is still running"""
     error: BaseException | None = None

@@ -20,7 +20,7 @@ class Attempt(NamedTuple):
 
     passed: bool
     error: BaseException | None = None
-    """the error that it failed with, its frames cleared; None if it passed or did not run"""
+    """the error of the run, with cleared frames; None if the test passed or did not run again"""
     left: int = 0
     """bytes that earlier runs of the test left behind, which this run's figures include"""
     out_of_memory: bool = False

@@ -54,7 +54,7 @@ class Ended(NamedTuple):
     children: Sequence[Child]
     """the test's child processes that used a GPU"""
     notes: tuple[Note, ...]
-    """notes on memory that is not counted, on its fixtures' values, and on its child processes"""
+    """notes on memory that is not counted, on fixtures' values, and on the child processes"""
 
 
 class Runner:

@@ -97,7 +97,7 @@ class Run:
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
     _failed_part: tuple[BaseException, str] | None = None
-    """the error that ended a part, and the part's name"""
+    """the error that ended a part, and the part's name; None if no part has failed"""
 
     @classmethod
     @contextmanager

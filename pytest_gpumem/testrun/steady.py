@@ -165,7 +165,7 @@ def _judged(
 ) -> tuple[int, ...]:
     """Return the bytes after each step by which growth of memory in use is judged.
 
-    Levels of two runs are never subtracted from each other.
+    Growth is always that between two levels of one run.
 
     Args:
         first: bytes in the first run, with garbage.
@@ -174,7 +174,7 @@ def _judged(
         outlived: bytes in the first run, of those blocks only that have outlived the test.
     """
     if growth(collected) is not None:
-        shift = first[0] - with_garbage[0]  # each level includes what the first run left behind
+        shift = first[0] - with_garbage[0]  # the second run includes what the first left behind
         return tuple(level + shift for level in collected)
     if growth(with_garbage) is None:  # what grew was not garbage, but a cache that is full now
         return first

@@ -61,7 +61,7 @@ class WideFixture:
 
     @property
     def held(self) -> list[Peak]:
-        """The memory held since the set-up, one Peak per device; [] if torn down or if none is."""
+        """The memory held since the set-up, one Peak per device; [] if none, or after tear-down."""
         return self.stages[-1].held if self.is_live and self.stages else []
 
     @property
@@ -76,7 +76,7 @@ class WideFixture:
         return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
 
     def forget(self) -> None:
-        """Mark it as torn down; forget its blocks' tensors, which may be garbage from now on."""
+        """Mark the fixture as torn down; forget its tensors, which may be garbage from now on."""
         FINDER.forget(self.known)
         self.is_live, self.known = False, {}
 
