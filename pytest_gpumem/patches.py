@@ -37,7 +37,7 @@ class Patch:
         PATCHES.append(self)
 
     def values(self, module: Any) -> dict[str, Any]:  # noqa: ANN401 - another package's
-        """Return the current values by name, of the attributes that this version has."""
+        """Return the current values by name, of the attributes that the module has."""
         return {name: getattr(owner, last) for name, owner, last in self._places(module)}
 
     def wrap(
@@ -46,7 +46,7 @@ class Patch:
         make: Callable[[Any], Any],
         stack: ExitStack | None = None,
     ) -> bool:
-        """Wrap each attribute in a function; skip those that this version does not have.
+        """Wrap each attribute in a function; skip those that the module does not have.
 
         Args:
             module: the module of the declaration.
@@ -55,7 +55,7 @@ class Patch:
             stack: removes the patch when it closes; None for the life of the process.
 
         Returns:
-            whether this version has any of the attributes.
+            whether the module has any of the attributes.
         """
         made: dict[int, tuple[object, Any]] = {}  # wrap a function with two names only once
         places = list(self._places(module))
@@ -77,7 +77,7 @@ class Patch:
     ) -> None:
         """Set the attributes to values, by name.
 
-        Names that this version does not have are skipped. Without a stack the patch lasts as long
+        Names that the module does not have are skipped. Without a stack the patch lasts as long
         as the process.
         """
         for name, owner, last in self._places(module):

@@ -59,8 +59,8 @@ class _Candidate(NamedTuple):
     """number of the training step that allocated it, from 1; None if no optimizer stepped after
     the allocation"""
     earlier: bool
-    """whether a step before the peak's allocated it; without an optimizer, each forward pass is a
-    step"""
+    """whether the block was allocated in a step before that of the peak; without an optimizer, each
+    forward pass is a step"""
     last_moment: int
     """the number of the last moment before it was freed"""
 

@@ -55,7 +55,7 @@ class Probe:
     peak: Peak
     """the fullest device's peak; if the value does not fit, the peak until the refused request"""
     passes: Peak = _NOTHING
-    """the peak outside of optimizer steps: that of a step may hide how everything else grows"""
+    """the peak outside of optimizer steps, whose peak may hide how everything else grows"""
     shortage: str = ""
     """why the value does not fit, as "2.00 GiB more requested"; "" if it fits, or if no reason is
     known"""

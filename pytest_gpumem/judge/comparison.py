@@ -267,7 +267,8 @@ class Judged:
         if self.entry is None or self.policy.against:
             return None
         old, new = self.entry.provenance, self.measurement.provenance
-        # A driver alone changes nothing that PyTorch allocates; with other versions it is listed.
+        # Another driver changes nothing that PyTorch allocates: it is listed only beside other
+        # versions that differ.
         if replace(old, driver=new.driver) == new:
             return None
         versions = toolchain_text(old, new)

@@ -114,7 +114,7 @@ class Steps:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all ends."""
+        """Forget all recorded ends, whether marked by the test or not, and the optimizers."""
         self._noted: list[float] = []
         """flat: for each possible end its time, the optimizer's number, and the figures of all
         devices. Python's garbage collector would count a list of lists, and run earlier than

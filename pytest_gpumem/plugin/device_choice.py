@@ -91,7 +91,7 @@ def choice_of(config: pytest.Config) -> Choice:
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import choose
 
-    GUARD.remove()  # it runs at the import of torch, which choosing may trigger
+    GUARD.remove()  # choosing may import torch: the guard would choose again
     settings = config.stash[SETTINGS]
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     card, rank, loaded = find_card(settings.card), current_rank(), virtual.loaded()

@@ -84,8 +84,8 @@ class Recording:
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's settings"""
     seen: list[Any] = field(default_factory=list)
-    """tensors in runs of one category and time: nanoseconds, category, count, then all names, then
-    all addresses"""
+    """flat: tensors that were seen in blocks, in groups of one category and time. A group is
+    nanoseconds, category, number of tensors, then all their names, then all their addresses"""
     taken: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run allocated, with the time from which this run uses them"""
     moments: list[Any] = field(default_factory=list)

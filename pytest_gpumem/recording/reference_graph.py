@@ -270,8 +270,9 @@ class ReferenceGraph:
         others: list[Group] = []
         removed = {group.path[-1]}
         # Two kinds of local variables do not count as other holders, because they are released in
-        # the next iteration or when their function returns: those of a part of what the holder
-        # keeps, as a loop's variable for the last element, and those of a tensor, as the last loss.
+        # the next iteration or when their function returns: variables for a part of what the holder
+        # keeps, such as a loop's for the last element, and variables for a tensor itself, such as
+        # the last loss.
         inner = self.all_below(removed)
         while len(others) < MAX_OTHERS:
             sources = [

@@ -50,7 +50,7 @@ _WHOLE: Final = (list, tuple, set, frozenset, deque)
 
 
 class BlockKeeper(NamedTuple):
-    """What keeps a block alive."""
+    """What keeps a block alive: a name in the program, and the way from there to the block."""
 
     name: str = ""
     """the program's name of what keeps the block; "" if nothing with a name does"""

@@ -173,7 +173,16 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
 @functools.cache
 def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
-    """Compile code that has these parameters and free variables and calls a constant."""
+    """Compile code that passes its arguments to a placeholder, which the caller replaces.
+
+    Args:
+        declared: the code's parameters, as in a signature.
+        handed: the arguments that it passes on, as in a call.
+        free: names of the code's free variables.
+
+    Returns:
+        the code; the placeholder is ``_TARGET``, among its constants.
+    """
     variables = [name for name in free if not keyword.iskeyword(name)]
     source = [
         f"def outer({', '.join(variables)}):",

@@ -58,7 +58,7 @@ class Free(NamedTuple):
     place: int
     """index of the drop in the history"""
     waited: bool
-    """whether it is known to have waited for other streams"""
+    """whether the free is known to have waited for other streams"""
 
 
 def _of_other_streams(

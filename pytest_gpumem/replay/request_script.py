@@ -1,7 +1,7 @@
 """A run's requests to PyTorch's allocator, read from its log so that they can be repeated.
 
-Repeating them with other sizes measures such a run: the allocator itself rounds, splits and
-releases segments as it does in a run.
+Repeating them with other sizes measures a run with those sizes: the allocator itself rounds, splits
+and releases segments as it does in a run.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class WorkspaceReplay:
         meter = self._run.meter
         with meter.separately(), VIEW.hidden(meter.devices):
             self.alone, _ = self.peaks("usual")
-            # After a retry, the program's requests may depend on the full device: alone they may
-            # differ.
+            # Once the allocator has retried a request on a full device, the program may make other
+            # requests than if the test runs alone: then the peak reserved is compared, too.
             in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
             for part, peaks in self._measured.items():
                 for alone, measured in zip(self.alone[part], peaks, strict=True):

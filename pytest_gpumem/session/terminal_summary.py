@@ -43,7 +43,7 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
         fails = settings.absent_device_fails
         return session_text.header(None, reason=choice.reason, fails=fails)
     card = choice.card
-    # If unmarked code sees a GPU too, that is the default card: show it.
+    # If unmarked code sees a GPU too, it sees the default card: show that one.
     only_marked = not (settings.shown_always or settings.all)
     named = [CARDS[name] for name in cards if name in CARDS and only_marked]
     further = [other.name for other in named[1:]]

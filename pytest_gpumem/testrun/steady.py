@@ -73,7 +73,7 @@ class SteadyStage:
         return test.run.spec.steady
 
     def __call__(self, test: EndedTest) -> EndedTest:
-        """See :class:`Stage`; the test needs enough steps."""
+        """See :class:`Stage`; a test with too few steps is refused."""
         require_steps(test.run)
         return test.with_whole(_with_growth(self._runner, self._explainer, test))
 

@@ -136,7 +136,10 @@ def clean_environment() -> dict[str, str]:
 
 
 def reason_of(output: str, status: int) -> str:
-    """Return an installer's line that says why it failed, and uv's first cause."""
+    """Return the line of an installer's output that says why it failed.
+
+    The first of the causes that uv lists below follows it.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error)\b|[×]", line)]  # noqa: RUF001 - uv's
     causes = [line for line in lines if re.match(r"cause: |╰─▶ ", line)]

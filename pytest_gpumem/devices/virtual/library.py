@@ -326,7 +326,7 @@ class NativeLibrary:
         for name, (returns, *takes) in _FUNCTIONS.items():
             function = getattr(self._lib, f"gpumem_{name}")
             function.restype, function.argtypes = returns, takes
-            if not hasattr(type(self), name):  # otherwise a method wraps it
+            if not hasattr(type(self), name):  # else a method of that name wraps the function
                 self.__dict__[name] = function
         rows = ctypes.POINTER(_EstimatedLibrary)()
         count = self._lib.gpumem_estimated_libraries(ctypes.byref(rows))

@@ -350,7 +350,10 @@ class CodeThatRuns:
     # -- once the code has run --
 
     def write(self, result: Any) -> None:
-        """Write the values of returned and changed tensors; all others become unknown."""
+        """Write the values of the tensors that the code has returned or changed.
+
+        Those tensors whose values were not computed become unknown.
+        """
         with (
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableTorchDispatch(),
@@ -511,7 +514,10 @@ class _Computation:
         return result
 
     def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:
-        """Return an operator's result; UNKNOWN if it exceeds the budget or the host cannot."""
+        """Return an operator's result.
+
+        It is UNKNOWN if its cost exceeds the budget, or if the host cannot compute it.
+        """
         mode = self._mode
         if traits.op.namespace in COLLECTIVES:
             self._program.unknown.add(traits.name)

@@ -103,7 +103,9 @@ def fallback(key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def passed(name: str, key: str) -> Callable[..., Any]:
     """Return a kernel that makes an operator skip a dispatch key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if key != KEY and has_kernel(name, "BackendSelect"):  # that kernel would not skip our key
+    # An operator's kernel for BackendSelect does not skip LOWER_KEY, which is below it, even if the
+    # kernel for LOWER_KEY is a fallthrough.
+    if key != KEY and has_kernel(name, "BackendSelect"):
 
         def pass_lower_key(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
             __tracebackhide__ = True

@@ -110,7 +110,11 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """Intercept operators on real tensors in the block, within a tracer that is disabled there."""
+    """Intercept operators on real tensors in the block, although a tracer around it is entered.
+
+    A tracer excludes our keys from the thread; PyTorch's code in the block runs with the tracer
+    disabled.
+    """
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     excluded = [key for key in INCLUDED if is_excluded(key)]
     for key in excluded:

@@ -202,7 +202,10 @@ class SparseOperators:
     def _fill(
         self, tensor: Tensor, host: Tensor | None, *, assumed: bool, only_indices: bool = False
     ) -> None:
-        """Write a result's unknown parts if the host's result has the same form."""
+        """Write a result's unknown parts with the values of the host's result.
+
+        Nothing is written if the two differ in layout, in shapes, or in a part that is known.
+        """
         if host is None or host.layout is not tensor.layout:
             return
         parts = [*zip(parts_of(tensor), parts_of(host), strict=False)]
