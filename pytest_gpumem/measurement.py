@@ -333,7 +333,7 @@ class Holder:
 
     @property
     def names(self) -> str:
-        """The holder's description, with the others if it alone frees nothing."""
+        """The holder, and the others too if no memory is freed when this one alone lets go."""
         return " and ".join(
             [self.text, *self.others] if self.shared == self.nbytes else [self.text]
         )
@@ -447,7 +447,7 @@ class Measurement(Fullest, Hinted):
     host: int | None = None
     """the growth of the process's resident memory in bytes; None for a part, or if unknown"""
     pinned_count: PinnedCount = "counted"
-    """whether the peak pinned can be compared"""
+    """how the peak pinned was counted, which decides whether it is compared with a baseline"""
     pinned_lines: tuple[LinePeak, ...] = ()
     """if the test failed by its peak pinned: the lines that pin most, the largest first"""
     garbage: int = 0

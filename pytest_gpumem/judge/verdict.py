@@ -186,8 +186,8 @@ class Policy:
     measurement is beyond tolerance; or fail as incomparable"""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """the words with which a remedy's command starts pytest, or all words of ``gpumem run``; empty
-    if no single command does"""
+    """words that the command in a remedy begins with: those that start pytest, or the whole command
+    of ``gpumem run``; empty if no single command runs the test again"""
     repeated: tuple[str, ...] = ()
     """this session's command-line options that change figures: a remedy's command must repeat them,
     or it would record another device's baselines"""
@@ -210,9 +210,9 @@ class Policy:
 class Comparison:
     """One figure of one device, with its baseline and its budget, in bytes."""
 
-    # A Comparison belongs to a test's verdict. A BreakdownRow compares a line of a breakdown with
-    # the baseline's; an EntryChange one test in two sets of baselines; a ToolchainChange a figure
-    # under two toolchains, and several of these are a CommonChange.
+    # Other records that compare: a BreakdownRow compares a line of a breakdown with that of the
+    # baseline, an EntryChange compares a test in two sets of baselines, and a ToolchainChange
+    # compares a figure under two toolchains; several of the last are a CommonChange.
 
     device: int
     """index among the test's devices"""

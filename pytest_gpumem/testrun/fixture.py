@@ -121,8 +121,8 @@ class GpuMemory:
     def step(self) -> None:
         """Mark the end of a step, for ``steady=True``.
 
-        Without such a call, a step ends at each step of the first optimizer that steps twice, or,
-        if each optimizer steps only once, at each of these steps.
+        Without such a call, a step ends whenever the first optimizer that steps twice has stepped.
+        If no optimizer steps twice, it ends whenever any optimizer has stepped.
         """
         self._run.meter.steps.mark()
 
