@@ -66,10 +66,22 @@ def short_cause(result: Result) -> str:
         return f"{part}{change_words(lead)}{f': {cause}' if cause else ''}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
-        needs = f", needs {format_size(oom.needed.reserved)}" if oom.needed else ""
+        needs = ""
+        if oom.needed is not None:
+            needs = f": needs {format_size(oom.needed.reserved)}, does not fit in {_room(result)}"
         at = f", at {oom.site}" if oom.site else ""
         return f"{part}{verdict.kind}{needs}{at}"
     return f"{part}{verdict.headline}"
+
+
+def _room(result: Result) -> str:
+    """Return what the step did not fit in: its limits, unless the device has less memory."""
+    device = result.measurement.device if result.measurement else None
+    size = device.total_memory - device.context if device else 0
+    budgets = [row.budget for row in result.verdict.comparisons if row.peak == "reserved"]
+    limits = [budget for budget in budgets if budget is not None]
+    is_device = not limits or 0 < size < min(limits)
+    return f"{result.device_key}'s memory" if is_device else result.budget
 
 
 def row_cause(result: Result) -> str:

@@ -45,7 +45,7 @@ from pytest_gpumem.sizes import MIB
         (GROWN, "+512.00 MiB (+17.2%): torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2"),
         (CACHE_GREW, "+100.00 MiB reserved (+3.0%)"),
         (TOO_LARGE, "out of memory, at examples/test_mlp.py:31 in step"),
-        (TOO_LARGE_BY, "out of memory, needs 9534.00 MiB, at examples"),
+        (TOO_LARGE_BY, "out of memory: needs 9534.00 MiB, does not fit in max_gib=8, at examples"),
         (OVER, "over budget: peak allocated of 7987.00 MiB is 3379.00 MiB over max_allocated_"),
         (NEW, "no baseline: 100.00 MiB allocated"),
     ],
@@ -53,6 +53,13 @@ from pytest_gpumem.sizes import MIB
 def test_a_failure_is_told_in_one_line(failed, sentence):
     assert short_cause(failed).startswith(sentence)
     assert "\n" not in short_cause(failed)
+
+
+def test_a_limit_above_the_devices_memory_is_not_what_a_step_does_not_fit_in():
+    measurement = TOO_LARGE_BY.measurement
+    small = replace(measurement.device, total_memory=7 << 30)
+    failed = replace(TOO_LARGE_BY, measurement=replace(measurement, device=small))
+    assert "does not fit in virtual-T4's memory" in short_cause(failed)
 
 
 def test_the_whole_test_speaks_for_its_parts():
