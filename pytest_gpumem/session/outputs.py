@@ -104,7 +104,7 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
 
 
 def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
-    """Yield the lines with which GitHub Actions annotates failures; none elsewhere."""
+    """Yield the lines with which GitHub Actions annotates failures; none without it."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
         results = session_results.results()

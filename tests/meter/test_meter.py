@@ -214,6 +214,16 @@ def test_a_part_has_its_own_peaks_and_the_whole_keeps_its(meter):
     del kept
 
 
+def test_what_a_part_retains_is_its_memory_when_it_ended(meter):
+    meter.start()
+    with meter.part() as one:
+        kept = tensor(10 * MIB)
+    later = tensor(20 * MIB)
+    assert meter.result(tally=one).retained[0].allocated == 10 * MIB
+    assert meter.result().retained[0].allocated == 30 * MIB
+    del kept, later
+
+
 def test_a_part_that_raises_is_tallied_as_well(meter):
     meter.start()
     with pytest.raises(KeyError), meter.part() as part:

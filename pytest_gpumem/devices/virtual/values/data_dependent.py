@@ -137,7 +137,7 @@ def index_copies(_result: object, args: Arguments) -> list[bytes]:
 
 @copies("aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def index_put_copies(result: object, args: Arguments) -> list[bytes]:
-    """Return the same numbers as for ``index``; none if PyTorch calls masked_fill instead.
+    """Return the numbers that ``index`` reads back; none if PyTorch calls masked_fill instead.
 
     ``canDispatchToMaskedFill`` decides that.
     """
