@@ -248,6 +248,8 @@ class TestPlain:
         "TestPlain::test_kept_in_self": (1100, 1100),
     }
     assert "the test turned the out-of-memory error into ValueError: my own words" in session.flat
+    # unittest keeps the error by itself, and would show PyTorch's.
+    assert "TestCase::test_case - out of memory: needs 1510.00 MiB" in session.flat
 
 
 def test_out_of_memory_with_no_budget_is_a_verdict(suite):

@@ -282,6 +282,43 @@ def test_a_history_keeps_as_many_events_as_it_was_asked_for(suite):
     assert session.outcomes == {"passed": 1}, session.out
 
 
+OUTLIVED = """
+import pytest, torch
+LEFT = []
+
+def mib(size):
+    return torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+
+def events():
+    found = torch.cuda.memory._snapshot()["device_traces"][0]
+    sizes = [event["size"] >> 20 for event in found if event["action"] == "alloc"]
+    return sizes, {event["action"] for event in found} & {"snapshot", "oom"}
+
+def test_before():
+    torch.cuda.memory._record_memory_history("all", context=None)
+    LEFT.append([mib(3) for _ in range(2)])
+    del LEFT[0][0]  # a gap, which the next measurement fills
+
+@pytest.mark.gpu_memory
+def test_recorded():
+    kept = mib(5)
+    assert events() == ([3, 3, 5], set())
+
+def test_after():
+    LEFT.append(mib(7))
+    assert events() == ([3, 3, 5, 7], {"snapshot"})  # of the test before
+    torch.cuda.memory._record_memory_history(None)
+"""
+
+
+def test_a_history_of_the_tests_own_goes_on_before_within_and_after_a_recording(suite):
+    """PyTorch has one history: a recording that begins or ends drops its events."""
+    suite.write("test_it.py", OUTLIVED)
+    options = ("--gpumem-visible=session", "--gpumem-values=off", "--gpumem-html=page.html")
+    session = suite.run("-p", "no:randomly", "--gpumem-update-baselines", *options)
+    assert session.outcomes == {"passed": 3}, session.out
+
+
 @pytest.mark.parametrize("values", ["off", "auto"])
 def test_a_history_of_the_tests_own_has_no_frames_of_this_package(suite, values):
     """Operators whose values are computed are called through it."""
