@@ -94,9 +94,13 @@ class DeviceInfo:
 
 @cache
 def device_key(kind: DeviceKind, name: str) -> str:
-    """Return a device's name in baselines."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in name)
-    return f"{kind}-{name.strip('-.') or 'unnamed'}"
+    """Return a device's name in baselines, which is a file's name."""
+
+    def plain(text: str) -> str:
+        kept = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in text)
+        return kept.strip("-.") or "unnamed"
+
+    return f"{plain(kind)}-{plain(name)}"  # a backend outside of PyTorch chooses its own kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def test_it_finds_what_torch_says_of_the_gpu(gpu):
     assert (info.total_memory, info.capability) == (card.total_memory, card.capability)
     assert info.sm_count == card.sm_count
     assert info.key == "cuda-NVIDIA-A100-SXM4-40GB"
+    assert replace(info, kind="../x").key == "x-NVIDIA-A100-SXM4-40GB"  # a folder's name
 
 
 def test_it_measures_the_same_bytes_as_the_virtual_device_does(gpu):

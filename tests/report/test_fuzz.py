@@ -105,15 +105,32 @@ def test_brackets_of_any_depth_are_an_error(bracket, depth):
         read_or_refused(nested(TEXT, place, depth, bracket=bracket))
 
 
+HOSTILE = "\x1b[31m\udc80<script>alert(9)</script>"
+
+
+def found_at(place):
+    """What stands at a place of the report."""
+    found = json.loads(TEXT)
+    for name in place:
+        found = found[name]
+    return found
+
+
+FIELDS = {tuple(name for name in place if isinstance(name, str)): place for place in PLACES[1:]}
+TEXTS = [place for place in FIELDS.values() if isinstance(found_at(place), str)]
+
+
+@pytest.mark.parametrize("place", TEXTS, ids=lambda place: ".".join(map(str, place)))
+def test_text_of_any_field_is_an_error_or_shown_without_control_characters(place):
+    """A device's kind was shown as it was: a baseline's folder has its name, too."""
+    read_or_refused(text_with_value(TEXT, HOSTILE, place))
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(PLACES[1:]), st.data())
 def test_values_of_other_places_are_an_error_or_a_report(place, data):
     """Such as are of the same kind, and figures that no device has."""
-    found = json.loads(TEXT)
-    for name in place:
-        found = found[name]
-    alike = (
-        [0, 2**63 - 1] if type(found) is int else ["", "\x1b[31m\udc80<script>alert(9)</script>"]
-    )
+    found = found_at(place)
+    alike = [0, 2**63 - 1] if type(found) is int else ["", HOSTILE]
     value = data.draw(st.sampled_from({int: alike, str: alike}.get(type(found), [[], {}, None])))
     read_or_refused(text_with_value(TEXT, value, place))
