@@ -66,7 +66,7 @@ class VirtualValues(ValueEngine):
     @property
     def all_computed(self) -> bool:
         """See :attr:`pytest_gpumem.devices.base.ValueEngine.all_computed`."""
-        return self._mode is not None and self._mode.full
+        return self._mode is not None and self._mode.host.full
 
     def compute(self, scope: Values) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.compute`."""
@@ -77,7 +77,7 @@ class VirtualValues(ValueEngine):
         self._recompile_limits.begin(values=scope != "off")
         if scope != "off":
             self._mode = self._lasting_mode()
-            self._mode.full = scope == "full"
+            self._mode.host.full = scope == "full"
             self._mode.__enter__()
 
     def _lasting_mode(self) -> ValueMode:
@@ -97,10 +97,10 @@ class VirtualValues(ValueEngine):
 
         with ExitStack() as stack:
             if self._mode is not None:
-                stack.enter_context(self._mode.separately())
+                stack.enter_context(self._mode.host.separately())
             else:
                 mode = self._lasting_mode()
-                mode.full = False
+                mode.host.full = False
                 stack.enter_context(mode)
             stack.enter_context(seen_while_tracing())
             yield
@@ -108,11 +108,11 @@ class VirtualValues(ValueEngine):
     def renew(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.renew`."""
         if self._mode is not None:
-            self._mode.renew()
+            self._mode.host.renew()
 
     def separately(self) -> AbstractContextManager[None]:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.separately`."""
-        return nullcontext() if self._mode is None else self._mode.separately()
+        return nullcontext() if self._mode is None else self._mode.host.separately()
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""
@@ -126,7 +126,7 @@ class VirtualValues(ValueEngine):
     def least_sizes(self) -> Iterator[None]:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.least_sizes`."""
         assert self._mode is not None  # noqa: S101 - called only with such sizes
-        assumptions = self._mode.assumptions
+        assumptions = self._mode.host.assumptions
         assumptions.least_sizes = True
         try:
             yield
@@ -136,7 +136,7 @@ class VirtualValues(ValueEngine):
     def assume_masks(self, share: float) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.assume_masks`."""
         if self._mode is not None:
-            assumptions = self._mode.assumptions
+            assumptions = self._mode.host.assumptions
             assumptions.masks, assumptions.masks_declared = share, True
 
     def notes(self, root: Path) -> list[str]:

@@ -352,9 +352,9 @@ def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
                 for native in (True, False):
                     told.clear()
                     library.short_ways(native)
-                    flops, room = mode.budget.flops, library.value_budget()
+                    flops, room = mode.host.budget.flops, library.value_budget()
                     result = call()
-                    cost = flops - mode.budget.flops, room - library.value_budget()
+                    cost = flops - mode.host.budget.flops, room - library.value_budget()
                     costs[name, native], seen[name, native] = cost, {*told}
                     library.short_ways(1)
                     torch.testing.assert_close(result.cpu(), on_host[name](), rtol=1e-4, atol=1e-4)
@@ -393,12 +393,12 @@ def test_what_the_host_has_not_costs_nothing():
             traits = traits_of(op)._replace(host=host)
             ways = OperatorFlags.SHORT | OperatorFlags.COMPUTES
             functions.know(kernel, op._op, traits, host, op._op, None, ways, 0, 0, 0)
-            before = mode.budget.flops
+            before = mode.host.budget.flops
             result = kernel(x, x)
-            costs.append(before - mode.budget.flops)
+            costs.append(before - mode.host.budget.flops)
             assert mode.values.is_known(result) == (host is op._op)
         assert costs[0] == costs[1] > 0  # Python's own try takes the cost once
-        assert "add" in mode.failures
+        assert "add" in mode.host.unknown.failures
 
 
 def test_a_number_that_is_read_is_not_computed(monkeypatch):
@@ -411,12 +411,12 @@ def test_a_number_that_is_read_is_not_computed(monkeypatch):
         device.library.tell_assumed(1)
         assert x[3].item() == 1
         computed = []
-        compute = type(mode).compute
+        compute = type(mode.host).compute
 
         def noted(mode, call, *rest):
             computed.append(call.name)
             return compute(mode, call, *rest)
 
-        monkeypatch.setattr(type(mode), "compute", noted)
+        monkeypatch.setattr(type(mode.host), "compute", noted)
         assert x[3].item() == 1
         assert not computed

@@ -27,6 +27,7 @@ from pytest_gpumem.devices.virtual.compilation.recorded_graphs import (
 )
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.dispatch_keys import KEYS, operator_named
+from pytest_gpumem.devices.virtual.values.host_computer import OneThread
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     PLAIN,
@@ -36,7 +37,6 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception
-from pytest_gpumem.devices.virtual.values.mode import OneThread
 from pytest_gpumem.devices.virtual.values.operators import (
     COLLECTIVES,
     DATA_DEPENDENT,
@@ -232,7 +232,7 @@ def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
     if program is None:
         graph = getattr(compiled, GRAPH, b"") or getattr(compiled, WITHOUT_CONSTANTS, b"")
         if not graph:
-            mode.unknown_code.add(NOT_KEPT)
+            mode.host.unknown.code.add(NOT_KEPT)
             return None
         with suppress(Exception):  # cached by another version of torch, or of this package
             program = GraphProgram(restored(graph), getattr(compiled, "source_code", ""))
@@ -279,12 +279,12 @@ class CodeThatRuns:
             if isinstance(tensor, Tensor) and tensor.is_cuda
         }
         known_inputs = tuple(
-            not isinstance(tensor, Tensor) or mode.could_be_known(tensor) for tensor in inputs
+            not isinstance(tensor, Tensor) or mode.host.could_be_known(tensor) for tensor in inputs
         )
         sizes = (value for value in inputs if not isinstance(value, Tensor))
-        pattern = (mode.budget.ended, mode.full, *known_inputs, *sizes)
+        pattern = (mode.host.budget.ended, mode.host.full, *known_inputs, *sizes)
         if pattern in program.fruitless:
-            mode.unknown_code |= program.unknown
+            mode.host.unknown.code |= program.unknown
             return
         device = next((t.get_device() for t in inputs if isinstance(t, Tensor) and t.is_cuda), 0)
         with ExitStack() as stack:
@@ -294,14 +294,14 @@ class CodeThatRuns:
                 torch._C._DisableTorchDispatch(),
                 torch._C.DisableTorchFunction(),
                 torch._C._ExcludeDispatchKeyGuard(KEYS),
-                OneThread(mode.full),
+                OneThread(mode.host.full),
             ):
                 stack.enter_context(guard)
             computation = _Computation(mode, program, places, known_inputs, device)
             computation.run(self._results, self._reads)
-            mode.budget.lose(computation.lost)
+            mode.host.budget.lose(computation.lost)
             self._assumed = computation.assumed
-        mode.unknown_code |= program.unknown
+        mode.host.unknown.code |= program.unknown
         if not self._results and not self._reads:
             program.fruitless.add(pattern)
 
@@ -392,7 +392,7 @@ class CodeThatRuns:
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
-        if tensor is None or not (tensor.is_cuda and is_plain(tensor) and mode.reads(tensor)):
+        if tensor is None or not (tensor.is_cuda and is_plain(tensor) and mode.host.reads(tensor)):
             return None
         self._assumed = self._assumed or mode.values.are_assumed([tensor])
         return over_device_memory(tensor)
@@ -529,7 +529,7 @@ class _Computation:
             return UNKNOWN
         result = None
         if traits.op._schema.name != AS_STRIDED or self._lies_as_on_a_gpu(node):
-            result = mode.compute(call, HostCall(args, kwargs), self._device)
+            result = mode.host.compute(call, HostCall(args, kwargs), self._device)
         if result is None:
             self._program.unknown.add(traits.name)
             return UNKNOWN
@@ -540,10 +540,10 @@ class _Computation:
         mode, inputs = self._mode, call.inputs()
         like = self._like_results(node, call)
         outputs = tensors_in(like)
-        if not all(map(mode.fits, outputs)):
+        if not all(map(mode.host.fits, outputs)):
             return False
         nbytes = sum(tensor.nbytes for tensor in inputs)
-        return mode.budget.affords(call, inputs, outputs, like, nbytes)
+        return mode.host.budget.affords(call, inputs, outputs, like, nbytes)
 
     def _lies_as_on_a_gpu(self, node: Node) -> bool:
         """Return whether the strides of the tensor that ``as_strided`` views are known."""
@@ -598,7 +598,7 @@ class _Computation:
         if not tensor.is_cuda:
             return tensor
         mode = self._mode
-        if not mode.reads(tensor):
+        if not mode.host.reads(tensor):
             return UNKNOWN
         self.assumed = self.assumed or mode.values.are_assumed([tensor])
         host = over_device_memory(tensor)

@@ -33,7 +33,7 @@ def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     # Inside an operator, the operator reports what its kernels write.
     if mode is None or kwargs.get("warmup") or mode.in_operator():
         return run(self, *args, **kwargs)
-    mode.unknown_kernels.add(getattr(self, "__name__", "one without a name"))
+    mode.host.unknown.kernels.add(getattr(self, "__name__", "one without a name"))
     if mode.running_here.opened is not None:  # a Python operator reports what its kernels write
         return run(self, *args, **kwargs)
     tensors = [*_tensors_in([*args, *kwargs.values()])]

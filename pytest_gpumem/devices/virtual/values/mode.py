@@ -5,12 +5,9 @@ interception.py passes each operator to it.
 
 from __future__ import annotations
 
-import functools
 import sys
-import zlib
-from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +15,7 @@ from torch import Tensor
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
-from pytest_gpumem.devices.virtual.values.budget import Budget
 from pytest_gpumem.devices.virtual.values.data_dependent import BYTE_MASKS, masks_of, taken_of
-from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.dispatch_keys import (
     INCLUDED,
     KEYS,
@@ -29,34 +24,32 @@ from pytest_gpumem.devices.virtual.values.dispatch_keys import (
     keys_of,
     numbers_as_tensors,
 )
+from pytest_gpumem.devices.virtual.values.host_computer import (
+    HostComputer,
+    OneThread,
+    without_function_modes,
+)
 from pytest_gpumem.devices.virtual.values.host_tensors import (
-    available_memory,
     describe,
-    in_types_of_the_host,
     is_plain,
     is_sparse,
-    over_device_memory,
     paired,
     parts_of,
     span,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import Interception, raise_unwrapped
-from pytest_gpumem.devices.virtual.values.known import Assumptions, KnownValues
 from pytest_gpumem.devices.virtual.values.operator_table import BOUNDED, COPIES
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     COMPARING,
     COUNTED,
-    FALSE_FOR,
     RAISES,
     RETURNS_ARGUMENTS,
     SELECTS,
-    TRUE_FOR,
     UNSCALES,
     HostCall,
     OperatorCall,
-    on_host,
 )
 from pytest_gpumem.devices.virtual.values.sparse_operators import (
     OpenOperator,
@@ -64,10 +57,9 @@ from pytest_gpumem.devices.virtual.values.sparse_operators import (
     SparseOperators,
     opens,
 )
-from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
 
@@ -76,58 +68,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.few_nonzeros import FewNonzeros
     from pytest_gpumem.devices.virtual.values.operator_table import Answer, Arguments
     from pytest_gpumem.devices.virtual.values.operators import Traits
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-SHARE_OF_HOST: Final = 0.5
-"""share of the host's free memory that values may use if scope="full"; with "auto" the budget is
-the limit"""
-MAX_NAMED: Final = 3
-"""maximum number of operators that a note names"""
-MAX_FLOATS: Final = 1 << 16
-"""maximum number of elements of a floating-point tensor whose values are assumed: losses, norms and
-a layer's router outputs have fewer, weights and activations have more"""
-PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
-"""exceptions that are raised again, because they do not mean that the CPU lacks an operator: memory
-or stack ran out"""
-
-
-class OneThread:
-    """Limits the host to one thread, for small tensors.
-
-    A second thread saves 50 us in a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
-    """
-
-    __slots__ = ("_threads",)
-
-    def __init__(self, full: bool) -> None:  # noqa: FBT001 - for each operator: a name takes time
-        """Limit the threads inside ``with``, unless ``full``: then all values are computed."""
-        self._threads = 1 if full else torch.get_num_threads()
-
-    def __enter__(self) -> None:
-        if self._threads > 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_error: object) -> None:
-        if self._threads > 1:
-            torch.set_num_threads(self._threads)
-
-
-def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function to run without the program's TorchFunctionModes, such as a default device.
-
-    These modes are active if no Python call led to the operator: in TorchScript, for example.
-    """
-
-    @functools.wraps(function)
-    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch._C._len_torch_function_stack():
-            return function(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return unseen
 
 
 class ValueMode:
@@ -153,47 +93,27 @@ class ValueMode:
             decisions: records assumed values that the step reads back.
         """
         self._library = library
-        self.full = scope == "full"
-        self.budget = Budget(library, full=self.full)
         functions = prepared_functions(library)
-        self._known_bytes = functions.known_bytes
+        self.host = HostComputer(library, functions, full=scope == "full")
+        self.values, self.deferred = self.host.values, self.host.deferred
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
         self.sizes_told = False
         """whether all sizes that the running operator reads back are queued"""
         self.running_here = RunningHere()
-        self.values = KnownValues(library, functions.put)
-        self.deferred = DeferredValues(library, self.values, self._computed, self._affords_sorting)
         self.sparse = SparseOperators(
-            self.values, self.are_readable, self._computed, self._note_few
+            self.values, self.host.are_readable, self.host.computed, self._note_few
         )
-        self.assumptions = Assumptions()
-        self.failures: dict[str, str] = {}
-        """reasons why the host could not compute operators, by the operators' names"""
-        self.unknown_code: set[str] = set()
-        """operators, or other parts of compiled code (torch.compile), that were not computed"""
-        self.unknown_kernels: set[str] = set()
-        """names of Triton kernels that the program launched"""
-        self.captured = False
-        """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
-        self._impossible: set[str] = set()
-        """full names of operators that the CPU does not support"""
         self.decisions = decisions or Decisions()
 
     def __enter__(self) -> Self:
-        self.failures.clear()
-        self.unknown_code.clear()
-        self.unknown_kernels.clear()
-        self.captured, self.values.refused = False, 0
-        self.values.drop_stale()
-        self.assumptions = Assumptions()
-        self.renew()
+        self.host.begin()
         self._library.compute_values(1)
         self._library.on_known_read(is_of_an_operators_own)
         self.decisions.computes = True
         ValueMode.current = self
         Interception.begin(self.run)
-        self._library.short_ways(not self.full)
+        self._library.short_ways(not self.host.full)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -205,107 +125,9 @@ class ValueMode:
         self.decisions.computes = False
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
-    def renew(self) -> None:
-        """Reset the budget, and restart the sequence of assumed values, before a run."""
-        self.budget = Budget(self._library, full=self.full)
-        self.assumptions.begin_again()
-        if self.full:
-            most = int(available_memory() * SHARE_OF_HOST)
-            self._library.set_value_limits(most, 1 << 62, most)
-        else:
-            self._library.set_value_limits(LIMITS.largest, LIMITS.budget, LIMITS.backed)
-
-    @contextmanager
-    def separately(self) -> Iterator[None]:
-        """Give the block a budget of its own, and restore the test's afterwards."""
-        budget, rest = self.budget, self._library.value_budget()
-        self.renew()
-        try:
-            yield
-        finally:
-            self.budget = budget
-            if not self.full:
-                self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
-
     def notes(self) -> list[str]:
-        """Return sentences on unknown values, if all were requested or the step branched on any."""
-        sentences = []
-        if self.full and self.failures:
-            reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
-            unnamed = len(reasons) - MAX_NAMED
-            also = f"; and {unnamed} more" if unnamed > 0 else ""
-            sentences.append(
-                "the results of these operators were not computed, so their values are "
-                f"unknown ({'; '.join(reasons[:MAX_NAMED])}{also})"
-            )
-        if self.unknown_code and (self.full or any(self.decisions.counts)):
-            sentences.append(
-                "compiled code ran (torch.compile), and the virtual GPU did not compute these of "
-                f"its results, so their values are unknown: {_names(self.unknown_code)}"
-            )
-        if self.unknown_kernels and (self.full or any(self.decisions.counts)):
-            sentences.append(
-                "the virtual GPU does not run Triton kernels, so what these write is unknown: "
-                f"{_names(self.unknown_kernels)}"
-            )
-        if self.full and self.captured:
-            sentences.append(
-                "a CUDA graph was captured: its replays compute no values, and make all "
-                "values on the device unknown (to have values, run the step without the "
-                "graph)"
-            )
-        refused = self.values.refused + self.budget.refused
-        if self.full and refused:
-            sentences.append(
-                f"{format_size(refused)} of values did not fit into the host's free memory "
-                f"(they may take {SHARE_OF_HOST:.0%} of it), and are unknown: use a "
-                "smaller model or batch, or values='auto'"
-            )
-        return sentences
-
-    def is_small(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is small enough that its values are assumed if unknown."""
-        if self.full:
-            return True
-        if tensor.nbytes > LIMITS.small:
-            return False
-        is_float = tensor.is_floating_point() or tensor.is_complex()
-        return not is_float or tensor.numel() <= MAX_FLOATS
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is small enough to be computed from known inputs."""
-        return self.full or tensor.nbytes <= self.budget.largest
-
-    def could_be_known(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is known, assumed, or deferred (computed once it is read)."""
-        return self.values.is_known(tensor) or self.deferred.covers(tensor)
-
-    def are_readable(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these tensors are small, or known and not too large to read."""
-        large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
-        if not all(map(is_plain, large)):
-            return False
-        too_large = (tensor.nbytes for tensor in large if not self.fits(tensor))
-        return sum(too_large) <= LIMITS.backed_small and all(map(self.could_be_known, large))
-
-    @without_function_modes
-    def make_known(self, tensor: Tensor) -> bool:
-        """Compute a tensor unless it is known; return False if it cannot be computed."""
-        return self.values.is_known(tensor) or self.deferred.computed(tensor)
-
-    def reads(self, tensor: Tensor) -> bool:
-        """Compute a tensor that is to be read; return False if it is too large or unknown."""
-        return self.are_readable([tensor]) and self.make_known(tensor)
-
-    def _affords_sorting(self, elements: int) -> bool:
-        return self.budget.affords_sorting(elements)  # not bound early: renew() replaces the budget
-
-    def _computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
-        affords, inputs = self.budget.affords, call.inputs()
-        if call.traits.in_python and not affords(call, inputs, call.written(), None):
-            return None
-        with OneThread(self.full):
-            return self.compute(call, HostCall(args, kwargs), 0)
+        """Return sentences on unknown results, if the step branched on any, or requested all."""
+        return self.host.notes(decided=any(self.decisions.counts))
 
     # -- running a CUDA operator --
 
@@ -414,7 +236,7 @@ class ValueMode:
         told: Sequence[tuple[int, int]],
     ) -> None:
         """Write the results of ``_run_opened``, except at the addresses in ``told``."""
-        with OneThread(self.full):
+        with OneThread(self.host.full):
             self.sparse.finish(call, result, plan, told)
 
     # -- before and after a CUDA operator --
@@ -431,12 +253,12 @@ class ValueMode:
         self.sizes_told = masks == []  # its indices are integers, which it does not read back
         copies = None if self.sizes_told else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
-        if not reads and not self._writes_computed(call.written()):
+        if not reads and not self.host.writes_computed(call.written()):
             return None
         inputs = call.inputs()
         if not any([tensor.is_cuda for tensor in inputs]):  # noqa: C419 - a generator is slower
             return None
-        plan = self.plan(call, inputs, decides=reads)
+        plan = self.host.plan(call, inputs, decides=reads)
         if not reads:
             return plan
         if plan is None and copies is not None and call.name == "nonzero":
@@ -451,8 +273,8 @@ class ValueMode:
         self.decisions.answered = plan is not None or self.sizes_told
         if plan is not None and plan.result is None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
-            with OneThread(self.full):
-                result = self.compute(call, plan, device)
+            with OneThread(self.host.full):
+                result = self.host.compute(call, plan, device)
             if result is None and call.name in RAISES:
                 result = (None,)
             if result is not None:
@@ -466,13 +288,15 @@ class ValueMode:
         tensor, self.sizes_told = call.args[0], False
         if not tensor.is_cuda:
             return None
+        host = self.host
         if self.running_here.count >= 0:  # an operator of SELECTS reads its count
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
-        is_answered = self.are_readable([tensor])
+        is_answered = host.are_readable([tensor])
         if is_answered and torch.cuda.is_current_stream_capturing():
-            self.captured, is_answered = True, False  # captured operators do not run yet
-        is_answered = is_answered and (self.make_known(tensor) or self.assume(tensor))
+            host.unknown.captured = True
+            is_answered = False  # captured operators do not run yet
+        is_answered = is_answered and (host.make_known(tensor) or host.assume(tensor))
         if is_plain(tensor) and self.values.are_assumed([tensor]):
             self.decisions.seen_assumed()
         self.decisions.answered = is_answered
@@ -495,26 +319,11 @@ class ValueMode:
 
     def _note_few(self, tensor: Tensor, few_of: Callable[[], FewNonzeros]) -> bool:
         """Record the nonzero elements of a large result; return False if they are not recorded."""
-        if self.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
+        if self.host.fits(tensor) or not is_plain(tensor) or not tensor.is_contiguous():
             return False
         if torch.cuda.is_current_stream_capturing():
             return False
         return self.deferred.note_few(tensor, few_of())
-
-    def _writes_computed(self, written: Sequence[Tensor]) -> bool:
-        """Return whether all written tensors can be computed, and none is deferred.
-
-        A deferred tensor that is small enough is computed, and then no longer deferred.
-        """
-        for tensor in written:
-            if not (is_plain(tensor) and self.fits(tensor)):
-                return False
-        if not written:
-            return False
-        if len(written) > 1 or not self.deferred.covers(written[0]):
-            return True
-        is_deferred = self.deferred.covers(written[0], self.budget.largest)
-        return not is_deferred and self.deferred.computed(written[0])
 
     def _tell_sizes(
         self,
@@ -526,10 +335,12 @@ class ValueMode:
         """Queue the sizes that an operator on unknown values reads back, or bounds of them."""
         if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
-        if masks and self.are_readable(masks):
-            if call.name == "_coalesce" and not self.could_be_known(masks[0]):
+        if masks and self.host.are_readable(masks):
+            if call.name == "_coalesce" and not self.host.could_be_known(masks[0]):
                 self.sparse.spread(call.args[0])
-            self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
+            self.sizes_told = all(
+                self.host.make_known(mask) or self.host.assume(mask) for mask in masks
+            )
             if self.sizes_told:
                 self._queue(copies(None, call.by_name()))
                 return
@@ -538,10 +349,10 @@ class ValueMode:
         share: float | Fraction = 1
         if mask is not None and few is not None:
             share = Fraction(int(few.values.count_nonzero()), mask.numel())
-        elif mask is not None and self.assumptions.masks_declared:
-            share = self.assumptions.masks
+        elif mask is not None and self.host.assumptions.masks_declared:
+            share = self.host.assumptions.masks
         elif mask is not None or call.op._schema.name in BOUNDED:
-            share = self.assumptions.bound
+            share = self.host.assumptions.bound
             self.decisions.seen_bound()
         else:
             return
@@ -558,80 +369,10 @@ class ValueMode:
         """Record a failure if a CUDA operator did not copy the queued bytes to the host."""
         faults = self._library.drop_queued_copies()
         if faults:
-            self.failures.setdefault(
+            self.host.unknown.failures.setdefault(
                 call.name,
                 f"its copies to the host differ from the torch versions that are known: {faults}",
             )
-
-    def plan(
-        self,
-        call: OperatorCall,
-        inputs: Sequence[Tensor],
-        *,
-        decides: bool,
-        fresh: Sequence[Tensor] = (),
-        result: object = None,
-    ) -> HostCall | None:
-        """Return how to compute an operator on the host; None: it is not computed.
-
-        Args:
-            call: the operator's call.
-            inputs: all tensors among its arguments.
-            decides: whether sizes or branches depend on the result: then unknown inputs are
-                assumed.
-            fresh: the new tensors among the operator's results, if it has run.
-            result: the operator's result, if it has run.
-        """
-        known_bytes = self._known_bytes(call.args, call.kwargs)
-        read: Sequence[Tensor] = ()
-        written = call.written()
-        if known_bytes is None:
-            unread = {id(tensor) for tensor in call.unread()}
-            read = [tensor for tensor in inputs if id(tensor) not in unread]
-            assumes = decides and call.name not in TRUE_FOR | FALSE_FOR
-            if not (
-                all(map(is_plain, inputs))
-                and self.are_readable(read)
-                and all(map(self.fits, written))
-                and (assumes or all(map(self.could_be_known, read)))
-            ):
-                return None
-        if torch.cuda.is_current_stream_capturing():
-            self.captured = True
-            return None  # captured operators do not run yet
-        if not self.budget.affords(call, inputs, [*fresh, *written], result, known_bytes):
-            return None
-        if not all(self.make_known(tensor) or self.assume(tensor) for tensor in read):
-            return None
-        assumed = self.values.are_assumed(inputs)
-
-        def generator(given: torch.Generator) -> torch.Generator:
-            return torch.Generator().manual_seed(_seed(given))
-
-        return on_host(call, over_device_memory, generator, assumed=assumed)
-
-    def assume(self, tensor: Tensor) -> bool:
-        """Write assumed values to a small unknown tensor; return False if host memory is short."""
-        return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
-
-    @without_function_modes
-    def compute(self, call: OperatorCall, plan: HostCall, device: int) -> tuple[Any] | None:
-        """Compute an operator on the host, and return its result in a tuple; None: it failed."""
-        function, full_name = call.traits.host, call.op._name
-        if full_name in self._impossible:
-            return None
-        try:
-            with self._seeded(call, device) if call.traits.random else nullcontext():
-                return (in_types_of_the_host(function, plan.args, plan.kwargs),)
-        except PASSED_ON:
-            raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).partition("\n")[0]
-            if "the 'CPU' backend" in reason:
-                reason = "the CPU does not have it"
-                self._impossible.add(full_name)
-            self.failures.setdefault(call.name, reason)
-            return None
 
     @without_function_modes
     def finish(self, call: OperatorCall, result: object, plan: HostCall | None) -> None:  # noqa: C901 - each case is short
@@ -654,16 +395,16 @@ class ValueMode:
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if traits.allocates:
             plan = None
-        elif plan is None and not written and all(map(self.fits, fresh)):
+        elif plan is None and not written and all(map(self.host.fits, fresh)):
             # Sizes and branches depend on masks and integers: these are computed even if their
             # inputs have to be assumed.
             are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
-            decides = not are_real and all(map(self.is_small, fresh))
-            plan = self.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
+            decides = not are_real and all(map(self.host.is_small, fresh))
+            plan = self.host.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)
         if plan is not None:
             device = on_device[0].get_device() if on_device else 0
-            with OneThread(self.full):
-                host = plan.result or self.compute(call, plan, device)
+            with OneThread(self.host.full):
+                host = plan.result or self.host.compute(call, plan, device)
                 if host is not None and self._write(call, fresh, result, host[0], plan):
                     return
         leave = self._leave_unknown if call.name in ASSUMED or traits.allocates else None
@@ -675,20 +416,6 @@ class ValueMode:
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
 
-    def affords_native(self, call: OperatorCall, result: object, known_bytes: int) -> bool:
-        """Return whether the native library may compute an operator; if so, deduct its cost.
-
-        Args:
-            call: the operator's call, with known arguments only.
-            result: the operator's new tensors; None if it writes its arguments and has not run.
-            known_bytes: bytes of the operator's arguments.
-        """
-        written = call.written()
-        if written and not self._writes_computed(written):
-            return False
-        made = tensors_in(result)
-        return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
-
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Defer a single large result, or mark it as unknown; return False for other results."""
         if type(result) is not Tensor or result.layout is not torch.strided:
@@ -697,9 +424,11 @@ class ValueMode:
         if written and not (len(written) == 1 and result is written[0]):
             return False
         if result.is_cuda:
-            fits, is_float = self.fits(result), result.is_floating_point() or result.is_complex()
-            is_computed = fits if is_float or self.full else result.nbytes <= LIMITS.small
-            if is_computed and not (written and self.deferred.covers(result, self.budget.largest)):
+            host = self.host
+            is_float = result.is_floating_point() or result.is_complex()
+            fits = host.fits(result)
+            is_computed = fits if is_float or host.full else result.nbytes <= LIMITS.small
+            if is_computed and not (written and self.deferred.covers(result, host.budget.largest)):
                 return False
             if self.deferred.add(call, result):
                 return True
@@ -745,8 +474,8 @@ class ValueMode:
         for tensor, values in pairs:
             if id(tensor) not in are_fresh:
                 continue
-            if plan.assumed and self.assumptions.are_of_mask(call, tensor):
-                self.assume(tensor)
+            if plan.assumed and self.host.assumptions.are_of_mask(call, tensor):
+                self.host.assume(tensor)
             elif (
                 values is None
                 or values.shape != tensor.shape
@@ -761,11 +490,11 @@ class ValueMode:
         values, allocates = None, call.traits.allocates
         if torch.cuda.is_current_stream_capturing():
             pass
-        elif not allocates and self.is_small(tensor):
-            values = self.assumptions.of_result(call, tensor)
+        elif not allocates and self.host.is_small(tensor):
+            values = self.host.assumptions.of_result(call, tensor)
         elif (
             allocates
-            and self.fits(tensor)
+            and self.host.fits(tensor)
             and self.running_here.opened is None  # an outer operator may write to it
             and self.values.accept(tensor)
         ):
@@ -776,30 +505,6 @@ class ValueMode:
             self.values.write(tensor, values, assumed=True)
 
     # -- random numbers --
-
-    @contextmanager
-    def _seeded(self, call: OperatorCall, device: int) -> Iterator[None]:
-        """Seed the host's own generator from the GPU's, and restore it afterwards."""
-        state = torch.default_generator.get_state()
-        seed = _seed(torch.cuda.default_generators[device])
-        torch.default_generator.manual_seed(seed ^ zlib.crc32(call.name.encode()))
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(state)
-
-
-def _names(all_names: set[str]) -> str:
-    """Return a text with the first few names and the number of the others."""
-    names = sorted(all_names)
-    also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(names[:MAX_NAMED])}{also}"
-
-
-def _seed(generator: torch.Generator) -> int:
-    """Return a seed that depends on a generator's seed and on how many numbers it has drawn."""
-    mixed = generator.initial_seed() * 0x9E3779B97F4A7C15
-    return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
 
 
 # -- functions that the native library calls --
@@ -834,19 +539,19 @@ def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes
     """Deduct an operator's cost before the library computes it; False: too little is left."""
     mode = ValueMode.current
     call = OperatorCall(traits, args, kwargs or {})
-    return mode is not None and mode.affords_native(call, result, known_bytes)
+    return mode is not None and mode.host.affords_native(call, result, known_bytes)
 
 
 def _refund() -> None:
     """Return the last deducted cost to the budget."""
     if ValueMode.current is not None:
-        ValueMode.current.budget.refund()
+        ValueMode.current.host.budget.refund()
 
 
 def _end_budget() -> None:
     """End a test's budget, because too many results are unknown."""
     if ValueMode.current is not None:
-        ValueMode.current.budget.end()
+        ValueMode.current.host.budget.end()
 
 
 def is_of_an_operators_own(address: int) -> bool:

@@ -87,7 +87,7 @@ def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
         large = torch.randn(3000, 3000, device="cuda")
         for _ in range(4):
             large = large * 2
-        assert device.values._mode.budget.ended
+        assert device.values._mode.host.budget.ended
         assert not device.values._mode.values.is_known(medium * 2)
         assert torch.arange(9, device="cuda").sum().item() == 36
         device.values.renew()
@@ -123,7 +123,7 @@ def test_constants_of_the_shape_of_unknown_values_are_known(count):
 
     with virtual_card() as device:
         device.values.compute("auto")
-        device.values._mode.budget.end()
+        device.values._mode.host.budget.end()
         unknown = torch.randn(2 * count, device="cuda")[:count]
         for dtype in (torch.float32, torch.bool):
             assert torch.zeros_like(unknown, dtype=dtype).sum().item() == 0

@@ -138,7 +138,7 @@ def opened_mode():
 
 @pytest.fixture
 def mode(opened_mode):
-    opened_mode.failures.clear()
+    opened_mode.host.unknown.failures.clear()
     return opened_mode
 
 
@@ -175,7 +175,7 @@ def test_outputs_are_the_cpus_and_memory_is_theirs_alone(mode, op, args, kwargs)
     if op is aten.index_put.default and any(argument is True for argument in args):
         require_release(2, 8, "values that are expanded where index_put accumulates")
     host, result, taken = run(op, args, kwargs)
-    assert mode.failures == {}
+    assert mode.host.unknown.failures == {}
     sizes = {}
     for expected, output in zip(parts(host), parts(result), strict=True):
         if not isinstance(expected, torch.Tensor):
@@ -207,7 +207,7 @@ def test_large_unknown_values_raise_no_error_that_a_gpu_would_not(mode, dtype):
     assert numbers.sort().values.dtype == dtype
     assert rows.to(torch.int8).max(1).values.dtype == torch.int8
     assert mode.decisions.counts[1]
-    assert mode.failures == {}
+    assert mode.host.unknown.failures == {}
 
 
 def test_an_expanded_tensor_is_assumed_once_for_all(mode):
@@ -314,7 +314,7 @@ def assigned(tensor, mask, value):
 @pytest.mark.parametrize("name", USES)
 def test_what_users_write_gives_the_cpus_answer(mode, name):
     torch.testing.assert_close(USES[name]("cuda").cpu(), USES[name]("cpu"))
-    assert mode.failures == {}
+    assert mode.host.unknown.failures == {}
 
 
 @pytest.mark.usefixtures("mode")

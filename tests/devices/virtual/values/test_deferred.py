@@ -44,7 +44,7 @@ def test_a_large_mask_costs_nothing_until_it_is_read(mode):
     assert values_of(mode._library).backed - backed > 2 * SIZE * SIZE
     assert not mask.all()
     assert not mode.decisions.counts[1]
-    assert not mode.failures
+    assert not mode.host.unknown.failures
 
 
 @pytest.mark.usefixtures("mode")

@@ -54,16 +54,16 @@ def test_torchs_tracer_compares_its_constants():
 def test_too_deep_a_stack_does_not_make_values_unknown(mode, monkeypatch):
     import torch
 
-    from pytest_gpumem.devices.virtual.values import mode as module
+    from pytest_gpumem.devices.virtual.values import host_computer
 
     def compute(*_args):
         raise RecursionError
 
     small = torch.ones(4, device="cuda")
     with monkeypatch.context() as patches, pytest.raises(RecursionError):
-        patches.setattr(module, "in_types_of_the_host", compute)
+        patches.setattr(host_computer, "in_types_of_the_host", compute)
         torch.bernoulli(small)  # random numbers are never computed natively
-    assert not mode.failures
+    assert not mode.host.unknown.failures
     assert (small + 1).tolist() == [2, 2, 2, 2]
 
 
@@ -489,13 +489,13 @@ def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
 
     threads = torch.get_num_threads()
     used = []
-    compute = mode.compute
+    compute = mode.host.compute
 
     def noting(*args):
         used.append(torch.get_num_threads())
         return compute(*args)
 
-    monkeypatch.setattr(mode, "compute", noting)
+    monkeypatch.setattr(mode.host, "compute", noting)
     torch.ones(8, device="cuda").add_(1).sum().item()
     assert set(used) == {1}
     assert torch.get_num_threads() == threads
@@ -723,7 +723,7 @@ def test_operators_inside_of_a_programs_own_in_python_are_computed(mode, own_ope
     added(x, y)
     assert y.tolist() == [7, 2, 3, 4]
     assert table.pop().tolist() == [2, 2, 2, 2]  # no argument, and read inside
-    assert mode.failures == {}
+    assert mode.host.unknown.failures == {}
 
 
 def test_a_programs_own_operator_is_computed_by_its_kernel_for_the_cpu(mode):
@@ -737,7 +737,7 @@ def test_a_programs_own_operator_is_computed_by_its_kernel_for_the_cpu(mode):
     x = torch.ones(1, device="cuda")
     torch.ops.gpumem_mode.negated(x)
     assert x.tolist() == [-1]
-    assert mode.failures == {}
+    assert mode.host.unknown.failures == {}
     library._destroy()
 
 
@@ -772,7 +772,7 @@ def test_a_programs_own_operator_is_not_run_for_its_values_beyond_the_budget(mod
         return x * 2
 
     large = torch.ones(1 << 20, device="cuda")
-    mode.budget.end()
+    mode.host.budget.end()
     assert not mode.values.is_known(doubled(large))
     assert calls == ["cuda"]
 
