@@ -460,10 +460,13 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     _require_possible(root / str(values["snapshots"]), written["snapshots"], "snapshots")
     option_of: dict[object, str] = {}
     for name, path in ((output.name, values[output.name]) for output in OUTPUTS):
-        if path is not None and path in option_of:  # the second would overwrite the first
-            problem = f"--gpumem-{option_of[path]} names the same file"
+        if path is None:
+            continue
+        file = os.path.normpath(str(path))
+        if file in option_of:  # the second would overwrite the first
+            problem = f"--gpumem-{option_of[file]} names the same file"
             raise SpecError(f"--gpumem-{name}={path}", problem, "name two different files")
-        option_of[path] = name
+        option_of[file] = name
     if values["against"] and values["update_baselines"]:
         problem = "a comparison with another device's baselines records no baseline"
         remedy = "write only one of the two options"

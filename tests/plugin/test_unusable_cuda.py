@@ -14,6 +14,18 @@ def test_second():
     torch.ones(1 << 20, device="cuda")
 """
 
+EMPTY_GRAPH = """
+@pytest.mark.gpu_memory(baseline=False)
+@pytest.mark.filterwarnings("error:The CUDA Graph is empty")
+def test_first():
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.empty(10, device="cuda")
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_second():
+    torch.ones(1 << 20, device="cuda")
+"""
+
 STICKY = """
 BROKEN = []
 
@@ -49,6 +61,12 @@ def test_a_capture_that_a_test_did_not_end_is_ended_for_the_next_one(suite):
     session = suite.run_warm("-p", "no:randomly", source=CAPTURE)
     assert session.outcomes == {"failed": 1, "passed": 1}
     assert "ValueError: planted" in session.out
+
+
+def test_a_capture_that_ended_with_an_error_is_not_ended_again(suite):
+    session = suite.run_warm("-p", "no:randomly", source=EMPTY_GRAPH)
+    assert session.outcomes == {"failed": 1, "passed": 1}
+    assert "UserWarning: The CUDA Graph is empty" in session.out
 
 
 def test_after_a_sticky_error_later_tests_are_refused_in_a_sentence_that_names_the_test(suite):

@@ -90,8 +90,9 @@ def test_a_folder_or_nothing_is_refused_at_once(suite, name, given):
     assert message in session.err
 
 
-def test_one_file_for_two_reports_is_refused(suite):
-    session = suite.run_warm("--gpumem-json=a.x", "--gpumem-markdown=a.x", source=TWO)
+@pytest.mark.parametrize("again", ["a.x", "./a.x", "x/../a.x"])
+def test_one_file_for_two_reports_is_refused(suite, again):
+    session = suite.run_warm("--gpumem-json=a.x", f"--gpumem-markdown={again}", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert "--gpumem-json names the same file; name two different files" in session.err
 

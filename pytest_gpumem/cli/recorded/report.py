@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if len(reports) > 1:
             artifact = arguments.artifact if arguments.json else ""
             accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
-            # Name the merged report if one is written, as it stays when the others are gone.
+            # Name the merged report if one is written, as it stays when its parts are gone.
             names = [arguments.json] if arguments.json else arguments.reports
             accept = accept or shlex.join(["gpumem", "accept", *names])
         merged = merge(reports, arguments.expect, accept)
@@ -133,10 +133,15 @@ def _markdown_within(merged: Merged, limit: int | None) -> str:
 
 def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
     files: dict[str, Iterable[str]] = {}
+    seen: set[str] = set()
     for output in OUTPUTS:
         path = getattr(arguments, output.name)
         if path is None:
             continue
+        file = os.path.normpath(Path(path).absolute())
+        if file in seen:
+            raise SpecError(path, "two reports cannot be in one file", "name two different files")
+        seen.add(file)
         if output.name == "markdown":  # only this format has a limit
             files[path] = [_markdown_within(merged, arguments.limit)]
             continue
@@ -144,10 +149,6 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
         if arguments.json is not None:
             name = Path(os.path.relpath(arguments.json, Path(path).parent)).as_posix()
         files[path] = output.pieces(merged.report, merged.created, _when(merged), name)
-    named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
-    if len(files) < len(named):
-        twice = max(named, key=named.count)
-        raise SpecError(twice, "two reports cannot be in one file", "name two different files")
     return files
 
 

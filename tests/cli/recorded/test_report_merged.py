@@ -279,6 +279,7 @@ def test_names_of_markup_stay_text(shards, gpumem):
     ("arguments", "message"),
     [
         (["--json=x", "--html=x"], "x: two reports cannot be in one file"),
+        (["--json=x", "--markdown=./x"], "./x: two reports cannot be in one file"),
         (["--json=folder"], "folder: cannot be written: Is a directory"),
         # "embedded null byte", or since Python 3.13 "lstat: embedded null character in path"
         (["--json=x\0"], "x\\x00: cannot be written: "),
