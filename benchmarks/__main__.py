@@ -19,7 +19,7 @@ def rows() -> list[list[str]]:
 
 
 def main() -> None:
-    """Print the benchmarks in whose row all words stand."""
+    """Print the benchmarks whose row contains all words of the command line."""
     words = [word.lower() for word in sys.argv[1:]]
     width = min(shutil.get_terminal_size().columns, 120)
     for question, command, files, time in rows():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: where a figure was made, processes, tables, results."""
+"""Helpers of the benchmarks: provenance of figures, processes, tables, results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = ROOT / "benchmarks" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
 MIB, GIB = 2**20, 2**30
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-"""variables by which libraries of the hub fetch nothing"""
+"""variables that keep Hugging Face's libraries from downloading"""
 
 
 # -- where a figure was made --
@@ -48,7 +48,7 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    """Return git's commit, "+" behind it where files of the package differ from it."""
+    """Return the commit's short hash, followed by "+" if files of the package differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -63,7 +63,7 @@ def commit() -> str:
 
 
 def packages(*names: str) -> dict[str, str]:
-    """Return the versions of packages, of those that are there."""
+    """Return the versions of those packages that are installed."""
     there = [name for name in names if importlib.util.find_spec(name)]
     return {name: importlib.metadata.version(name) for name in there}
 
@@ -80,7 +80,7 @@ def where() -> dict[str, str]:
 
 
 def line(*names: str) -> str:
-    """Return the provenance as one line; ``names`` are packages whose versions to say."""
+    """Return the provenance as one line, with the versions of the packages ``names``."""
     parts = {**where(), **packages("torch", "pytest", *names)}
     return "; ".join(f"{name} {value}" for name, value in parts.items())
 
@@ -89,16 +89,16 @@ def line(*names: str) -> str:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """Return the rows of a file in data/, in its order."""
+    """Return the rows of a CSV file in data/, in order."""
     with (DATA / name).open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file of TOML has."""
+    """Read a TOML file."""
     try:
         import tomllib
-    except ImportError:  # Python 3.10, where pytest brings it
+    except ImportError:  # Python 3.10, where pytest requires tomli
         import tomli as tomllib
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -107,9 +107,9 @@ def table(rows: Iterable[Iterable[object]], heads: Iterable[str], align: str = "
     """Return a table whose cells are shown as they are.
 
     Args:
-        rows: of cells.
-        heads: of the columns.
-        align: "l" or "r" for each column, the last one for those behind it as well.
+        rows: the cells of each row.
+        heads: the columns' titles.
+        align: "l" or "r" for each column; the last letter also applies to all later columns.
     """
     from tabulate import tabulate
 
@@ -120,7 +120,7 @@ def table(rows: Iterable[Iterable[object]], heads: Iterable[str], align: str = "
 
 
 def publish(name: str, text: str, *, keep: bool = True) -> None:
-    """Print a result, and keep it in results/ if it is a whole one."""
+    """Print a result, and write it to results/ if ``keep``."""
     print(text)
     if keep:
         RESULTS.mkdir(exist_ok=True)
@@ -128,18 +128,18 @@ def publish(name: str, text: str, *, keep: bool = True) -> None:
 
 
 def percent(value: float, real: float) -> float:
-    """Return by how many percent a value is off."""
+    """Return the error of a value in percent."""
     return 100 * (value - real) / real
 
 
 def spread(errors: Iterable[float], median: int = 2, worst: int = 2) -> str:
-    """Return median and worst of errors in percent, without sign, to so many digits."""
+    """Return median and maximum of absolute errors in percent, with these numbers of digits."""
     sizes = [abs(error) for error in errors]
     return f"median {statistics.median(sizes):.{median}f} %, worst {max(sizes):.{worst}f} %"
 
 
 def spreads(groups: dict[str, list[float]], median: int = 2) -> list[str]:
-    """Return a line for each group of rows: their number, median and worst error."""
+    """Return a line for each group of rows: number, median and largest error."""
     return [
         f"{group}: {len(errors)} rows, {spread(errors, median)}"
         for group, errors in sorted(groups.items())
@@ -156,8 +156,8 @@ def ask(
 
     Args:
         python: the interpreter.
-        module: its name, of the package benchmarks.
-        words: its arguments.
+        module: a module of the package benchmarks.
+        words: the module's arguments.
         timeout: seconds, after which ``subprocess.TimeoutExpired`` is raised.
         environment: variables; this checkout comes before PYTHONPATH.
     """
@@ -175,7 +175,7 @@ def ask(
 
 
 def output_of(*command: str, **environment: str) -> str:
-    """Run a command that has to succeed in the project's folder; return its output."""
+    """Run a command in the project's folder, which must succeed; return its output."""
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -187,7 +187,7 @@ def output_of(*command: str, **environment: str) -> str:
 
 
 class Session(NamedTuple):
-    """A session of pytest: what it printed, and seconds on the clock and of the processor."""
+    """A session of pytest: exit status, output, wall-clock seconds and CPU seconds."""
 
     status: int
     output: str
@@ -214,9 +214,9 @@ def session(
 
 
 def forked(work: Callable[..., Iterable[Any]], *arguments: object) -> Iterator[Any]:
-    """Yield the records, each of JSON, that a function yields in a fork of this process.
+    """Yield the JSON records that a function yields in a fork of this process.
 
-    At last comes ``{"ended": why}`` where the fork ended before its time.
+    If the fork fails, the last record is ``{"ended": why}``.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -245,11 +245,11 @@ def in_fork(work: Callable[..., Iterable[Any]], *arguments: object) -> Any:  # n
     return record
 
 
-# -- the virtual GPU of a process that asks for nothing else --
+# -- the virtual GPU of a process that uses a single card --
 
 
 def open_card(card: Card) -> VirtualDevice:
-    """Make this process's GPU a card; torch must not be imported yet."""
+    """Load the virtual GPU in this process as a card; torch must not be imported yet."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.load(card)
@@ -258,10 +258,10 @@ def open_card(card: Card) -> VirtualDevice:
 
 
 def versions(device: VirtualDevice) -> str:
-    """Return torch and cuDNN of this process.
+    """Return the versions of torch and cuDNN in this process.
 
     Raises:
-        SystemExit: it called what the virtual GPU does not support.
+        SystemExit: the process called functions that the virtual GPU does not support.
     """
     import torch
 
@@ -277,11 +277,11 @@ LIGHT: dict[str, list[str] | None] = {
     "without NVIDIA's but cuDNN": ["--cudnn"],
     "without NVIDIA's": [],
 }
-"""kinds of environments: the options of ``gpumem light``; None: nothing is left out"""
+"""by kind of environment: the options of ``gpumem light``; None to leave nothing out"""
 
 
 def excludes(folder: Path, options: list[str] | None) -> list[str]:
-    """Return the options by which uv leaves out what ``gpumem light`` names; write its file."""
+    """Write the names from ``gpumem light --excludes`` to a file; return uv's options for it."""
     if options is None:
         return []
     names = output_of(sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options)

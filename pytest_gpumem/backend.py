@@ -1,7 +1,7 @@
 """PyTorch's functions for one type of device: CUDA's here, those of others in a subclass.
 
-Code that measures calls them through ``VIEW.backend`` of ``recording/allocator_view.py``, and does
-not know which type it has.
+Code that measures calls them through ``VIEW.backend`` of ``recording/allocator_view.py``, whatever
+the type.
 """
 
 from __future__ import annotations

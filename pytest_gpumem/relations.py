@@ -94,7 +94,7 @@ class Bound(NamedTuple):
     measured: int
     """the part's figure on the fullest device"""
     sizes: str = ""
-    """the figures of all parts of the relation's order, as text; "" if it is of none"""
+    """the figures of all parts of the relation's order, as text; "" without an order"""
 
     @property
     def excess(self) -> int:

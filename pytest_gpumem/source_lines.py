@@ -24,7 +24,7 @@ OWN_FOLDER: Final = f"{Path(__file__).parent}/"
 _PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")
 """a folder of installed packages in a file name; the group is the path separator"""
 _LINKED: Final = "__editable__"
-"""begins the name of the folder in which setuptools links to a project's sources"""
+"""prefix of the name of a folder in which setuptools links to a project's sources"""
 _CACHE_TAG: Final = "CACHEDIR.TAG"
 """file that marks a cache folder (https://bford.info/cachedir/)"""
 _HANDED_ON: Final = re.compile(r"[(,]\s*\*")

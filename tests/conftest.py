@@ -1,7 +1,7 @@
-"""What the plugin's tests share: sessions of pytest inside this process, on the virtual GPU.
+"""Fixtures and hooks of the tests: sessions of pytest inside this process, on the virtual GPU.
 
-Importing torch takes seconds, so that it is done once in this process, and inner sessions use it.
-On a machine with a real GPU these tests take the virtual one as well; tests/gpu takes the real one
+Importing torch takes seconds, so this process imports it once, and inner sessions use that import.
+On a machine with a real GPU these tests use the virtual GPU as well; tests/gpu uses the real one
 (``pytest tests/gpu --gpumem-device=cuda``).
 """
 
@@ -33,7 +33,7 @@ from pytest_gpumem.devices.virtual.inherited import TRITON
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 
-# No example is to fail by the clock: on a busy machine drawing one takes seconds.
+# No example may fail because of time: on a busy machine, drawing one takes seconds.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -48,15 +48,15 @@ pytest.register_assert_rewrite(
 
 
 def pytest_configure(config):
-    # Inner sessions are those of a desk: in CI tests without a baseline fail. Fixtures of every
-    # scope have to see that.
+    # Inner sessions must not see CI, where tests without a baseline fail. The variable is removed
+    # here, before fixtures of any scope run sessions.
     os.environ.pop("CI", None)
     installed_packages.read_once()
     known_plugins.look_through_once()
     known_driver.ask_once()
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         os.environ[SHARED] = warm_python()
-    keep_no_plans()  # tests of several cards take turns in a process
+    keep_no_plans()  # tests on different cards run in one process
     if config.getoption("gpumem_device", None) != "cuda":
         try:
             VirtualDevice.load(find_card("H100"))
@@ -97,7 +97,7 @@ LONGEST = (
     "plugin/test_remote_workers.py",
     "plugin/test_visible.py",
 )
-"""files of tests that take many seconds each, the longest first"""
+"""test files that take many seconds each, the longest first"""
 
 
 SLOW = {
@@ -105,15 +105,15 @@ SLOW = {
     for line in (TESTS / "slow.txt").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith("#")
 }
-"""files, and tests of files, that only ``tests/run.sh --all`` runs"""
+"""test files, and tests, that only ``tests/run.sh --all`` runs"""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads -m
 def pytest_collection_modifyitems(config, items):
     """Mark slow tests, and let workers begin with the longest files.
 
-    At the end all workers but one would wait for the last file otherwise: ``tests/run.sh`` gives
-    each file to one worker, in this order.
+    ``tests/run.sh`` gives each file to one worker, in this order. If a long file came last, all
+    other workers would wait for it at the end.
     """
     begin = f"{TESTS}{os.sep}"
     for item in items:
@@ -128,29 +128,30 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():
-    """Let nothing that a test runs write bytecode; what was imported until now has written its own.
+    """Disable writing bytecode from now on, here and in processes that tests start.
 
-    Python takes a module's bytecode for that of its source by the second and the size: a test that
-    writes a module twice would import the first one again.
+    Python compares only the size of a source, and its time in seconds, with those in the bytecode:
+    a test that writes a module twice within a second could import the first version again.
     """
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 LEFT_ALONE = {"CUDA_MODULE_LOADING", TRITON}
-"""variables that a later test may need: one process sets up CUDA once, and a file's fixture that
-opens the virtual GPU tells Triton where the driver is for all tests of the file"""
+"""variables that later tests may need: a process sets up CUDA only once, and a module's fixture
+that opens the virtual GPU sets Triton's path of the driver for all tests of the module"""
 MAX_OBJECTS = 60_000
-"""objects that a collection goes through; libraries that tests import (mypy, Inductor) have more"""
+"""number of objects tracked by the garbage collector above which :func:`hide_objects` is called
+again: some tests import large libraries (mypy, Inductor)"""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """Give the environment and the collector's threshold back as they were.
+    """Restore the environment and the collector's threshold; end the process if the test hangs.
 
-    Inductor sets TRITON_CACHE_DIR for good. Every later process would be a new interpreter then,
-    of two seconds, instead of a fork of the warm process. mypy lets the collector run seldom, and
-    garbage of a later test's compilation was in its peak. A test that hangs ends the process.
+    Inductor sets TRITON_CACHE_DIR and does not unset it: each later process would be a new
+    interpreter, which takes two seconds, instead of a fork of the warm process. mypy raises the
+    threshold: the peak of a later test then included garbage of its compilation.
     """
     environment = {name: os.environ[name] for name in os.environ.keys() - LEFT_ALONE}
     threshold = gc.get_threshold()
@@ -160,7 +161,7 @@ def pytest_runtest_protocol(item, nextitem):
     for name in os.environ.keys() - environment.keys() - LEFT_ALONE:
         del os.environ[name]
     os.environ.update(environment)
-    # Between two files no fixture holds a tensor, which is not to be hidden.
+    # Between two files no fixture holds a tensor. Tensors must not be hidden.
     between_files = nextitem is not None and nextitem.path != item.path
     if between_files and "torch" in sys.modules and len(gc.get_objects()) > MAX_OBJECTS:
         hide_objects()
@@ -174,25 +175,25 @@ def virtual_gpu(request):
         pytest.skip(request.config.stash[OBSTACLE])
     import torch
 
-    # pytest loads a plugin's modules with a loader that has the session's config, and by that all
-    # that the session's tests hold: none of them is to be an inner session's.
+    # pytest imports a plugin's modules with a loader that refers to the session's config, and thus
+    # to all that its tests hold. Import them now, so that no inner session's loader stays alive.
     for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
         if ".native." not in module.name:  # a library, no module
             importlib.import_module(module.name)
-    importlib.import_module("torch._dynamo")  # which the first optimizer imports
+    importlib.import_module("torch._dynamo")  # the first optimizer would import it
     hide_objects()
     return torch
 
 
 @pytest.fixture(scope="session")
 def standin(tmp_path_factory):
-    """The folder of the stand-in accelerator's module, which a process may import."""
+    """The folder to put on a process's path so that it imports the stand-in accelerator."""
     return built_standin(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)
 def default_card():
-    """Restore the default card, which sessions and commands within this process change."""
+    """Restore the card that sessions and commands in this process may change."""
     device = VirtualDevice.loaded()
     card = device and device.card
     yield
@@ -202,7 +203,7 @@ def default_card():
 
 @pytest.fixture
 def torch():
-    """Torch over this process's virtual GPU, without what the plugin's sessions need."""
+    """Torch on this process's virtual GPU, without the imports that inner sessions need."""
     virtual_device()
     import torch
 
@@ -224,7 +225,7 @@ def meter():
 
 @pytest.fixture
 def modules_kept(monkeypatch):
-    """Let pytester, made after this, unload nothing but test modules: Triton loads once only."""
+    """Make a pytester created later unload only test modules: Triton cannot be loaded twice."""
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", _TestModulesOnly)
 
 
@@ -233,15 +234,15 @@ def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setenv("COLUMNS", "140")
     github = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
-    for name in ("CI", "BUILD_NUMBER", *github):  # pytest shortens nothing where these are set
+    for name in ("CI", "BUILD_NUMBER", *github):  # pytest truncates nothing if these are set
         monkeypatch.delenv(name, raising=False)
     yield Suite(pytester)
     gc.collect()
-    virtual_gpu.cuda.empty_cache()  # or it would serve an unmarked test, which sees no GPU
+    virtual_gpu.cuda.empty_cache()  # else an unmarked test could use the cached memory
 
 
 class _TestModulesOnly:
-    """In place of pytester's snapshot: forgets test modules, keeps what torch imports late."""
+    """Replaces pytester's snapshot: unloads test modules, keeps modules that torch imports late."""
 
     def __init__(self, preserve=None):
         self._before = set(sys.modules)
@@ -249,12 +250,12 @@ class _TestModulesOnly:
     def restore(self):
         for name in set(sys.modules) - self._before:
             if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
-                vars(sys.modules.pop(name)).clear()  # and what they keep on the device
+                vars(sys.modules.pop(name)).clear()  # also frees tensors in its globals
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder to run commands in, of 80 columns."""
+    """An empty working folder, and a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):

@@ -200,7 +200,7 @@ def test_the_scan_knows_a_patch_by_hand(source, patches_by_hand):
 NO_PATCHES = {
     "setattr(compiled, attribute, graph)": "compiled code gets an attribute of ours",
     "setattr(compiled, PROGRAM, program)": "likewise",
-    "setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))": "likewise",
+    "setattr(compiled, PRODUCTS, tuple(map(tuple, self._requested)))": "likewise",
     "setattr(_kind, f'__{_name}__', _wrapped(getattr(_plain, f'__{_name}__')))": "our own class",
     "module.__loader__ = self._loader": "a loader's own duty",
     "module.__spec__.loader = self._loader": "likewise",

@@ -2,8 +2,8 @@
 
     python -m benchmarks.cudnn.agreement [--cudnn VERSION=PATH ...] [--python PATH ...]
 
-Which plan cuDNN ranks first, and so how much it takes, is its version's own choice: this tells what
-the answer of another version is worth.
+Which plan cuDNN ranks first, and thus the size of the workspace, depends on its version. The tables
+show how far the virtual GPU may rely on the answers of another version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Answers = Mapping[str, int | str]
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution; ``last`` has its channels last."""
+    """One convolution; ``last``: in the memory format channels_last."""
 
     images: tuple[int, ...]
     weights: tuple[int, ...]
@@ -52,13 +52,13 @@ class Conv:
 
     @property
     def size(self) -> int:
-        """Bytes of its three tensors."""
+        """Bytes of the input, the weight and the output."""
         shapes = (self.images, self.weights, self.result)
         return sum(math.prod(it) for it in shapes) * (4 if self.dtype == "float32" else 2)
 
 
 def drawn(count: int, seed: int = 1) -> list[Conv]:
-    """Return convolutions of the sizes that networks have, the same ones for a seed."""
+    """Draw convolutions with sizes as in networks, the same ones for the same seed."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     found: list[Conv] = []
     while len(found) < count:
@@ -90,7 +90,7 @@ def drawn(count: int, seed: int = 1) -> list[Conv]:
 
 
 def measure(task: dict[str, Any]) -> list[Any]:
-    """Ask for all of them on one card; return what came of it, and cuDNN's version."""
+    """Run the drawn convolutions on one card; return the answers, and cuDNN's version."""
     from pytest_gpumem.devices.cards import find_card
 
     device = open_card(find_card(task["card"]))
@@ -102,7 +102,7 @@ def measure(task: dict[str, Any]) -> list[Any]:
             before = device.library.convolutions().asked
             answer = taken(conv, index)
             if isinstance(answer, str) or device.library.convolutions().asked > before:
-                answers[f"{number} {name}"] = answer  # else PyTorch has a kernel of its own
+                answers[f"{number} {name}"] = answer  # else PyTorch uses a kernel of its own
     return [answers, device.library.cudnn_found()]
 
 
@@ -110,7 +110,7 @@ def measure(task: dict[str, Any]) -> list[Any]:
 
 
 def compare(count: int, python: str, cudnns: Mapping[str, str]) -> list[str]:
-    """Return the text of the sweep: how each two versions of cuDNN agree."""
+    """Run the sweep; return a text on how often each two versions of cuDNN agree."""
     answers: dict[str, dict[str, int | str]] = {}
     text = []
     for version, path in cudnns.items():
@@ -142,18 +142,18 @@ def compare(count: int, python: str, cudnns: Mapping[str, str]) -> list[str]:
 
 
 def both(one: Answers, other: Answers) -> list[tuple[str, int, int]]:
-    """Return key and bytes of what both answered."""
+    """Return (key, bytes, bytes) for each workspace that both versions answered."""
     keys = [key for key in one if isinstance(one[key], int) and isinstance(other.get(key), int)]
     return [(key, int(one[key]), int(other[key])) for key in keys]
 
 
 def share(pairs: list[tuple[str, int, int]]) -> str:
-    """Return how many of them are the same, in percent."""
+    """Return the share of pairs with equal bytes, in percent."""
     return f"{100 * sum(a == b for _, a, b in pairs) / len(pairs):.1f}" if pairs else "-"
 
 
 def agreement(count: int, one: Answers, other: Answers) -> list[str]:
-    """Return one line of the table."""
+    """Return a row of the table, on two versions."""
     these = both(one, other)
     convs = drawn(count)
     off = sorted(
@@ -173,7 +173,7 @@ def agreement(count: int, one: Answers, other: Answers) -> list[str]:
 
 
 def by_card(pairs: list[tuple[str, str]], answers: Mapping[str, Answers]) -> list[str]:
-    """Return how often neighbouring versions are the same, in percent, by card."""
+    """Return how often neighbouring versions have the same answer, in percent, by card."""
     rows = []
     for a, b in pairs:
         these = both(answers[a], answers[b])
@@ -183,7 +183,7 @@ def by_card(pairs: list[tuple[str, str]], answers: Mapping[str, Answers]) -> lis
 
 
 def refusals(answers: Mapping[str, Answers]) -> list[str]:
-    """Return what could not be asked or was refused, by version."""
+    """Return the number of answers and the errors of each version."""
     said = []
     for version, of in answers.items():
         errors = [it for it in of.values() if isinstance(it, str)]
@@ -193,7 +193,7 @@ def refusals(answers: Mapping[str, Answers]) -> list[str]:
 
 
 def main() -> None:
-    """Print and keep the tables."""
+    """Print the tables, and write them to the results."""
     parser = options(__doc__)
     parser.add_argument("--shapes", type=int, default=120, help="convolutions drawn (120)")
     parser.add_argument("--dry", action="store_true", help="record nothing")

@@ -1,4 +1,4 @@
-"""Workspaces of convolutions, asked of a cuDNN in a process of its own."""
+"""Query a cuDNN for the workspaces of convolutions, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 from benchmarks.harness import ROOT, open_card
 
 ASKED_FROM = (9, 8)
-"""the first cuDNN that plans for a device that is not there"""
+"""the first cuDNN that makes plans for a device that the machine does not have"""
 
 
 def named(version: int) -> str:
-    """Return cuDNN's version as it is written: 91002 is 9.10.2."""
+    """Return cuDNN's version as text: "9.10.2" for 91002."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version."""
+    """Return a version's numbers: (9, 10, 2) for "9.10.2"."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
 
 
 def ask(python: str, cudnn: str, task: dict[str, Any]) -> list[Any] | str:
-    """Return what a worker printed, or why it did not.
+    """Run a task in a worker process; return the JSON that it prints, or its last error line.
 
     Args:
-        python: its interpreter.
-        cudnn: the path of the libcudnn.so.9 to ask, or "none".
-        task: of measure(), or of agreement.measure() where it has a "sweep".
+        python: the worker's interpreter.
+        cudnn: the path of the libcudnn.so.9 to query, or "none".
+        task: the argument of measure(), or of agreement.measure() if it has a "sweep".
     """
     done = subprocess.run(
         [python, "-m", "benchmarks.cudnn.asking", json.dumps(task)],
@@ -49,7 +49,7 @@ def ask(python: str, cudnn: str, task: dict[str, Any]) -> list[Any] | str:
 
 
 def own(python: str) -> tuple[str, str, str]:
-    """Return an interpreter's torch, its cuDNN's version, and where that is."""
+    """Return the versions of an interpreter's torch and cuDNN, and the path of its libcudnn."""
     code = (
         "import nvidia.cudnn as n, torch\n"
         "print(torch.__version__, torch.backends.cudnn.version(), list(n.__path__)[0])"
@@ -60,7 +60,7 @@ def own(python: str) -> tuple[str, str, str]:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """Return the options that give cuDNNs."""
+    """Return a parser with the options that name cuDNNs and interpreters."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -70,7 +70,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def there(given: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
-    """Return interpreters by their torch, and paths of cuDNNs that can be asked by version."""
+    """Return interpreters by torch version, and paths of usable cuDNNs by version."""
     seen = [(python, *own(python)) for python in [sys.executable, *given.python]]
     pythons = {torch: python for python, torch, _, _ in seen}
     cudnns = {version: path for _, _, version, path in seen}
@@ -80,7 +80,7 @@ def there(given: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def measure(task: dict[str, Any]) -> list[Any]:
-    """Return the bytes of one convolution here, and cuDNN's version."""
+    """Run one convolution in this process; return its bytes, and cuDNN's version."""
     from pytest_gpumem.devices.cards import find_card
 
     name, sms = task["chip"]

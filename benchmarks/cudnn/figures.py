@@ -1,4 +1,4 @@
-"""What convolutions take besides their tensors, as PyTorch's allocator counts it, in bytes.
+"""Workspaces of convolutions as PyTorch's allocator counts them, in bytes.
 
 Imported once the virtual GPU is loaded, by measured.py and agreement.py.
 """
@@ -18,10 +18,10 @@ Shapes = tuple[list[int], list[int]]
 
 @torch.no_grad()
 def workspace(shapes: Shapes, dtype: str, *, bias: bool, padding: int, asked: bool) -> int:
-    """Return what a convolution takes besides its output.
+    """Return the bytes that a convolution allocates in addition to its output.
 
-    ``asked``: what PyTorch asked its allocator for, which the block it got may exceed by up to 1
-    MiB, depending on what else the process has cached; else the whole block.
+    With ``asked``, the requested bytes; else those of the block, which may exceed the request by up
+    to 1 MiB, depending on what else the process has cached.
     """
     x, w = (torch.zeros(it, dtype=getattr(torch, dtype), device="cuda") for it in shapes)
     b = torch.zeros(len(w), dtype=x.dtype, device="cuda") if bias else None
@@ -37,7 +37,7 @@ def workspace(shapes: Shapes, dtype: str, *, bias: bool, padding: int, asked: bo
 
 @torch.no_grad()
 def peak(shapes: Shapes, dtype: str, *, bias: bool, padding: int, asked: bool) -> int:
-    """Return the peak of pytorch/pytorch#166643's script; ten of its hundred rounds."""
+    """Return the peak of the script in pytorch/pytorch#166643, with 10 of its 100 rounds."""
     assert not asked
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.empty_cache()
@@ -51,7 +51,7 @@ def peak(shapes: Shapes, dtype: str, *, bias: bool, padding: int, asked: bool) -
 
 
 def taken(conv: Conv, index: int) -> int | str:
-    """Return what a pass (0: forward, 1: data gradient, 2: filter gradient) takes, or its error."""
+    """Return the workspace of a pass, or its error; 0: forward, 1: data, 2: filter gradient."""
     form = torch.contiguous_format
     if conv.last:
         form = torch.channels_last if len(conv.images) == 4 else torch.channels_last_3d

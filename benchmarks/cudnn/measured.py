@@ -4,14 +4,14 @@
     python -m benchmarks.cudnn.measured --ranges
 
 The rows are those of data/measured-workspaces.csv and data/measured-workspaces-more.csv
-(data/README.md says where they are from). Each runs in a process of its own on the row's chip, in
-the interpreter whose torch is nearest to the row's. ``--cudnn`` gives cuDNNs by path of their
-libcudnn.so.9, installed with what they depend on; those of the interpreters are there anyway. A
-row asks the cuDNN of its version; where that is not given, all that are, the nearest first.
+(data/README.md has their sources). Each row runs in a process of its own on the row's chip, in the
+interpreter whose torch is nearest to the row's. ``--cudnn`` names further cuDNNs by the paths of
+their libcudnn.so.9, installed with their dependencies; the interpreters' own are always used. A row
+queries the cuDNN of its version; if that one is missing, all others, the nearest version first.
 
-With ``--ranges``, published figures are compared with the ranges that reports have where no cuDNN
-is asked: the rows with the most that a convolution is taken to need, and the peaks of
-results/published.txt and published_vae.txt.
+With ``--ranges``, published figures are compared with the ranges in reports if no cuDNN can be
+queried: the rows with the largest workspace of a range, and the peaks of results/published.txt and
+published_vae.txt.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CHIPS = {
     "NVIDIA A100-SXM4-40GB": ("A100-40GB", 108),
     "not said": ("H100", 132),
 }
-"""a profile with the limits of the row's chip, and its SMs (NVIDIA's data sheets). "not said": a
-comment whose figure without cuDNN has the 32 MiB of cuBLAS workspace of Hopper"""
+"""by the row's chip: a card with its limits, and its number of SMs (NVIDIA's data sheets). "not
+said": a comment whose figure without cuDNN includes Hopper's 32 MiB of cuBLAS workspace"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Row:
     """One convolution that was measured.
 
     Attributes:
-        loop: the figure is the peak of the report's whole script, else the workspace.
-        size: what was measured, in bytes.
-        within: how far the figure was rounded, in bytes.
+        loop: whether the figure is the peak of the report's whole script, not the workspace.
+        size: the measured bytes.
+        within: bytes by which the figure may have been rounded.
     """
 
     name: str
@@ -61,14 +61,14 @@ class Row:
     within: int
 
     def task(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - of JSON
-        """Return what asking.measure() is to run."""
+        """Return the task for asking.measure()."""
         names = ("dtype", "shapes", "bias", "padding", "loop")
         return {"chip": CHIPS[self.gpu], **{it: getattr(self, it) for it in names}, **more}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one cuDNN said of a row; ``size`` in bytes, or why there is none."""
+    """One cuDNN's answer on a row; ``size`` in bytes, or the error."""
 
     row: Row
     cudnn: str
@@ -77,7 +77,7 @@ class Found:
 
 
 def read() -> list[Row]:
-    """Return the rows of both files, products of matrices left out."""
+    """Return the rows of both files, without matrix products."""
     rows = []
     for it in harness.read("measured-workspaces.csv"):
         if it["operator"] != "aten::convolution":
@@ -96,7 +96,7 @@ def read() -> list[Row]:
 
 
 def nearest_first(given: list[str], wanted: str) -> list[str]:
-    """Return versions by their distance from one: major and minor count, then the patch."""
+    """Sort versions by their distance from one: by major, then minor, then patch number."""
     major, minor, patch = numbers(wanted)[:3]
 
     def distance(version: str) -> tuple[int, int, int]:
@@ -107,7 +107,7 @@ def nearest_first(given: list[str], wanted: str) -> list[str]:
 
 
 def run(rows: list[Row], pythons: dict[str, str], cudnns: dict[str, str]) -> list[Found]:
-    """Return what each cuDNN of interest says of the rows."""
+    """Query the cuDNNs of the rows' versions, or the nearest; return their answers."""
     found = []
     for row in rows:
         minor = numbers(row.torch)[1]
@@ -141,7 +141,7 @@ def table(found: list[Found]) -> str:
 
 
 def summary(found: list[Found]) -> list[str]:
-    """Return how many rows come out as measured, with their own cuDNN and with others."""
+    """Return how many rows are as measured, with their own cuDNN and with other versions."""
     said = []
     same = [it for it in found if it.cudnn == it.row.cudnn]
     text = "rows whose own cuDNN was asked"
@@ -153,7 +153,7 @@ def summary(found: list[Found]) -> list[str]:
 
 
 def others(found: list[Found]) -> list[tuple[str, list[Found]]]:
-    """Return what was asked of another version than the row's, by both versions."""
+    """Group the answers of other versions than the row's by the two versions."""
     pairs = dict.fromkeys((it.row.cudnn, it.cudnn) for it in found if it.row.cudnn != it.cudnn)
     return [
         (
@@ -168,7 +168,7 @@ def others(found: list[Found]) -> list[tuple[str, list[Found]]]:
 
 
 def within_ranges() -> tuple[str, int]:
-    """Return the table of single convolutions, and how many took more than the most."""
+    """Return a table of single convolutions, and how many exceed the largest workspace."""
     rows, outside = [], 0
     for row in read():
         if row.loop:  # the peak of a whole script
@@ -187,8 +187,8 @@ def peaks(name: str, columns: dict[str, str]) -> tuple[str, int]:
     """Return a sentence on the rows of a result, and how many lie outside of their ranges.
 
     Args:
-        name: of the result.
-        columns: those of published figures, each with that of its range.
+        name: the result's name.
+        columns: maps each column of published figures to the column of its range.
     """
     result = tables(name)[0]
     if not set(columns.values()) <= set(result[0]):
@@ -199,7 +199,7 @@ def peaks(name: str, columns: dict[str, str]) -> tuple[str, int]:
         for real, column in columns.items()
         if (ends := re.fullmatch(r"(\d+) to (\d+)", row[column]))
     ]
-    # Ends are in whole MiB; figures of what is allocated differ by up to 0.1 % for other reasons.
+    # Ends are whole MiB; allocated bytes differ by up to 0.1 % for other reasons.
     outside = sum(not low * 0.999 - 1 <= real <= high * 1.001 + 1 for real, low, high in rows)
     shares = max(100 * real / high for real, low, high in rows)
     return (
@@ -209,7 +209,7 @@ def peaks(name: str, columns: dict[str, str]) -> tuple[str, int]:
 
 
 def ranges() -> None:
-    """Print and keep the figures beside their ranges; fail if one lies outside of its range."""
+    """Publish the figures beside their ranges; fail if a figure lies outside of its range."""
     convolutions, beyond = within_ranges()
     runs, outside = peaks("published", {"real MiB": "range"})
     columns = {"allocated": "allocated between", "reserved": "reserved between"}
@@ -221,7 +221,7 @@ def ranges() -> None:
 
 
 def main() -> None:
-    """Print the rows' table; keep it if it is of all rows."""
+    """Print the table of the rows; write it to the results if it has all rows."""
     parser = options(__doc__)
     parser.add_argument("--only", default="", help="rows with this in their name")
     parser.add_argument("--ranges", action="store_true", help="published figures in their ranges")

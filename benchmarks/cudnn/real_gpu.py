@@ -4,9 +4,9 @@
     python -m benchmarks.cudnn.real_gpu --count 3000 --out virtual.csv --virtual H200
     python -m benchmarks.cudnn.real_gpu --compare real.csv virtual.csv
 
-The first on a machine with a real GPU, the second anywhere, with the same torch. A workspace is
-what the peak has above the memory held before and the operation's results. Shapes are drawn with a
-fixed seed from the ranges of published networks, so that every machine sweeps the same ones.
+Run the first command on a machine with a real GPU, the second anywhere, with the same torch. A
+workspace is the peak minus the memory held before and the operation's results. Shapes are drawn
+with a fixed seed from the ranges of published networks: every machine sweeps the same ones.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def shapes(count: int) -> Iterator[Shape]:
 
 
 def workspaces(shape: Shape) -> Iterator[tuple[str, int]]:
-    """Yield each direction and its workspace in bytes; -1 where the operation is refused."""
+    """Yield each direction and its workspace in bytes; -1 if the operation runs out of memory."""
     import torch
 
     torch.backends.cudnn.benchmark = shape.benchmark
@@ -105,7 +105,7 @@ def workspaces(shape: Shape) -> Iterator[tuple[str, int]]:
 
 
 def workspace(run: object) -> int:
-    """Return what an operation takes beside its results, in bytes; the second time it runs."""
+    """Return the bytes that an operation's second run takes in addition to its results."""
     import torch
 
     try:
@@ -125,7 +125,7 @@ def workspace(run: object) -> int:
 
 
 def compare(first: Path, second: Path) -> bool:
-    """Print how often two sweeps agree, by direction and benchmark mode; say whether they do."""
+    """Print how often two sweeps agree, by direction and benchmark mode; return whether all do."""
     tables = []
     for path in (first, second):
         with path.open(encoding="utf-8") as file:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cudnn.replay [STEP ...]
 
-Each step of fidelity/ runs on a virtual H100 where no cuDNN is asked, so that every convolution has
-a range. Its requests are served once more with the least and the largest workspaces
-(replay/workspace_replay.py); then the step itself runs with these. It fails if a
-peak differs by a byte. Benchmark mode, with cuDNN asked, is tried on networks of torchvision.
+Each step of fidelity/ runs on a virtual H100 without cuDNN, so that every convolution has a range.
+Its requests are served again with the smallest and the largest workspaces
+(replay/workspace_replay.py); then the step itself runs with these workspaces. The benchmark fails
+if a peak differs by a byte. Networks of torchvision run in benchmark mode, with cuDNN.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 BENCHMARK = ("resnet18", "resnet50", "mobilenet_v2", "deeplabv3_resnet50", "densenet121", "vgg11")
 NO_RANGE = ("compiled",)
-"""in names of steps that other files compare"""
+"""parts of the names of steps that other benchmarks compare"""
 
 
 def timed_plans(name: str) -> Callable[[], None]:
-    """Return two steps of a network in benchmark mode."""
+    """Return a function that runs two steps of a network in benchmark mode."""
 
     def run() -> None:
         import torch
@@ -55,7 +55,7 @@ def timed_plans(name: str) -> Callable[[], None]:
 
 
 def recorded_step(name: str) -> Callable[[], None]:
-    """Return two steps of fidelity/steps.py."""
+    """Return a function that runs a step of fidelity/steps.py twice."""
 
     def run() -> None:
         from benchmarks.fidelity import steps

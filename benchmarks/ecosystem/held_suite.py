@@ -6,12 +6,12 @@
     python -m benchmarks.ecosystem.held_suite --python ENV/bin/python kornia=kornia \
         kornia-filters=kornia timm=timm pytorch-metric-learning=pytorch-metric-learning
 
-ENV has what the libraries need, pytest and this package. Of each library a part of its suite runs
-on a copy of its folder: on the CPU without this package (its own time), with the line and nothing
-recorded, recording its baselines, and compared with them. Then a growth is planted in the library,
-a buffer of 4 MiB, and the suite runs once more. Own and compared runs alternate. Times are seconds
-of the processor in user mode, of the whole command. Tests that pass on the CPU and fail with the
-line are named with the reason.
+ENV has the libraries' requirements, pytest and this package. A part of each library's suite runs on
+a copy of its folder: on the CPU without this package (its own time), with the line but without
+baselines, recording baselines, and compared with them. Then a growth is planted in the library, a
+buffer of 4 MiB, and the suite runs again. Runs on the CPU and compared runs alternate. Times are
+CPU seconds of the whole command in user mode. Tests that pass on the CPU and fail with the line are
+named with the reason.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tabulate import tabulate
 from benchmarks.harness import line, publish, read_toml
 
 MAX_RATIO = 1.3
-"""times its own time that a suite may take with the line"""
+"""a suite with the line may take this many times its time on the CPU"""
 
 
 LINE = "gpumem_all = true"
 Library = dict[str, Any]
-"""a library with a part of its suite: held_suite.toml says what its fields are"""
+"""a library and a part of its suite: held_suite.toml explains the fields"""
 
 
 class Outcome(NamedTuple):
     """A run of the suite."""
 
     seconds: float
-    """of the processor, in user mode"""
+    """CPU seconds in user mode"""
     counts: str
-    """as pytest prints them"""
+    """pytest's counts of passed and failed tests, as text"""
     output: str
 
 
@@ -58,7 +58,7 @@ class Suite:
     Args:
         folder: a copy that may be changed.
         library: the library.
-        python: an interpreter that has all it needs.
+        python: an interpreter with the library's requirements.
     """
 
     def __init__(self, folder: Path, library: Library, python: Path) -> None:
@@ -93,14 +93,14 @@ class Suite:
         return Outcome(seconds, counts, done.stdout)
 
     def add_the_line(self) -> None:
-        """Write the one line."""
+        """Add ``gpumem_all = true`` to the suite's settings."""
         text = self.settings.read_text(encoding="utf-8")
         head = self.library["head"]
         assert text.count(head) == 1
         self.settings.write_text(text.replace(head, f"{head}\n{LINE}"), encoding="utf-8")
 
     def plant(self) -> int:
-        """Plant the growth; return its line."""
+        """Plant the growth in the library; return the number of its line."""
         path = self.folder / self.library["grown"]
         text = path.read_text(encoding="utf-8")
         place = text.index(self.library["before"])
@@ -120,7 +120,7 @@ def failed(run: Outcome) -> set[str]:
 
 
 def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
-    """Run a suite in all ways; return its table, and sentences."""
+    """Run a suite in all ways; return the rows of its table, and sentences."""
     own = [suite.run("-p", "no:gpumem", cpu=True)]
     suite.add_the_line()
     first = suite.run()
@@ -164,7 +164,7 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str]]:
 
 
 def main() -> None:
-    """Run the suites that are named, and print."""
+    """Run the suites named on the command line, and print their tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+", metavar="LIBRARY=FOLDER")
     parser.add_argument("--python", type=Path, required=True)

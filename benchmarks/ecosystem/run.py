@@ -2,8 +2,8 @@
 
     python -m benchmarks.ecosystem.run > benchmarks/results/ecosystem.txt
 
-It takes the libraries that are installed (pip install -e '.[ecosystem]'), and fetches nothing:
-models are made from their configurations. ``--real`` takes a real GPU.
+It tests the installed libraries (pip install -e '.[ecosystem]'), and downloads nothing: models are
+made from their configurations. ``--real`` uses a real GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DISTRIBUTIONS = {"torch_geometric": "torch-geometric"}
 
 
 def run_library(path: Path, device: str, reports: Path | None) -> tuple[str, list[str]]:
-    """Return the outcome of a library's tests, and a line for each.
+    """Run a library's tests; return the outcome, and a line for each test.
 
     Args:
         path: the tests.
         device: virtual or cuda.
-        reports: a folder that keeps the session's JSON report.
+        reports: a folder for the session's JSON report; None for none.
     """
     with tempfile.TemporaryDirectory() as temporary:
         report = (reports or Path(temporary)) / f"{path.stem.removeprefix('test_')}.json"

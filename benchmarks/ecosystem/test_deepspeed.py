@@ -1,6 +1,6 @@
 """DeepSpeed: the steps of one rank of four, with stages 1 to 3 of ZeRO one after another.
 
-Building its package takes the torch that is installed: ``pip install --no-build-isolation``.
+Its package is built with the installed torch: ``pip install --no-build-isolation``.
 """
 
 import deepspeed

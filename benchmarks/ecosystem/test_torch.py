@@ -1,7 +1,7 @@
 """PyTorch's selective activation checkpointing, as torchtitan applies it to its blocks.
 
-torchtitan's own test_mem reads memory_stats five times, and compares with figures that it has by
-heart; here the parts are held to each other.
+torchtitan's own test_mem reads memory_stats five times, and compares with hard-coded figures; here
+the parts are compared with each other.
 """
 
 import functools

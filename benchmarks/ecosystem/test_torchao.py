@@ -38,7 +38,7 @@ def test_quantized_weights_take_less(gpu_memory):
 
 @pytest.mark.gpu_memory(card="L4")
 def test_weights_that_are_quantized_on_their_way_to_the_gpu_take_less(gpu_memory):
-    """As torchao's own test_quantized_model_streaming has it, with two peaks compared by hand."""
+    """Test what torchao's test_quantized_model_streaming tests by comparing two peaks by hand."""
 
     def model():
         return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))

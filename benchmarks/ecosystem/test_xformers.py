@@ -46,7 +46,7 @@ def test_sequences_of_several_lengths():
     xformers.ops.memory_efficient_attention(*tensors, attn_bias=blocks).sum().backward()
 
 
-@pytest.mark.gpu_memory(card="A100-80GB")  # its kernel is one of that architecture
+@pytest.mark.gpu_memory(card="A100-80GB")  # its kernel is compiled for this architecture
 def test_a_product_with_a_sparse_matrix():
     weight = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     sparse = xformers.ops.sparsify24(weight)

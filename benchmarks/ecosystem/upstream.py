@@ -3,9 +3,9 @@
     python -m benchmarks.ecosystem.upstream diffusers=PATH torchtitan=PATH ao=PATH \\
         accelerate=PATH fairscale=PATH opacus=PATH pytorch-lightning=PATH
 
-Each PATH is a checkout of the library's repository; nothing is fetched. The libraries themselves
-are the checkout's, or else (of torchao, which has to be built) those that are installed.
-``--values=auto`` computes small tensors' values only; ``--real`` takes a real GPU.
+Each PATH is a checkout of the library's repository; nothing is downloaded. The checkout's library
+is tested, except for torchao, which must be built: there the installed one is tested.
+``--values=auto`` computes only small tensors' values; ``--real`` uses a real GPU.
 benchmarks/results/upstream.txt is a recorded run.
 """
 
@@ -32,13 +32,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker(pytest.mark.gpu_memory(baseline=False))
 """
-"""a plugin that does what a line in the suite's conftest.py would"""
+"""a plugin that marks all tests, as a line in the suite's conftest.py could"""
 ENDS = {"failure", "error", "skipped"}
-"""what a test ends with that has not passed, in pytest's report"""
+"""elements of pytest's XML report for a test that did not pass"""
 
 
 class Suite(NamedTuple):
-    """Some tests of a repository: upstream.toml says what the fields are."""
+    """Some tests of a repository; upstream.toml explains the fields."""
 
     repository: str
     distribution: str
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
-    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
+    """Run a suite; return its counts, and the failed tests with their last lines."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mark_all_tests.py").write_text(MARKING, encoding="utf-8")
         report = Path(folder, "report.xml")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.ecosystem.upstream_torch PATH [--file test_cuda.py]
 
-PATH is the ``test`` folder of PyTorch's sources, best of the torch that is installed; nothing is
-fetched. It needs what PyTorch's tests need (expecttest, hypothesis, psutil, scipy, setuptools) and
-unittest-xml-reporting. Each file runs under ``gpumem run``, in processes of a few tests; a test
-that fails there, or that ends its process, runs again with ``--values=full``.
-Tests that fail and have no class in ``upstream_torch.toml`` make the exit status 1.
+PATH is the ``test`` folder of PyTorch's sources, best in the installed torch's version; nothing is
+downloaded. The requirements of PyTorch's tests (expecttest, hypothesis, psutil, scipy,
+setuptools) and unittest-xml-reporting must be installed. Each file runs under ``gpumem run``, in
+processes of a few tests; a test that fails, or that ends its process, runs again with
+``--values=full``. The exit status is 1 if a failed test has no class in ``upstream_torch.toml``.
 benchmarks/results/upstream_torch.txt is a recorded run.
 """
 
@@ -30,9 +30,9 @@ from typing import NamedTuple
 from benchmarks.harness import read_toml
 
 GROUP = 12
-"""tests of a process"""
+"""number of tests per process"""
 ALONE_S = 180
-"""time for a process of one test"""
+"""seconds for a process with one test"""
 AGAIN = "passed with --values=full alone"
 ENDS = ("passed", "skipped")
 
@@ -41,14 +41,14 @@ class File(NamedTuple):
     """A file of PyTorch's tests."""
 
     path: str
-    """from the folder ``test``"""
+    """relative to the folder ``test``"""
     gpus: int = 1
     hangs_s: int = 240
-    """of one process"""
+    """seconds for a process"""
     group: int = GROUP
-    """tests of a process; 1 where PyTorch's own runner has --subprocess for it"""
+    """number of tests per process; 1 if PyTorch's own runner uses --subprocess for the file"""
     settings: tuple[tuple[str, str], ...] = ()
-    """variables of the environment"""
+    """environment variables"""
 
 
 FILES = (
@@ -71,7 +71,7 @@ REASONS = read_toml(Path(__file__).with_suffix(".toml"))
 
 
 class Outcome(NamedTuple):
-    """What came of a test."""
+    """The outcome of a test."""
 
     word: str
     """passed, failed, skipped, ended its process, timed out"""
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
 
 def main() -> int:
-    """Run the files; return 1 where a failure has no class."""
+    """Run the files; return 1 if a failure has no class."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--file", action="append", help="of these alone")
@@ -116,7 +116,7 @@ class Runner:
     def outcomes(self, only: list[str] | None) -> dict[str, Outcome]:
         """Return the outcome of each test by its name, ``Class.test``.
 
-        A test that fails with the values of the default budget runs again, with all.
+        A test that fails with values within the default budget runs again with all values.
         """
         names = [name for name in self.names() if only is None or name in only]
         found: dict[str, Outcome] = {}
@@ -131,7 +131,7 @@ class Runner:
         return {name: found[name] for name in names}
 
     def group(self, names: list[str], values: str = "auto") -> dict[str, Outcome]:
-        """Return the outcomes of a few tests, from one process if that comes to its end."""
+        """Return the outcomes of a few tests, from one process, or more if it ends early."""
         if not names:
             return {}
         results, output = self.run(names, values)
@@ -151,7 +151,7 @@ class Runner:
         return names
 
     def run(self, names: list[str], values: str) -> tuple[dict[str, Outcome], str]:
-        """Return the outcomes of tests of one process, none if it does not end well; its output."""
+        """Run tests in one process; return the outcomes ({} if it crashed) and its output."""
         with tempfile.TemporaryDirectory() as folder:
             options = [f"--save-xml={folder}", "-v", *names]
             limit_s = ALONE_S if len(names) == 1 else self.file.hangs_s
@@ -159,9 +159,9 @@ class Runner:
             reports = [*Path(folder).rglob("*.xml")]
             results: dict[str, Outcome] = {}
             for name, outcome in (row for report in reports for row in read(report)):
-                if name not in results or outcome.word == "failed":  # a subtest
+                if name not in results or outcome.word == "failed":  # subtests have one each
                     results[name] = outcome
-            if status not in {0, 1}:  # it ended badly after its last test
+            if status not in {0, 1}:  # it crashed after its last test
                 results = {}
         if len(names) == 1 and not results:
             lines = output.strip().splitlines() or [""]
@@ -172,7 +172,7 @@ class Runner:
     def call(
         self, arguments: list[str], limit_s: float, values: str = "auto"
     ) -> tuple[str, int | None]:
-        """Return the output and exit status of the file, None where it was not done in time."""
+        """Run the file; return its output and exit status, None if it took too long."""
         path = self.folder / self.file.path
         paths = [str(Path.cwd()), str(self.folder), os.environ.get("PYTHONPATH", "")]
         process = subprocess.Popen(
@@ -203,7 +203,7 @@ class Runner:
 
 
 def ended(output: str) -> tuple[dict[str, Outcome], str]:
-    """Return what the output says of tests that ended well, and the last test that began."""
+    """Return the outcomes of passed and skipped tests in the output, and the last test begun."""
     results, name = {}, ""
     for line in output.splitlines():
         if began := re.match(r"  (test\w+) \(__main__\.(\w+)\.", line):
@@ -233,7 +233,7 @@ def read(report: Path) -> list[tuple[str, Outcome]]:
 
 
 def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
-    """Return lines on a file, and the number of its failures that have no class."""
+    """Return lines on a file, and the number of its failures without a class."""
     counts = Counter(outcome.word for outcome in outcomes.values())
     words = ", ".join(f"{number} {word}" for word, number in counts.most_common())
     lines = [f"{file.path}: {len(outcomes)} tests: {words or 'none ran'}"]
@@ -253,7 +253,7 @@ def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
 
 
 def reason_of(path: str, name: str) -> dict[str, str] | None:
-    """Return the reason of a test that fails, or None."""
+    """Return the recorded reason why a test fails, or None."""
     path = path.replace("_expandable_segments", "")  # the same tests, with another setting
     for reason in REASONS["reasons"]:
         if any(file == path and fnmatchcase(name, pattern) for file, pattern in reason["tests"]):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.fidelity.accelerator [--standin]
 
-It runs on the accelerator that torch imports by itself: XPU, MPS, or that of an installed package.
-With --standin it builds the accelerator of the tests (tests/programs/standin), and runs on that.
+It runs on the accelerator that torch finds: XPU, MPS, or an installed package's. With --standin it
+builds the tests' stand-in accelerator (tests/programs/standin), and runs on that one.
 The layer is narrower than the README's, as the stand-in computes on the CPU.
 """
 
@@ -82,7 +82,7 @@ ROW = re.compile(r"^(?:test_\w+|  \(.*?\)) .*\d.*$", re.MULTILINE)
 
 
 def main() -> None:
-    """Run the cases, and publish what the sessions said."""
+    """Run the cases, and publish the sessions' verdicts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--standin", action="store_true", help="build the tests' accelerator")
     arguments = parser.parse_args()

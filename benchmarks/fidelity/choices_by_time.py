@@ -3,10 +3,10 @@
     python -m benchmarks.fidelity.choices_by_time [STEP ...] [--keep FILE]
 
 A GPU decides by time: its first run times kernels, and some matrix products are padded. The virtual
-GPU does neither, and tells a range. Here each step runs on a virtual H100 as it is, with its range;
-then three times in processes of their own, with what a GPU may do: kernels are timed, by PyTorch's
-own code; all products are padded of which PyTorch asks; or both. The recorded run is
-benchmarks/results/choices_by_time.txt. No GPU has measured these steps.
+GPU does neither, and reports a range. Here each step runs on a virtual H100 with its range; then in
+three further processes with what a GPU may do: PyTorch's own code times kernels; all products that
+PyTorch considers padding are padded; or both. The recorded run is
+benchmarks/results/choices_by_time.txt. These steps have not been measured on a real GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 CARD = "H100"
 GPUS = ("timed", "padded", "timed padded")
-"""what is done as on a GPU"""
+"""what PyTorch does as on a real GPU"""
 TOLERANCE = 0.001
-"""by which a figure may be below the range's lower end: a baseline's tolerance"""
+"""fraction by which a figure may be below the range's lower end: a baseline's tolerance"""
 
 
 def perceptron(width: int, out: int, *, activation: str = "GELU") -> Callable[[], None]:
-    """Return two training steps of three layers, in bfloat16."""
+    """Return a function that runs two training steps of three layers, in bfloat16."""
 
     def step() -> None:
         import torch
@@ -51,7 +51,7 @@ def perceptron(width: int, out: int, *, activation: str = "GELU") -> Callable[[]
 
 
 def gpt(vocabulary: int, *, width: int = 384) -> Callable[[], None]:
-    """Return two training steps of a small GPT, in bfloat16."""
+    """Return a function that runs two training steps of a small GPT, in bfloat16."""
 
     def step() -> None:
         import torch
@@ -98,7 +98,7 @@ def gpt(vocabulary: int, *, width: int = 384) -> Callable[[], None]:
 
 
 def encoder(width: int, heads: int, length: int) -> Callable[[], None]:
-    """Return two training steps of an encoder's layer, whose products are of odd sizes."""
+    """Return a function that runs two training steps of an encoder layer with odd sizes."""
 
     def step() -> None:
         import torch
@@ -111,7 +111,7 @@ def encoder(width: int, heads: int, length: int) -> Callable[[], None]:
 
 
 def optimizer_of_8_bits() -> None:
-    """Update parameters by a state in 8 bits, in compiled code that writes into its arguments."""
+    """Update parameters with an 8-bit state, in compiled code that writes into its arguments."""
     import torch
 
     @torch.compile(fullgraph=True)
@@ -130,7 +130,7 @@ def optimizer_of_8_bits() -> None:
 
 
 def train(model: nn.Module, batch: Callable[[], Tensor]) -> None:
-    """Take two steps."""
+    """Run two training steps."""
     for _ in range(2):
         model(batch()).float().square().mean().backward()
         model.zero_grad()
@@ -147,7 +147,7 @@ STEPS: dict[str, Callable[[], None]] = {
 
 
 def as_a_gpu(does: str) -> None:
-    """Let PyTorch time kernels, or pad all products, where it would on a GPU."""
+    """Make PyTorch time kernels, or pad all products that it might pad, as on a real GPU."""
     from pytest_gpumem.devices.virtual.compilation import kernel_timing, padded_products
 
     if "timed" in does:
@@ -174,7 +174,7 @@ def work(name: str, does: str) -> list[Any]:
 
 
 def main() -> None:
-    """Print and keep the table."""
+    """Publish the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", nargs="*")
     parser.add_argument("--keep", help="a file of answers: processes in it do not run again")

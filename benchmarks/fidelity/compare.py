@@ -23,13 +23,13 @@ def load(path: str) -> dict:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the least value that ``share`` of them do not exceed (nearest rank)."""
+    """Return the least value that a ``share`` of the values do not exceed (nearest rank)."""
     ranked = sorted(values)
     return ranked[max(0, -(-len(ranked) * round(share * 100) // 100) - 1)]
 
 
 def errors(first: dict, second: dict, figure: str) -> dict[str, float]:
-    """Return the relative error of each step that ran in both, in per cent, signed."""
+    """Return the signed relative error, in percent, of each step that ran in both files."""
     return {
         name: 100 * (second[name][figure] - one[figure]) / one[figure]
         for name, one in first.items()
@@ -38,7 +38,7 @@ def errors(first: dict, second: dict, figure: str) -> dict[str, float]:
 
 
 def cells(values: list[float]) -> list[str]:
-    """Return median, 95th percentile and worst of the errors' sizes."""
+    """Return median, 95th percentile and maximum of the absolute errors."""
     sizes = [abs(value) for value in values]
     shown = (statistics.median(sizes), percentile(sizes, 0.95), max(sizes))
     return [f"{value:.3f}" for value in shown]

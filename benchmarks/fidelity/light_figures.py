@@ -2,13 +2,13 @@
 
     python -m benchmarks.fidelity.light_figures [TORCH ...] [--sweep 40] [--keep FOLDER]
 
-For each version of torch (2.6.0, 2.9.1, 2.11.0, 2.15.0), uv makes three environments, with the
-names of ``gpumem light --excludes``: with all packages, without NVIDIA's but cuDNN, without
+For each version of torch (2.6.0, 2.9.1, 2.11.0, 2.15.0), uv makes three environments, two of them
+with ``gpumem light --excludes``: with all packages, without NVIDIA's except cuDNN, and without
 NVIDIA's. All three run the README's test, steps of the fidelity matrix, and convolutions drawn at
-random (cudnn/agreement.py). Of a torch whose fidelity matrix is recorded, all steps are compared
-with those recorded, but the compiled ones: without Triton these fail. An environment is deleted
-after its run; with ``--keep`` it stays in a folder, where the next run finds it. The rows of a
-torch that runs again replace its rows in benchmarks/results/light_figures.txt.
+random (cudnn/agreement.py). If the fidelity matrix is recorded for a torch, all its steps are
+compared, except the compiled ones, which fail without Triton. An environment is deleted after its
+run; with ``--keep`` it stays in a folder, and the next run uses it. New rows of a torch replace its
+old rows in benchmarks/results/light_figures.txt.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ STEPS = (
     *("gru-lm-fp32", "speech-lstm-ctc", "dlrm-adagrad", "dlrm-sparse", "mlp-adamw"),
     *("mlp-fused-fp16", "tv-resnet18", "tv-efficientnet_b0", "tv-swin_t", "hf-distilbert"),
 )
-"""of a torch whose matrix is not recorded: each family, optimizer and kind of attention"""
+"""steps for a torch whose matrix is not recorded: each family, optimizer and kind of attention"""
 SWEPT = ("T4", "H100")
-"""cards of the sweep"""
+"""cards of the sweep over convolutions"""
 TORCHES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
 README_STEP = """
 import json
@@ -57,13 +57,13 @@ print(json.dumps(agreement.measure({"sweep": int(sys.argv[1]), "card": sys.argv[
 
 
 class Figures(NamedTuple):
-    """What an environment's programs have said.
+    """The figures that programs print in an environment.
 
     Attributes:
-        torch: its version, and CUDA's.
+        torch: the versions of torch and CUDA.
         readme: allocated and reserved bytes of the README's test.
-        steps: allocated and reserved bytes, or what came of it, by step.
-        plans: the steps for which cuDNN was asked.
+        steps: allocated and reserved bytes, or the status, by step.
+        plans: the steps that queried cuDNN.
         convolutions: bytes of workspace, or the error, by card, convolution and pass.
     """
 
@@ -75,19 +75,19 @@ class Figures(NamedTuple):
 
 
 def recorded_matrix(torch: str) -> Path:
-    """Return where the fidelity matrix of a torch is, if it is recorded."""
+    """Return the path of a torch's fidelity matrix; it may not exist."""
     return RESULTS / f"fidelity-virtual-{CARD}-torch{torch}.json"
 
 
 def environment(folder: Path, torch: str, kind: str) -> str:
-    """Make an environment, unless it is there; return its Python."""
+    """Make an environment, unless it exists; return its Python."""
     place = folder / re.sub(r"\W+", "-", f"{torch} {kind}")
     if not (place / "whole").exists():
         excluded = excludes(folder, LIGHT[kind])
         output_of("uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place))
         install = ["uv", "pip", "install", "--quiet", "--python", str(place), *excluded]
         wanted = [f"torch=={torch}", "torchvision", "transformers"]
-        if (path := recorded_matrix(torch)).exists():  # with the versions that it was recorded with
+        if (path := recorded_matrix(torch)).exists():  # use the same versions
             versions = json.loads(path.read_text(encoding="utf-8"))["provenance"]
             wanted[1:] = [f"{name}=={versions[name]}" for name in wanted[1:]]
         output_of(*install, *wanted, "-r", "pyproject.toml")
@@ -123,7 +123,7 @@ def figures(python: str, steps: Sequence[str], sweep: int) -> Figures:
 
 
 def came_of(steps: dict[str, Any]) -> tuple[dict[str, object], set[str]]:
-    """Return each step's allocated and reserved bytes, or its status; and who asked cuDNN."""
+    """Return each step's bytes, or its status, and the steps that queried cuDNN."""
     came = {
         name: [step["allocated"], step["reserved"]] if step["status"] == "ok" else step["status"]
         for name, step in steps.items()
@@ -137,19 +137,19 @@ def came_of(steps: dict[str, Any]) -> tuple[dict[str, object], set[str]]:
 
 
 def same(one: dict[str, object], other: dict[str, object], names: set[str]) -> str:
-    """Return of how many names the values are the same."""
+    """Return for how many names the values are equal: "3 of 4"."""
     return f"{sum(one.get(name) == other.get(name) for name in names)} of {len(names)}"
 
 
 def text_of(torch: str, options: argparse.Namespace) -> str:
-    """Return the table of a torch, and the steps that differ."""
+    """Return a torch's table, and the steps that differ."""
     began = "; ".join(f"{name} {value}" for name, value in where().items())
     path = recorded_matrix(torch)
     recorded = path.exists()
     measured: dict[str, Figures] = {}
     for kind, left_out in LIGHT.items():
         python = environment(options.keep, torch, kind)
-        # The recorded ones are those of an environment with all packages.
+        # The recorded steps are from an environment with all packages.
         steps = ["*"] if recorded else STEPS
         if recorded and left_out is None:
             steps = STEPS[:1]
@@ -190,7 +190,7 @@ def text_of(torch: str, options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Run the versions that are named, and keep the tables of the others."""
+    """Run the named versions of torch; keep the tables of all others."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("torches", nargs="*", default=TORCHES, metavar="TORCH")
     parser.add_argument("--sweep", type=int, default=40, help="convolutions drawn (0: none)")

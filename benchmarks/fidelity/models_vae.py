@@ -13,17 +13,17 @@ WIDTHS = (128, 256, 512, 512)
 
 
 def norm(channels: int) -> nn.GroupNorm:
-    """The group normalization of all its blocks."""
+    """The group normalization in all blocks."""
     return nn.GroupNorm(32, channels, eps=1e-6)
 
 
 def swish(x: Tensor) -> Tensor:
-    """Its activation, as one operator (data/README.md)."""
+    """The activation, as a single operator (data/README.md)."""
     return F.silu(x)
 
 
 class Residual(nn.Module):
-    """Two convolutions, and one of 1x1 around them where the number of channels changes."""
+    """Two convolutions, and a 1x1 shortcut if the number of channels changes."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of one head over all places, its projections being convolutions of 1x1."""
+    """Attention with one head over all positions; its projections are 1x1 convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Attention(nn.Module):
 
 
 class Middle(nn.Module):
-    """Residual, attention, residual."""
+    """The middle: a residual block, attention, a residual block."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Middle(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the size; padded at the right and the bottom only."""
+    """Halve the size, padding only at the right and the bottom."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
-    """Twice the size."""
+    """Double the size."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Up(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images to means and variances."""
+    """Encode images to means and variances."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents to images."""
+    """Decode latents to images."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Decoder(nn.Module):
         for level, width in enumerate(reversed(WIDTHS)):
             blocks = [Residual(before, width), Residual(width, width), Residual(width, width)]
             blocks += [Up(width)] if level < len(WIDTHS) - 1 else []
-            levels.insert(0, nn.ModuleList(blocks))  # weights lie in this order on the GPU
+            levels.insert(0, nn.ModuleList(blocks))  # weights are allocated in this order
             before = width
         self.levels = nn.ModuleList(levels)
         self.norm, self.last = norm(before), nn.Conv2d(before, 3, 3, padding=1)

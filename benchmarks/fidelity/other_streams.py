@@ -4,7 +4,7 @@
 
 Two ranks train a model under FullyShardedDataParallel (the first FSDP, which uses record_stream),
 with and without its rate limiter (``limit_all_gathers``), on the virtual GPU. The recorded run is
-benchmarks/results/other_streams.txt. No GPU has measured these steps.
+benchmarks/results/other_streams.txt. These steps have not been measured on a real GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_fsdp(limit):
 
 
 def main() -> None:
-    """Run the two tests on two ranks, and record their ranges."""
+    """Run the two tests on two ranks, and publish their ranges."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_fsdp.py").write_text(TEST, encoding="utf-8")

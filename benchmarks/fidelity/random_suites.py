@@ -2,13 +2,13 @@
 
 ::
 
-    python -m benchmarks.fidelity.random_suites --up-to 2000 --publish  # goes on behind them
-    python -m benchmarks.fidelity.random_suites --first 17 --number 1     # one of them again
+    python -m benchmarks.fidelity.random_suites --up-to 2000 --publish  # after the recorded ones
+    python -m benchmarks.fidelity.random_suites --first 17 --number 1     # one suite again
     python -m benchmarks.fidelity.random_suites --first 3000 --up-to 5000 --publish  # all kinds
 
-With ``--publish`` results/random_suites.txt is written anew after every suite: a run that is ended
-early has recorded what it ran. For each suite that differs the smallest one with a difference is
-printed. See tests/helpers/random_suites.py for what is in a suite.
+With ``--publish`` results/random_suites.txt is rewritten after every suite, so that an interrupted
+run is recorded, too. If a suite's figures differ, the suite is shrunk to the smallest one that
+differs, which is printed. tests/helpers/random_suites.py describes the suites.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def main() -> int:
 
 
 def recorded_runs(text: str) -> list[str]:
-    """Return the runs that a record has, a line each."""
+    """Return the lines of a record that describe runs."""
     return [line for line in text.splitlines() if RUN.match(line)]
 
 
 def next_seed(runs: list[str]) -> int:
-    """Return the seed behind those of recorded runs."""
+    """Return the first seed after the recorded runs."""
     return max((int(RUN.match(run)[2]) + 1 for run in runs), default=0)
 
 
 def record(runs: list[str]) -> str:
-    """Return the text of a record: all runs together, then each."""
+    """Return a record's text: the totals of all runs, then a line for each."""
     figures = [tuple(map(int, RUN.match(run).groups())) for run in runs]
     lines = [
         f"suites {sum(last - first + 1 for first, last, _ in figures)}",

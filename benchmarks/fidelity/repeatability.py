@@ -63,7 +63,7 @@ NAMES = [
 
 
 def figures(names: list[str], repeats: int, device: str, *, shuffle: bool, litter: bool) -> list:
-    """Run the steps in one session; return name, peak allocated and peak reserved of each run."""
+    """Run the steps in one session; return each run's name, peak allocated and peak reserved."""
     values = {
         "root": str(ROOT),
         "names": names,

@@ -3,9 +3,9 @@
     python -m benchmarks.fidelity.run                     # the real GPU
     python -m benchmarks.fidelity.run --virtual H200      # the virtual one
 
-Each step runs in a process of its own, with a time limit. With ``--fork`` these are forks of one
-process that has imported torch: most of a step's time is imports. The figures are torch.cuda's
-own, from its start: nothing of pytest_gpumem measures here, it only makes the virtual GPU.
+Each step runs in a process of its own, with a time limit. With ``--fork`` the processes are forks
+of one that has imported torch, as imports take most of a step's time. The figures are torch.cuda's,
+for the whole process: pytest_gpumem does not measure here, it only provides the virtual GPU.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT = 1
-"""1: the first"""
+"""format version of the JSON file"""
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--virtual", metavar="CARD", help="on the virtual GPU, as this card")
     parser.add_argument("--only", nargs="*", default=["*"], help="names of steps, with wildcards")
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load_virtual(card: str) -> None:
-    """Load the virtual GPU, and leave CUDA as it is: a process that has begun it has no forks."""
+    """Load the virtual GPU without initializing CUDA, which cannot be used in forks afterwards."""
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
@@ -128,7 +128,7 @@ def in_process(name: str, options: argparse.Namespace) -> dict[str, object]:
 
 
 def import_all() -> None:
-    """Import what steps import."""
+    """Import the modules that steps use."""
     import torch
 
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # imports torch._dynamo
@@ -139,7 +139,7 @@ def import_all() -> None:
 
 
 def timed_work(name: str, options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield one step's figures, unless that takes longer than a step may."""
+    """Yield a step's figures; SIGALRM ends the process if it takes too long."""
     signal.alarm(math.ceil(options.timeout))
     yield work(name, options.virtual)
 
@@ -153,7 +153,7 @@ def in_fork_of_this(name: str, options: argparse.Namespace) -> dict[str, object]
 
 
 def provenance(card: str | None) -> dict[str, object]:
-    """Return what the figures are made with, as a process of its own sees it."""
+    """Return the versions and the device of the figures, as seen by a new process."""
     code = (
         "import json, torch; p = torch.cuda.get_device_properties(0);"
         "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda,"
@@ -179,7 +179,7 @@ def provenance(card: str | None) -> dict[str, object]:
 
 
 def write(path: Path, data: dict[str, object]) -> None:
-    """Write the file whole or not at all."""
+    """Write a JSON file atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
@@ -194,7 +194,7 @@ def main() -> None:
         print(json.dumps(work(options.worker, options.virtual)))
         return
     if options.virtual:
-        load_virtual(options.virtual)  # where NVIDIA's packages are missing, torch needs it
+        load_virtual(options.virtual)  # torch needs it if NVIDIA's packages are missing
     from benchmarks.fidelity import steps
 
     names = [it for it in steps.STEPS if any(fnmatch(it, one) for one in options.only)]

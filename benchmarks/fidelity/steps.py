@@ -1,10 +1,10 @@
 """The fidelity matrix: training steps by name and family, plain torch.cuda, three steps each.
 
 Nothing of pytest_gpumem is used here: the same code runs on a real GPU and on the virtual one.
-A step that needs a package which is not there is left out by run.py, by name.
+run.py skips a step if a package that it needs is not installed.
 """
 
-# ruff: noqa: ANN401 - what a step takes besides is of any type
+# ruff: noqa: ANN401 - further arguments of a step have any type
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COUNT = 3
-"""how often each step is run"""
+"""number of times that each step runs"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Step:
     name: str
     family: str
     build: Callable[[], Callable[[], None]]
-    """makes model, data and optimizer, and returns what runs one step"""
+    """makes the model, data and optimizer; returns a function that runs one step"""
     needs: tuple[str, ...] = ()
     """packages besides torch"""
     capability: tuple[int, int] = (0, 0)
@@ -63,7 +63,7 @@ def add(
     loss: Callable[..., torch.Tensor] = by_class,
     **more: Any,
 ) -> None:
-    """Put a step into the matrix; ``more`` are the fields of Step, and options of train()."""
+    """Add a step to the matrix; ``more`` are fields of Step and options of train()."""
     assert name not in STEPS, name
     fields = {field: more.pop(field) for field in ("needs", "capability") if field in more}
     STEPS[name] = Step(name, family, partial(train, model, data, loss, **more), **fields)
@@ -122,7 +122,7 @@ def add_vision() -> None:
 
 
 def pairs() -> tuple[torch.Tensor, ...]:
-    """Token ids of sentences, of their translations, and the next ones of these."""
+    """Token ids of sentences, of their translations, and of the translations shifted by one."""
 
     def ids(length: int) -> torch.Tensor:
         return torch.randint(0, 32128, (8, length), device="cuda")
@@ -133,7 +133,7 @@ def pairs() -> tuple[torch.Tensor, ...]:
 def translated(
     model: nn.Module, source: torch.Tensor, target: torch.Tensor, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """Cross-entropy of one class a token of the translation."""
+    """Cross-entropy with one class per token of the translation."""
     return F.cross_entropy(model(source, target).flatten(0, 1), wanted.reshape(-1))
 
 
@@ -207,7 +207,7 @@ def add_recurrent() -> None:
 
 
 def clicks() -> tuple[torch.Tensor, ...]:
-    """Ids for each of eight tables, four a sample, and whether it was clicked on."""
+    """Four ids per sample for each of eight tables, and whether the sample was clicked."""
     ids = torch.randint(0, 1_000_000, (8, 4096, 4), device="cuda")
     return ids, torch.zeros(4096, 1, device="cuda")
 
@@ -229,7 +229,7 @@ def add_mlp() -> None:
 
 
 def add_compiled() -> None:
-    """Models that torch.compile makes kernels for."""
+    """Models that are compiled with torch.compile."""
     compiled = partial(add, "compile", compiled=True)
     compiled("mlp-compiled", partial(models_mlp.mlp, [1024, 4096, 1024]), vectors(8192, 1024, 1024))
     gpt = partial(Gpt, depth=6)
@@ -254,12 +254,12 @@ def torchvision_model(name: str, **more: Any) -> nn.Module:
 
 
 def by_output(key: str) -> Callable[..., torch.Tensor]:
-    """Return the cross-entropy of one of several outputs."""
+    """Return a loss: the cross-entropy of one of several outputs."""
     return lambda model, x, y: F.cross_entropy(model(x)[key], y)
 
 
 def add_torchvision() -> None:
-    """Torchvision's models."""
+    """Models of torchvision."""
 
     def row(name: str, batch: int, suffix: str = "", **more: Any) -> None:
         model = partial(torchvision_model, name)
@@ -308,7 +308,7 @@ GPT_NEO = {
 
 
 def add_transformers() -> None:
-    """Configurations of transformers."""
+    """Models of transformers, from configurations."""
 
     def make(kind: str, config: str, sizes: dict[str, Any]) -> nn.Module:
         import transformers

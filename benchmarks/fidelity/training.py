@@ -1,6 +1,6 @@
-"""What the matrix's steps are made of: data, losses, optimizers, and the training step itself."""
+"""Data, losses, optimizers and the training step of the fidelity matrix."""
 
-# ruff: noqa: ANN401, PLR0913 - a step varies in many ways, of any type
+# ruff: noqa: ANN401, PLR0913 - a step has many options, of any type
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
-# -- data: made on the device, within the range of what reads it --
+# -- data: made on the device, with valid values for the layers that read it --
 
 
 def images(batch: int, size: int = 224, classes: int = 1000) -> Callable[[], tuple]:
@@ -28,7 +28,7 @@ def images(batch: int, size: int = 224, classes: int = 1000) -> Callable[[], tup
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple]:
-    """Token ids and the next ones."""
+    """Token ids, and the ids shifted by one."""
 
     def make() -> tuple:
         ids = torch.randint(0, vocabulary, (batch, length + 1), device="cuda")
@@ -46,7 +46,7 @@ def vectors(batch: int, inputs: int, classes: int) -> Callable[[], tuple]:
 
 
 def sentences(batch: int, length: int) -> Callable[[], tuple]:
-    """Token ids and a class a sentence."""
+    """Token ids, and a class per sentence."""
     return lambda: (
         torch.randint(0, 30522, (batch, length), device="cuda"),
         torch.randint(0, 2, (batch,), device="cuda"),
@@ -57,12 +57,12 @@ def sentences(batch: int, length: int) -> Callable[[], tuple]:
 
 
 def by_class(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of one class a sample."""
+    """Cross-entropy with one class per sample."""
     return F.cross_entropy(model(x), y)
 
 
 def by_token(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of one class a token."""
+    """Cross-entropy with one class per token."""
     return F.cross_entropy(model(x).flatten(0, 1), y.reshape(-1))
 
 
@@ -86,7 +86,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def attention(kind: str) -> Any:
-    """Allow one kind of scaled_dot_product_attention only."""
+    """Allow only one backend of scaled_dot_product_attention."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     return sdpa_kernel(getattr(SDPBackend, kind)) if kind else contextlib.nullcontext()
@@ -108,7 +108,7 @@ def train(
     benchmark: bool = False,
     scale: float = 1024.0,
 ) -> Callable[[], None]:
-    """Return one training step over a fresh model, as a usual loop has it."""
+    """Make a model; return a function that runs one usual training step of it."""
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = benchmark
     model = make().cuda()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.house.figures [--checkout PATH]...
 
-For this checkout, and for each other one whose native library is built. Lines are those of Python,
-C and headers that git knows. The kernel is the rooms devices (without the virtual GPU), meter,
-judge, baselines, testrun and plugin. The way of a test is that of ``walk.py``: in one session each
-test runs after one of its kind, so that nothing is imported for the first time.
+Each PATH is another checkout, whose native library must be built. Lines are counted in the Python
+files, C files and headers that git tracks. The kernel is the rooms devices (without the virtual
+GPU), meter, judge, baselines, testrun and plugin. ``walk.py`` follows each test; in the session
+every test runs after another of its kind, so that nothing is imported for the first time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_is_out_of_memory(turn):
 
 
 def sources(checkout: Path) -> dict[str, str]:
-    """Return the text of each file of the package that counts, by its path below the package."""
+    """Return the text of each source file of the package, by its path in the package."""
     command = ["git", "-C", str(checkout), "ls-files", "pytest_gpumem"]
     paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return {
@@ -70,17 +70,18 @@ def sources(checkout: Path) -> dict[str, str]:
 
 
 def room(path: str) -> str:
-    """Return the room of a file."""
+    """Return the room that a file belongs to."""
     if path.startswith("devices/virtual/"):
         return "devices/virtual"
     return path.rpartition("/")[0].partition("/")[0] or "(root)"
 
 
 def across_the_facade(files: dict[str, str]) -> tuple[int, int, int]:
-    """Count imports of modules inside the virtual GPU from outside, and of outside from inside.
+    """Count imports across the border of ``devices/virtual``.
 
     Returns:
-        the first, the second, and the number of modules that the second go to.
+        imports from outside of modules inside, imports from inside of modules outside, and the
+        number of different modules in the latter.
     """
     into, out = 0, Counter[str]()
     for path, text in files.items():
@@ -99,7 +100,7 @@ def across_the_facade(files: dict[str, str]) -> tuple[int, int, int]:
 
 
 def used_once(files: dict[str, str]) -> str:
-    """Return the share of functions that are private and that their file uses once."""
+    """Return the share of functions that are private and used only once in their file."""
     functions = once = 0
     for path, text in files.items():
         if not path.endswith(".py"):
@@ -120,7 +121,7 @@ def used_once(files: dict[str, str]) -> str:
 
 
 def walks(checkout: Path) -> dict[str, dict[str, list[int]]]:
-    """Return files, moves and calls by test, of the package and of its kernel."""
+    """Return the files, moves and calls of each test, in the package and in its kernel."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_walked.py").write_text(SUITE, encoding="utf-8")
@@ -142,7 +143,7 @@ def walks(checkout: Path) -> dict[str, dict[str, list[int]]]:
 
 
 def main() -> None:
-    """Print lines, imports and ways, a column for each checkout."""
+    """Print lines, imports and walks, with a column for each checkout."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--checkout", action="append", default=[], type=Path, help="another one")
     checkouts = [*(path.resolve() for path in parser.parse_args().checkout), ROOT]

@@ -1,8 +1,9 @@
 """A conftest.py that follows tests through the package: files entered, moves between files, calls.
 
-``benchmarks.house.figures`` copies this file beside a suite. A call is one of a function of the
-package, or a generator's resumption; a move is a call from another of the package's files, directly
-or through other code. Bodies of modules and classes are not counted. Threads are not followed.
+``benchmarks.house.figures`` copies this file beside a suite. Counted as calls are calls of the
+package's functions, and resumptions of its generators; a call from another file of the package,
+directly or through other code, is a move. Bodies of modules and classes are not counted. Threads
+are not followed.
 """
 
 import inspect
@@ -26,12 +27,12 @@ KERNEL = tuple(
 
 
 def is_kernel(name: str) -> bool:
-    """Return whether a file is of the rooms that measure and judge one test."""
+    """Return whether a file is in one of the rooms that measure and judge a test."""
     return name.startswith(KERNEL) and not name.startswith(VIRTUAL)
 
 
 class Walk:
-    """The way of one test, through the whole package and through its kernel."""
+    """The files, moves and calls of one test, in the whole package and in its kernel."""
 
     def __init__(self) -> None:
         self.parts = {
@@ -59,7 +60,7 @@ class Walk:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    """Follow a test from its set-up to its reports; a line of $WALKS each."""
+    """Follow a test from its set-up to its reports; append its counts to $WALKS."""
     walk = Walk()
     sys.setprofile(walk.follow)
     try:

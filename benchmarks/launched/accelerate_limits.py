@@ -54,7 +54,7 @@ def session(
 
 
 def headline(results: dict[str, dict[str, Any]]) -> str:
-    """Return what the first rank that failed says; "ok" of none."""
+    """Return the headline of the first rank that failed; if none did, the kinds of verdicts."""
     for part, result in results.items():
         if result["verdict"]["failed"]:
             return f"{part}: {result['verdict']['headline'].split(';')[0]}"

@@ -1,11 +1,11 @@
-"""Models and data for other people's programs, made up: nothing is fetched.
+"""Make up models and data for other people's programs: nothing is downloaded.
 
     python -m benchmarks.launched.made_up_data FOLDER
 
 The folder gets bert-base-cased and Qwen/Qwen2.5-Coder-0.5B-Instruct (their configurations, random
-weights, words that mean nothing), nyu-mll/glue (300 pairs of sentences of 10 to 48 words, MRPC's
-columns), and two shards of documents for nanochat. Models have the size of the real ones; the
-longest sentence of a batch has not.
+weights, a random vocabulary), nyu-mll/glue (300 pairs of sentences of 10 to 48 words, with MRPC's
+columns), and two shards of documents for nanochat. Models have the size of the real ones; a batch's
+longest sentence differs from the real data's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ configs:
 
 
 def words(chance: random.Random, number: int) -> list[str]:
-    """Return different words of some syllables."""
+    """Return ``number`` different words of random syllables."""
     found: dict[str, None] = {}
     while len(found) < number:
         found["".join(chance.choices(SYLLABLES, k=chance.randint(1, 5)))] = None
@@ -49,7 +49,7 @@ def words(chance: random.Random, number: int) -> list[str]:
 
 
 def main() -> int:
-    """Write the folder."""
+    """Write the models and data into the folder."""
     folder, chance = Path(sys.argv[1]), random.Random(0)  # noqa: S311 - made-up words
     bert, glue = folder / "bert-base-cased", folder / "nyu-mll" / "glue"
     documents = folder / "nanochat" / "base_data_climbmix"

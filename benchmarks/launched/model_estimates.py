@@ -2,10 +2,10 @@
 
     PYTHONPATH=FOLDER python -m benchmarks.launched.model_estimates
 
-FOLDER has accelerate, hf-mem and peft. Both tools ask the hub for the weights' sizes, so their
-functions are called on models that transformers makes on the meta device from the same
-configurations: no hub is needed. accelerate: ``calculate_maximum_sizes`` and
-``estimate_training_usage``, as ``accelerate estimate-memory`` has them. hf-mem: the bytes of the
+FOLDER contains accelerate, hf-mem and peft. Both tools query the Hugging Face hub for the weights'
+sizes. To need no hub, their functions are called here with models that transformers makes on the
+meta device from the same configurations. accelerate: ``calculate_maximum_sizes`` and
+``estimate_training_usage``, which ``accelerate estimate-memory`` calls. hf-mem: the bytes of the
 weights, and ``compute_safetensors_kv_cache_size``.
 """
 
@@ -73,11 +73,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""the fields of their config.json, as published with the models, that decide sizes"""
+"""by model: the fields of its published config.json that determine sizes"""
 
 
 def formulas(path: Path) -> list[float]:
-    """Return parameters in thousands of millions, and GiB by accelerate and hf-mem."""
+    """Return the parameters in billions, and the GiB that accelerate and hf-mem estimate."""
     import torch
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
@@ -97,7 +97,7 @@ def formulas(path: Path) -> list[float]:
 
 
 def measured(path: Path) -> tuple[list[str], float]:
-    """Return what ``gpumem model`` reserves for training and inference, and its seconds."""
+    """Return the memory by ``gpumem model`` for training and inference, and its seconds."""
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest_gpumem", "model", str(path), f"--cards={CARD}"]
     words = f"--batch={BATCH}", f"--length={LENGTH}"

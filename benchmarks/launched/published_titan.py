@@ -3,9 +3,9 @@ r"""Published runs of torchtitan, as one rank of a program that makes its own pr
     python -m benchmarks.launched.published_titan CLONE --python 2.6=PYTHON --python 2.8=PYTHON \\
         --row "torchtitan 2024-12 bfloat16, 8 ranks" > launched_titan.txt
 
-The rows and the interpreters are those of ``benchmarks.published titan``, whose figures in
-published_titan.txt come from a process group that is there before the program. Here ``gpumem run``
-tells the peak. Each row has a new folder with the commit's files.
+The rows and the interpreters are those of ``benchmarks.published titan``, which creates the process
+group before the program starts, for the figures in published_titan.txt. Here ``gpumem run`` reports
+the peak. Each row runs in a new folder with the commit's files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_gpumem.sizes import GIB
 
 
 def recorded(name: str) -> str:
-    """Return a row's reserved GiB of later steps, as published_titan.txt has them."""
+    """Return a row's reserved GiB of later steps from published_titan.txt."""
     lines = (ROOT / "benchmarks/results/published_titan.txt").read_text(encoding="utf-8")
     titles = next(line for line in lines.splitlines() if line.startswith("run "))
     row = next(line for line in lines.splitlines() if line.startswith(f"{name} "))
@@ -64,7 +64,7 @@ def row(name: str, clone: Path, pythons: dict[str, str]) -> list[str]:
 
 
 def main() -> int:
-    """Run a row here, or all rows that are named as programs of ``gpumem run``."""
+    """Run one row in this process, or each named row as a program of ``gpumem run``."""
     if len(sys.argv) == 2:  # the program itself
         titan.run(next(each for each in titan.rows() if each["row"] == sys.argv[1]))
         return 0

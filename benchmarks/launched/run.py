@@ -2,10 +2,10 @@
 
     python -m benchmarks.launched.run torchtitan=PATH nanoGPT=PATH [--only WORD] > launched.txt
 
-Each PATH is a clone of the repository; nothing is fetched. programs.toml has the command lines.
-Each program records its baseline, is compared with it, and runs once more with a line put into its
-source, which allocates 256 MiB: that run has to fail, and its headline is printed. The clones
-are as they were afterwards. benchmarks/results/launched.txt is a recorded run.
+Each PATH is a clone of the repository; nothing is downloaded. programs.toml has the command lines.
+Each program records its baseline, is compared with it, and runs once more with an inserted source
+line that allocates 256 MiB: that run must fail, and its headline is printed. Afterwards the clones
+are restored. benchmarks/results/launched.txt is a recorded run.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ PLANTED = "planted = torch.empty(64 << 20, device='cuda')"
 
 
 class Program(NamedTuple):
-    """A program of a repository: programs.toml says what the fields are."""
+    """A program of a repository; programs.toml explains the fields."""
 
     name: str
     repository: str
     options: list[str]
-    """of gpumem run"""
+    """options of gpumem run"""
     command: list[str]
     file: str
-    """the source that gets a line more"""
+    """the source file in which a line is planted"""
     before: str
-    """the line that it is put before"""
+    """the source line before which it is planted"""
     environment: Mapping[str, str] = MappingProxyType({})
-    """variables, as a launcher sets them"""
+    """environment variables that a launcher would set"""
 
 
 class Ended(NamedTuple):
@@ -53,23 +53,23 @@ class Ended(NamedTuple):
 
     status: int
     result: dict[str, Any]
-    """from the JSON report; of several processes that which failed, or the fullest"""
+    """from the JSON report; of several processes the one that failed, or the fullest"""
     seconds: float
     text: str
 
     @property
     def headline(self) -> str:
-        """What the run says of the program."""
+        """The verdict's headline, or the exit status."""
         return str(self.result.get("verdict", {}).get("headline", f"status {self.status}"))
 
 
 def peaks_of(result: dict[str, Any], figure: str) -> list[int]:
-    """Return a result's peaks in bytes, one a device: "allocated" or "reserved"."""
+    """Return a result's peaks ("allocated" or "reserved") in bytes, one per device."""
     return [peak[figure] for peak in result["measurement"]["peaks"]]
 
 
 def run(program: Program, clone: Path, folder: Path, *options: str) -> Ended:
-    """Run a program in its clone, held to the baseline in a folder."""
+    """Run a program in its clone, with the baseline in ``folder``."""
     report, kept = folder / "report.json", folder / "kept"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest_gpumem.cli.main", "run", f"--baseline={kept}"]
@@ -99,7 +99,7 @@ def run(program: Program, clone: Path, folder: Path, *options: str) -> Ended:
 
 @contextmanager
 def planted(clone: Path, program: Program) -> Iterator[None]:
-    """Put a line into a program's source, which allocates and keeps a tensor."""
+    """Insert a line into a program's source that allocates and keeps a tensor, for the block."""
     path = clone / program.file
     text = path.read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.strip() == program.before)

@@ -1,4 +1,4 @@
-"""torchtitan's Llama 3 8B over the data of its own tests: it fetches others."""
+"""torchtitan's Llama 3 8B with the data of torchtitan's tests, as the usual data is downloaded."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from torchtitan.models.llama3 import config_registry
 
 
 def llama3_8b() -> Any:  # noqa: ANN401 - a configuration of torchtitan's
-    """Return the configuration that torchtitan has under this name."""
+    """Return torchtitan's configuration with this name, with the other data."""
     config = config_registry.llama3_8b()
     packed = replace(config.dataloader.dataset, dataset=DATASETS["c4_test"])
     config.dataloader = replace(config.dataloader, dataset=packed)

@@ -1,4 +1,4 @@
-"""A model of transformers under DeepSpeed, at the stage of ZeRO that the command line names."""
+"""Train a model of transformers with DeepSpeed, with the ZeRO stage from the command line."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The calls of results.py: PyTorch's operators with their samples, and torchvision's.
 
-Beside the plain call of an operator there are its variant in place, the one with ``out=``, samples
-of sparse layouts and of jagged nested tensors, the operators of lists (``_foreach_add``).
+Besides plain calls there are calls in place, calls with ``out=``, samples with sparse layouts and
+with jagged nested tensors, and operators on lists of tensors (``_foreach_add``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
 CRASHING = {"split_with_sizes"}
-"""operators whose backward pass of nested tensors ends the process, on the CPU too (torch 2.15)"""
+"""operators whose backward pass with nested tensors crashes, also on the CPU (torch 2.15)"""
 
 
 class Case(NamedTuple):
@@ -31,20 +31,20 @@ class Case(NamedTuple):
     sample: Any
     """PyTorch's SampleInput, on the host"""
     grad: bool
-    """whether its results are differentiated"""
+    """whether the results are differentiated"""
 
 
 Entries = dict[str, "Callable[[Iterable[str], int], Iterator[Case]]"]
-"""operators' calls by their names: functions of types' names and the most samples of each type"""
+"""by operator: a function that yields calls, given names of types and most samples per type"""
 
 
 FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
-"""kinds of operators on lists of tensors, each of which is a list of PyTorch's tests"""
+"""kinds of operators on lists of tensors; PyTorch's tests have a list of operators for each kind"""
 
 
 def entries() -> Entries:
-    """Return the calls of all operators."""
-    plain = database()  # first: it has a stand-in for a package that PyTorch's tests want
+    """Return a function per operator that yields its calls."""
+    plain = database()  # first: it replaces a missing package that PyTorch's tests import
     from torch.testing._internal import common_methods_invocations as lists
     from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 
@@ -58,13 +58,13 @@ def entries() -> Entries:
 
 
 def differentiates(op: Any, kind: Any) -> bool:  # noqa: ANN401 - an OpInfo, a type
-    """Return whether an operator has gradients in a type, on both devices."""
+    """Return whether an operator has gradients for a type on both devices."""
     backward = (op.supported_backward_dtypes(device) for device in ("cpu", "cuda"))
     return op.supports_autograd and all(kind in kinds for kinds in backward)
 
 
 def first(most: int, samples: Callable[..., Iterable[Any]], *kinds: object) -> Iterator[Any]:
-    """Yield the first samples that a function makes; one that cannot be made ends them."""
+    """Yield a function's first samples, up to the first one that cannot be made."""
     iterator = None
     for _ in range(most):
         try:
@@ -98,7 +98,7 @@ def plain_calls(op: Any, kinds: Iterable[str], most: int) -> Iterator[Case]:  # 
 
 
 def into_out(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
-    """Run an operator that writes into empty tensors of its results' types."""
+    """Run an operator with ``out=``: empty tensors with the types of its results."""
     import torch
 
     results = op(*args, **kwargs)
@@ -109,7 +109,7 @@ def into_out(op: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an op
 
 
 def list_calls(op: Any, kinds: Iterable[str], most: int) -> Iterator[Case]:  # noqa: ANN401
-    """Yield the calls of an operator of lists of tensors."""
+    """Yield the calls of an operator on lists of tensors."""
     samples = partial(op.sample_inputs, num_input_tensors=[3], noncontiguous=False)
     for kind in kinds_of(op, kinds):
         for sample in first(2 * most, samples, kind):
@@ -129,7 +129,7 @@ def jagged_calls(op: Any, kinds: Iterable[str], most: int) -> Iterator[Case]:  #
 
 
 def vision_calls(name: str, kinds: Iterable[str], most: int) -> Iterator[Case]:
-    """Yield the calls of an operator of torchvision's."""
+    """Yield the calls of an operator of torchvision."""
     import torch
     from torch.testing._internal.opinfo.core import SampleInput
 
@@ -141,7 +141,7 @@ def vision_calls(name: str, kinds: Iterable[str], most: int) -> Iterator[Case]:
 
 
 def vision() -> dict[str, tuple[Callable[..., Any], Callable[[Any], list[Any]], bool]]:
-    """Return torchvision's operators: function, arguments by type, whether it has gradients."""
+    """Return torchvision's operators: function, arguments for a type, whether it has gradients."""
     try:
         from torchvision import ops
     except ImportError:

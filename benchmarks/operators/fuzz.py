@@ -2,12 +2,12 @@
 
     python -m benchmarks.operators.fuzz [--card T4] [--samples 4] [--only NAME ...]
 
-Takes the operators of sweep.py with their samples, and changes every tensor of a sample alike:
-empty in one dimension or in all, of 2^31 elements and more, strided, expanded, of another type,
-complex, a scalar, of twenty dimensions. PyTorch's own wrong arguments (``error_inputs``) come too.
-An operator may raise whatever it likes. Each runs in a child process of its own, a fork of one that
-has torch: a child that ends by a signal names its last sample. One that takes too long is named as
-well, and is no fault: a GPU would be as long over 2^31 tensors.
+The operators of sweep.py run with their samples, in which every tensor is changed in the same way:
+empty in one dimension or in all, with 2^31 elements and more, strided, expanded, of another type,
+complex, a scalar, with twenty dimensions. PyTorch's wrong arguments (``error_inputs``) are used,
+too. An operator may raise any error. Each operator runs in a fork of a process that has torch; if a
+signal ends the fork, its last sample is named. An operator that takes too long is named, but is no
+fault: a GPU would also take long for 2^31 tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CALL_S = 6
 """seconds after which a call is too long"""
 OPERATOR_S = 60
-"""seconds of CPU after which an operator is"""
+"""CPU seconds after which an operator takes too long"""
 TOO_LONG = ("SIGALRM", "SIGXCPU", "SIGKILL")
 TYPES = ("float32", "bfloat16", "complex64", "int64")
 OTHER_TYPES = (
@@ -43,7 +43,7 @@ PYTORCHS = dict.fromkeys(
     ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
     "PyTorch divides by the number of channels, on the host: a real GPU's process ends too",
 )
-"""operators that end the process by PyTorch's own fault"""
+"""operators that end the process because of a fault in PyTorch"""
 
 
 def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a sample's part
@@ -61,7 +61,7 @@ def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN40
 
 
 def where_possible(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a change that leaves tensors as they are that it does not suit."""
+    """Return a change that returns a tensor unchanged if it cannot be applied."""
     import torch
 
     def changed(tensor: Any) -> Any:  # noqa: ANN401
@@ -78,7 +78,7 @@ def where_possible(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def changes(sample: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:  # noqa: ANN401
-    """Walk the changes that a sample is tried with, each with its name."""
+    """Yield the changes to try with a sample, each with its name."""
     import torch
 
     tensors: list[Any] = []
@@ -127,15 +127,15 @@ def call(operator: Any, sample: Any, change: Callable[[Any], Any], *, back: bool
 
 
 def fuzz(operator: Any, most: int) -> Iterator[str]:  # noqa: ANN401
-    """Call an operator with all of its changed samples in a fork; yield the name of each before."""
+    """Call an operator with all changed samples, in a fork; before each, yield its name."""
     import torch
 
     with open(os.devnull, "w") as silent:  # noqa: PTH123 - a device
         os.dup2(silent.fileno(), 1)
         os.dup2(silent.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_CPU, (OPERATOR_S, OPERATOR_S + 5))
-    # A fork replaces PyTorch's thread pool when it first asks for it. Two of autograd's threads
-    # that ask at once may find none, and end the process ("Invalid thread pool!"): ask first.
+    # A fork replaces PyTorch's thread pool at its first use. If two of autograd's threads use it
+    # first at the same time, the process may end ("Invalid thread pool!"): use it here.
     torch.set_num_threads(1)
     for number, error in enumerate(tolerant(lambda: operator.error_inputs("cuda"))):
         yield f"wrong arguments {number}"
@@ -154,7 +154,7 @@ def fuzz(operator: Any, most: int) -> Iterator[str]:  # noqa: ANN401
 
 
 def tolerant(samples: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """Walk samples until making one fails."""
+    """Yield samples, up to the first one that cannot be made."""
     try:
         yield from samples()
     except Exception:  # noqa: BLE001 - values that are read back are zeros, on which some samples depend
@@ -162,7 +162,7 @@ def tolerant(samples: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def ended(operator: Any, most: int) -> tuple[str, str]:  # noqa: ANN401
-    """Fuzz an operator in a fork; return the signal that ended it, or "", and its last sample."""
+    """Fuzz an operator in a fork; return the signal that ended it, or "", and the last sample."""
     last = ""
     for record in forked(fuzz, operator, most):
         if isinstance(record, dict):
@@ -197,7 +197,7 @@ def report(card: str, results: dict[str, tuple[str, str]], seconds: float) -> st
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Fuzz; return 1 where an operator ends the process, other than by PyTorch's own fault."""
+    """Fuzz; return 1 if an operator ends the process, except by a fault in PyTorch."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -212,7 +212,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
     warnings.simplefilter("ignore")
     torch.empty(1, device="cuda")
-    torch.cuda._is_in_bad_fork = lambda: False  # the virtual GPU goes on in a fork
+    torch.cuda._is_in_bad_fork = lambda: False  # the virtual GPU works in a fork
     started = time.monotonic()
     operators = {name_of(operator): operator for operator in database()}
     chosen = options.only or operators

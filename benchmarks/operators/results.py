@@ -2,13 +2,12 @@
 
     python -m benchmarks.operators.results [--values auto] [--types int64] [--only NAME]
 
-Takes the operators and samples of sweep.py, runs each on the CPU and, with everything computed,
-on the virtual GPU, forwards and backwards, and compares results and gradients: sizes, types and
-values, within a tolerance of a CPU against a GPU. Each chunk of operators runs in a fork: one that
-crashes is named and the rest goes on.
+The operators of sweep.py run with their samples on the CPU and, with everything computed, on the
+virtual GPU, forwards and backwards. Results and gradients are compared: sizes, types, and values
+within a tolerance. Operators run in forks: one that crashes is named, and the next ones run.
 
-With ``--values auto`` each operator runs as in a test under that option, the default, and the sizes
-of its results are compared with the CPU's, its peak with that of everything computed
+With ``--values auto`` each operator runs as in a test with that option, the default. The sizes of
+its results are compared with the CPU's, and its peak with the peak with everything computed
 (sizes.py).
 """
 
@@ -48,7 +47,7 @@ SLOWEST_S = 60
 TOLERANCES = {"float32": 1e-3, "complex64": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
 OWN = "refused, or of another type, as on a GPU"
 UNDEFINED = ("empty", "new_empty")
-"""operators whose results have no values"""
+"""operators whose results have undefined values"""
 
 
 def outcome(case: Case, device: str) -> list[Any]:
@@ -68,7 +67,7 @@ def outcome(case: Case, device: str) -> list[Any]:
 
 
 def difference(name: str, case: Case, results: list[Any], expected: list[Any]) -> str:
-    """Return in a line how an operator's results differ from the CPU's, or nothing."""
+    """Return a line on how an operator's results differ from the CPU's; "" if they do not."""
     import torch
 
     if len(results) != len(expected):
@@ -93,7 +92,7 @@ def difference(name: str, case: Case, results: list[Any], expected: list[Any]) -
 
 
 def own_form(results: list[Any], expected: list[Any]) -> str:
-    """Return in a line the type or the sizes that the CPU's result has not, or nothing."""
+    """Return a line on types or sizes that differ from the CPU's; "" if none do."""
     import torch
 
     for place, (result, wanted) in enumerate(zip(results, expected, strict=False)):
@@ -105,9 +104,9 @@ def own_form(results: list[Any], expected: list[Any]) -> str:
 
 
 def is_as_exact(case: Case, results: list[Any], expected: list[Any]) -> bool:
-    """Return whether results of 16 bits are as near as the CPU's to those of 32 bits.
+    """Return whether 16-bit results are about as close to 32-bit results as the CPU's are.
 
-    A result's last bit may be larger than the tolerance where its summands are large.
+    If summands are large, the last bit of a result may exceed the tolerance.
     """
     import torch
 
@@ -144,14 +143,14 @@ RANDOM = {
     *("nn.functional.multi_head_attention_forward", "nn.functional.rrelu", "pca_lowrank"),
     *("svd_lowrank", "bernoulli_", "native_dropout", "torch.Generator"),
 }
-"""operators whose results differ between a CPU and a GPU, which draw other random numbers"""
+"""operators with random results, which differ between a CPU and a GPU"""
 
 
 def attempt(name: str, case: Case, mode: ValueMode, record: dict[str, Any]) -> None:
-    """Compare a call of an operator, and note in a record how the first that differs does.
+    """Compare a call of an operator; record it if it is the first that differs ("reason").
 
-    Beside it stand the first that a GPU alone refuses, or has in a type of its own, and why the CPU
-    alone failed.
+    The record also has the first call that PyTorch's CUDA code refuses, or whose result it gives
+    another type ("own"), and the first that fails on the CPU ("cpu").
     """
     kind = case.label
     try:
@@ -183,7 +182,7 @@ def attempt(name: str, case: Case, mode: ValueMode, record: dict[str, Any]) -> N
 
 
 def alone(case: Case) -> tuple[Any, str]:
-    """Return the types and sizes, or the error, of PyTorch's CUDA code that has read no value."""
+    """Return the sizes or the error without computed values; (None, "") if values were read."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.loaded()
@@ -197,7 +196,7 @@ def alone(case: Case) -> tuple[Any, str]:
 
 
 def comparer(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
-    """Return what compares an operator by its name."""
+    """Return a function that compares an operator, given its name."""
     import pytest_gpumem
 
     pytest_gpumem.use_virtual_gpu("H100", devices=2, values="off")
@@ -223,7 +222,7 @@ def comparer(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
 
 
 def verdict(record: dict[str, Any]) -> str:
-    """Sort an operator's outcome."""
+    """Return the class of an operator's outcome."""
     if record.get("crash"):
         return "crashes or hangs"
     if record["reason"]:
@@ -262,7 +261,7 @@ def report(records: dict[str, dict[str, Any]], kinds: list[str], most: int, seco
 
 
 def why(record: dict[str, Any]) -> str:
-    """Return why an operator's results are not the CPU's."""
+    """Return why an operator's results differ from the CPU's, or were not compared."""
     return str(record.get("crash") or record["reason"] or record["own"] or record["cpu"])
 
 
@@ -302,14 +301,14 @@ def report_of_sizes(
 
 
 def example_of(record: dict[str, Any], verdict: str) -> str:
-    """Return an operator's first call of a verdict, and how many there are."""
+    """Return the number of an operator's calls with a verdict, and the first one."""
     if "crash" in record:
         return str(record["crash"])
     return f"{record['counts'][verdict]}, {record['examples'][verdict][:230]}"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Sweep; return 1 where an operator crashes."""
+    """Sweep; return 1 if an operator crashes."""
     options = parser(__doc__, 4)
     options.add_argument("--values", choices=("full", "auto"), default="full", help="computed")
     args = options.parse_args(arguments)

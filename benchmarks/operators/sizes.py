@@ -1,7 +1,7 @@
 """The comparison of results.py --values auto: sizes of results, and peaks.
 
-Each call runs as in a test, with values from its first operator. Sizes of results and gradients are
-held to the CPU's, the peak to that of the same call with everything computed.
+Each call runs as in a test, with values computed from its first operator on. Sizes of results and
+gradients are compared with the CPU's, the peak with that of the same call with everything computed.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ VERDICTS = (
     "the same",
     "the CPU has none",
 )
-"""the worst first: an operator has the worst of its calls'"""
+"""the worst first: an operator gets the worst verdict of its calls"""
 
 
 class Outcome(NamedTuple):
     """One run of a call."""
 
     forms: list[Any] | None
-    """of its results and gradients; None: it failed"""
+    """forms of the results and gradients; None if the call failed"""
     peak: int
-    """bytes that it took at most, beside its arguments"""
+    """peak bytes in addition to the arguments"""
     error: str
     notes: tuple[str, ...]
-    """sentences on values"""
+    """notes on values"""
     readbacks: int
-    """the copies of unknown bytes to the host"""
+    """number of copies of unknown bytes to the host"""
 
 
 def form_of(tensor: Any) -> Any:  # noqa: ANN401 - a tensor of any layout
-    """Return a tensor's type and sizes: strides where they matter, bytes of its storage."""
+    """Return a tensor's type, sizes, strides of dimensions above 1, and bytes of storage."""
     import torch
 
     if tensor.is_nested:
@@ -81,7 +81,7 @@ def shapes(forms: Any) -> Any:  # noqa: ANN401 - of form_of
 
 
 def first_difference(forms: list[Any], expected: list[Any]) -> str:
-    """Return how results differ from the CPU's first."""
+    """Return the first difference of results from the CPU's; "" if there is none."""
     for form, wanted in zip(forms, expected, strict=False):
         if form != wanted:
             return f"{form} not {wanted}"
@@ -110,7 +110,7 @@ def results_of(case: Case, device: str, begin: Callable[[], None]) -> tuple[Any,
     Args:
         case: the call.
         device: "cpu" or "cuda".
-        begin: called once the arguments are there.
+        begin: called once the arguments are on the device.
     """
     import torch
 
@@ -137,7 +137,7 @@ def forms_of(case: Case, device: str, begin: Callable[[], None]) -> list[Any]:
 
 
 class Sizes:
-    """The virtual GPU, asked for sizes and peaks."""
+    """Runs calls on the virtual GPU for their sizes and peaks."""
 
     def __init__(self, device: VirtualDevice) -> None:
         import torch
@@ -146,7 +146,7 @@ class Sizes:
         self._ones = torch.ones(1 << 14, dtype=torch.uint8)
 
     def run(self, case: Case, scope: Any) -> Outcome:  # noqa: ANN401 - "off", "auto" or "full"
-        """Run a call with values of a scope."""
+        """Run a call with computed values: "off", "auto" or "full"."""
         import torch
 
         from pytest_gpumem.devices.autograd_threads import await_autograd
@@ -184,7 +184,7 @@ class Sizes:
         return self.run(case, "auto")._replace(readbacks=readbacks)
 
     def _leave_old_values(self) -> None:
-        """Fill the memory that small tensors will use with known values of no use."""
+        """Fill the memory that small tensors will use with known, irrelevant values."""
         import torch
 
         filled = [self._ones.to("cuda") for _ in range(128)]
@@ -192,7 +192,7 @@ class Sizes:
         torch.cuda.synchronize()
 
     def verdict(self, case: Case) -> tuple[str, str]:
-        """Return a call's verdict, and how it differs from the CPU's or from all computed."""
+        """Return a call's verdict, and how it differs from the CPU or from everything computed."""
         try:
             expected = forms_of(case, "cpu", lambda: None)
         except Exception as failure:  # noqa: BLE001 - the operator's own
@@ -206,14 +206,14 @@ class Sizes:
 
 def judged(outcome: Outcome, expected: list[Any], full: Outcome) -> tuple[str, str]:
     """Return an outcome's verdict, and how it differs."""
-    if outcome.forms is None:  # of PyTorch's own code, where it read no value
+    if outcome.forms is None:  # an error of PyTorch's CUDA code itself, if no value was read
         is_own = full.forms is None and not outcome.readbacks
         return "a GPU's own error" if is_own else "fails, not as on a GPU", outcome.error
     difference = first_difference(outcome.forms, expected)
     if (outcome.forms, outcome.peak) == (full.forms, full.peak) and (
         not outcome.readbacks or shapes(outcome.forms) == shapes(expected)
     ):
-        # Strides and storage are those of PyTorch's CUDA code, which asks for sizes alone.
+        # Strides and storage are decided by PyTorch's CUDA code, which depends on sizes only.
         return ("a GPU's own form" if difference else "the same"), difference
     if outcome.peak != full.peak:
         difference += f" peak {outcome.peak} not {full.peak}"
@@ -221,12 +221,12 @@ def judged(outcome: Outcome, expected: list[Any], full: Outcome) -> tuple[str, s
 
 
 def summary(error: Exception) -> str:
-    """Return an error in a line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
 
 
 def sizes_comparer(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
-    """Return what compares the sizes of an operator by its name."""
+    """Return a function that compares an operator's sizes, given its name."""
     import pytest_gpumem
 
     pytest_gpumem.use_virtual_gpu("H100", devices=2, values="off")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.operators.sweep [--samples 6] [--types float32,int64] [--only NAME ...]
 
-Takes the operators and the sample arguments of PyTorch's own tests (``op_db`` of
-torch.testing._internal.common_methods_invocations), runs each on the virtual GPU in some of its
-types, and then backwards. They run in forks of this process, chunk by chunk: one that crashes or
-hangs is named and the rest goes on. What fails on the virtual GPU and not on the CPU is listed,
-with its reason.
+The operators and sample arguments are those of PyTorch's own tests (``op_db`` of
+torch.testing._internal.common_methods_invocations). Each operator runs on the virtual GPU in some
+of its types, forwards and backwards. Operators run in forks of this process, chunk by chunk: one
+that crashes or hangs is named, and the next ones run. Operators that fail on the virtual GPU and
+not on the CPU are listed with the reason.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 SLOWEST_S = 60
 """seconds after which an operator counts as hanging"""
 CHUNK = 40
-"""operators a process"""
+"""number of operators per process"""
 KINDS = ("float32", "bfloat16", "complex64", "int64", "bool")
 
-# -- in a fork: runs the operators that it is told --
+# -- in a fork: run operators --
 
 
 def database() -> list[Any]:
     """Return PyTorch's list of operators with their sample arguments."""
     try:
-        import expecttest  # noqa: F401 - PyTorch's test utilities want it
+        import expecttest  # noqa: F401 - PyTorch's test utilities import it
     except ImportError:
         import types
         import unittest
@@ -54,12 +54,12 @@ def database() -> list[Any]:
 
 
 def name_of(op: Any) -> str:  # noqa: ANN401 - an OpInfo
-    """Return an operator's name with its variant's."""
+    """Return an operator's name, followed by its variant's."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
 def tensors(found: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever an operator returns
-    """Walk the tensors in a result."""
+    """Yield the tensors in a result."""
     import torch
 
     if isinstance(found, torch.Tensor):
@@ -70,7 +70,7 @@ def tensors(found: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever an operator
 
 
 def backwards(found: Any) -> None:  # noqa: ANN401
-    """Differentiate the sum of a result's magnitudes."""
+    """Differentiate the sum of a result, or of magnitudes if it is complex."""
     import torch
 
     total: Any = None
@@ -85,9 +85,9 @@ def backwards(found: Any) -> None:  # noqa: ANN401
 
 
 def kinds_of(op: Any, wanted: Iterable[str]) -> list[Any]:  # noqa: ANN401
-    """Return the types that an operator is tried in: the wanted ones, else one that it has.
+    """Return the types to try an operator with: the wanted ones, else one that it supports.
 
-    None: it is not for GPUs.
+    [] if the operator does not support GPUs.
     """
     import torch
 
@@ -121,7 +121,7 @@ def attempt(op: Any, kind: Any, device: str, most: int) -> tuple[int, str]:  # n
 
 
 def tried(op: Any, kinds: Iterable[str], most: int, library: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Run an operator in every type; return what became of it, and the first failure's reason."""
+    """Run an operator in each type; return a record with the first failure's reason."""
     before = library.unsupported()
     total, reason, cpu, read = 0, "", "", False
     for kind in kinds_of(op, kinds):
@@ -137,7 +137,7 @@ def tried(op: Any, kinds: Iterable[str], most: int, library: Any) -> dict[str, A
 
 
 def attempts(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
-    """Return what tries an operator by its name on the virtual GPU of this process."""
+    """Return a function that runs an operator, given its name, on this process's virtual GPU."""
     import pytest_gpumem
 
     pytest_gpumem.use_virtual_gpu("H100", devices=2, values="off")
@@ -156,10 +156,10 @@ def attempts(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
 def in_turn(
     begin: Callable[[], Callable[[str], dict[str, Any]]], names: list[str], slowest_s: int
 ) -> Iterator[dict[str, Any]]:
-    """Try operators; yield a record before and after each."""
+    """Run operators; yield a record before and after each."""
     attempt = begin()
     for name in names:
-        signal.alarm(slowest_s)  # which ends this process
+        signal.alarm(slowest_s)  # the signal ends this process
         yield {"begun": name}
         yield {"done": name, **attempt(name)}
     signal.alarm(0)
@@ -168,11 +168,11 @@ def in_turn(
 def swept(
     begin: Callable[[], Callable[[str], dict[str, Any]]], names: list[str], slowest_s: int
 ) -> dict[str, dict[str, Any]]:
-    """Try operators in forks of this process; return what became of each.
+    """Run operators in forks of this process; return a record for each.
 
     Args:
-        begin: called in each fork, returns what tries an operator by its name.
-        names: of the operators.
+        begin: called in each fork; returns a function that runs an operator, given its name.
+        names: the operators' names.
         slowest_s: seconds after which an operator counts as hanging.
     """
     records: dict[str, dict[str, Any]] = {}
@@ -183,13 +183,13 @@ def swept(
                 current = record["begun"]
             elif "done" in record:
                 records[record["done"]] = record
-            else:  # the fork ended before its time
+            else:  # the fork crashed or hung
                 records[current] = {"crash": record["ended"]}
     return records
 
 
 def parser(description: str | None, samples: int) -> argparse.ArgumentParser:
-    """Return the options of a sweep."""
+    """Return a parser with the options of a sweep."""
     options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -201,7 +201,7 @@ def parser(description: str | None, samples: int) -> argparse.ArgumentParser:
 
 
 def verdict(it: dict[str, Any]) -> str:
-    """Sort an operator's outcome."""
+    """Return the class of an operator's outcome."""
     if it.get("crash"):
         return "crashes or hangs"
     if it["missing"]:
@@ -220,7 +220,7 @@ OUTCOMES = (
     "fails, having read none",
     "fails on the CPU as well",
 )
-"""those that are listed with their reasons"""
+"""classes whose operators are listed with their reasons"""
 
 
 def report(found: dict[str, dict[str, Any]], kinds: list[str], most: int, seconds: float) -> str:
@@ -251,7 +251,7 @@ def why(it: dict[str, Any]) -> str:
 
 
 def main(given: Iterable[str] | None = None) -> int:
-    """Sweep; return 1 where an operator crashes or calls what is not supported."""
+    """Sweep; return 1 if an operator crashes or calls an unsupported function."""
     options = parser(__doc__, 6)
     options.add_argument("--name", default="op_sweep", help="of the result's file")
     args = options.parse_args(given)

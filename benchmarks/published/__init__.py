@@ -1,1 +1,1 @@
-"""Peaks that others published of real GPUs, and the virtual GPU's of the same steps."""
+"""Compare peaks on real GPUs that others published with the virtual GPU's for the same steps."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.published FAMILY [--python [VERSION=]PATH ...] [--source [NAME=]PATH ...]
 
-data/README.md says where the rows are from; the head of each family's module, what its interpreter
-and its sources are. Without all of its rows nothing is kept in results/.
+data/README.md names the sources of the rows; each family's module describes its interpreter and its
+sources at the top. A result is written to results/ only if it has all rows of the family.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedu
 
 
 def main() -> None:
-    """Run a family's rows, or in a worker those of one process."""
+    """Run a family's rows, or, in a worker, the rows of one process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

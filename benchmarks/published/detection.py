@@ -4,9 +4,9 @@
     pip install --no-deps --target LIBRARIES/8.4.95 ultralytics==8.4.95
     python -m benchmarks.published detection --python PYTHON --source LIBRARIES
 
-The interpreter needs the rows' torch 2.11 and what Ultralytics imports (torchvision, opencv,
-matplotlib, polars, ultralytics-thop). As there, a table's batch sizes run in one process, one after
-the other, up to the one that is out of memory; its weights are random here.
+The interpreter needs the rows' torch 2.11 and the packages that Ultralytics imports (torchvision,
+opencv, matplotlib, polars, ultralytics-thop). As in the source, a table's batch sizes run in one
+process, one after the other, up to the first that runs out of memory. Weights are random here.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def rows() -> list[Row]:
 
 
 def group(row: Row) -> str:
-    """Return the table that a row is of."""
+    """Return the table that a row belongs to."""
     return row["run"]
 
 
 def card(row: Row) -> Card:
-    """Return the row's card, with the memory that its source tells."""
+    """Return the row's card, with the memory that its source names."""
     return dataclasses.replace(CARDS[row["card"]], total_memory=int(row["total_mib"]) * MIB)
 
 
 def steps(process: Process) -> Iterator[tuple[str, float | tuple[float, float]]]:
-    """Run a table's rows; yield GB as that table has them, or GiB held when memory is full."""
+    """Run a table's rows; yield GB as in the table, or GiB held when memory runs out."""
     row = process.rows[0]
     os.environ |= {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}
     os.environ["YOLO_CONFIG_DIR"] = tempfile.mkdtemp()
@@ -78,7 +78,7 @@ def steps(process: Process) -> Iterator[tuple[str, float | tuple[float, float]]]
 
 
 def held_in_gib(message: re.Match[str]) -> tuple[float, float]:
-    """Return GiB that were allocated and reserved, by a message that memory is full."""
+    """Return the GiB allocated and reserved that an out-of-memory message names."""
     allocated, cached = (
         float(message[at]) / (1 if message[at + 1] == "G" else 1024) for at in (1, 3)
     )
@@ -86,7 +86,7 @@ def held_in_gib(message: re.Match[str]) -> tuple[float, float]:
 
 
 def trained(row: Row) -> torch.nn.Module:
-    """Return a row's model as the trainer has it when it looks for a batch size."""
+    """Return a row's model as the trainer has it when it searches for a batch size."""
     from ultralytics import YOLO
     from ultralytics.nn import tasks
     from ultralytics.utils.checks import check_amp
@@ -100,8 +100,8 @@ def trained(row: Row) -> torch.nn.Module:
     for name, parameter in model.named_parameters():
         if ".dfl" in name:
             parameter.requires_grad = False
-    # Its check of mixed precision compares two predictions of another network, and leaves a part
-    # of their memory; with random weights they differ, which does not matter here.
+    # The trainer's check of mixed precision compares two predictions of another network, whose
+    # memory it partly keeps; with random weights they differ, which does not matter here.
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         YOLO("yolo26n.yaml").save("yolo26n.pt")
@@ -110,7 +110,7 @@ def trained(row: Row) -> torch.nn.Module:
 
 
 def search(model: torch.nn.Module, table: list[Row]) -> list[float | None]:
-    """Return GB for each batch size, as the search for the largest prints them."""
+    """Return the GB of each batch size that the search for the largest one prints."""
     from copy import deepcopy
 
     import torch

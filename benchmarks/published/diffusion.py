@@ -2,14 +2,14 @@
 
     python -m benchmarks.published diffusion --source peft --python PYTHON
 
-The source is a clone of huggingface/peft: each row takes its library and its method's configuration
-from there, at the row's commit. The interpreter needs the torch of most rows, 2.12, with diffusers
-0.38.0 and transformers 5.10.2. As there, what fills the card comes and goes first: the text
-encoder, and the encoder of images.
+The source is a clone of huggingface/peft: each row uses the library and the method's configuration
+at the row's commit. The interpreter needs the torch of most rows, 2.12, with diffusers 0.38.0 and
+transformers 5.10.2. As in the source, the text encoder and the image encoder fill the card first,
+and are deleted.
 
-There, what is allocated is the mean after each of the first hundred steps. Each step keeps 512
-bytes, its loss, so ten steps tell that mean: their own mean, with each step's 512 bytes. What is
-reserved is the most of all 750 steps: the cache is emptied after each hundred, and here after six.
+The source's allocated memory is the mean after each of the first hundred steps. Each step keeps 512
+bytes, its loss, so the mean can be computed from ten steps. Its reserved memory is the maximum of
+all 750 steps: the cache is emptied after each hundred steps, and here after six.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ CARD = "L40S"
 FOLDER = "method_comparison/image-gen"
 IMAGES, BATCH, SIZE, TOKENS = 14, 2, 512, 512
 FIRST, SECOND = 6, 4
-"""steps before the cache is emptied, and after it"""
+"""number of steps before the cache is emptied, and after"""
 STEPS = 100
-"""steps there before it is emptied"""
+"""number of steps in the source before the cache is emptied"""
 LOSS = 512
 """bytes that each step keeps"""
 SECONDS = 400
-"""how long a row may take: two methods begin with decompositions on the CPU"""
+"""time limit of a row: two methods begin with decompositions on the CPU"""
 TRANSFORMER = {
     "patch_size": 1,
     "in_channels": 128,
@@ -69,13 +69,13 @@ TEXT_ENCODER = {
     "tie_word_embeddings": True,
 }
 LAYERS = (10, 20, 30)
-"""of the text encoder, whose outputs the transformer reads"""
+"""layers of the text encoder whose outputs the transformer reads"""
 TITLE = "FLUX.2-klein 4B with PEFT's methods, 512x512, batch 2, bfloat16, on an L40S; bytes"
 
 
 @dataclass
 class Prepared:
-    """What a step reads."""
+    """The inputs of the steps."""
 
     indices: torch.Tensor
     latents: torch.Tensor
@@ -99,7 +99,7 @@ def rows() -> list[Row]:
 
 
 def folders(_row: Row) -> list[str]:
-    """Return the library, and the experiments."""
+    """Return the folders of the library and of the experiments."""
     return ["src", FOLDER]
 
 
@@ -111,7 +111,7 @@ def step(row: Row, process: Process) -> dict[str, list[float]]:
     torch.cuda.init()
     device.values.compute("auto")
     sys.path.insert(0, str(process.source / "src"))
-    torch.nn.Linear(1, 1).to("cuda")  # the source does not count what this reserves
+    torch.nn.Linear(1, 1).to("cuda")  # the source does not count the memory reserved by this
     torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.max_memory_reserved()
     experiment = process.source / FOLDER / "experiments" / row["experiment"]
@@ -145,7 +145,7 @@ def step(row: Row, process: Process) -> dict[str, list[float]]:
 
 
 def settings(experiment: Path) -> dict[str, float]:
-    """Return AdamW's settings: the experiment's own, or those of all."""
+    """Return AdamW's settings: the experiment's own, or the default ones."""
     default = experiment.parents[2] / "default_training_params.json"
     found = {}
     for path in (default, experiment / "training_params.json"):
@@ -155,7 +155,7 @@ def settings(experiment: Path) -> dict[str, float]:
 
 
 def check(row: Row, transformer: torch.nn.Module) -> None:
-    """Hold the model to the numbers of parameters that the source gives."""
+    """Check the model's numbers of parameters against the source's."""
     parameters = list(transformer.parameters())
     counts = (
         sum(it.numel() for it in parameters if it.requires_grad),
@@ -168,7 +168,7 @@ def check(row: Row, transformer: torch.nn.Module) -> None:
 
 @contextmanager
 def unset() -> Iterator[None]:
-    """Let modules draw no first values, in bfloat16: their memory is never touched."""
+    """Create modules in bfloat16 without initializing parameters: their pages are never touched."""
     import torch
     from torch.nn import init
 
@@ -187,7 +187,7 @@ def unset() -> Iterator[None]:
 
 
 def model(experiment: Path) -> torch.nn.Module:
-    """Return the transformer with a method's adapter, or all of it to be trained; on the CPU."""
+    """Return the transformer on the CPU, with a method's adapter or for full training."""
     from diffusers import Flux2Transformer2DModel
     from peft import PeftConfig, get_peft_model
 
@@ -213,7 +213,7 @@ def image_judge() -> torch.nn.Module:
 
 
 def encoded_prompts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Encode the prompts, each padded to the same length; the encoder comes and goes."""
+    """Encode the prompts, padded to the same length; the encoder is deleted afterwards."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -247,7 +247,7 @@ def encoded_prompt(encoder: torch.nn.Module) -> torch.Tensor:
 
 
 def encoded_images() -> torch.Tensor:
-    """Encode the images, two at a time; the encoder comes and goes."""
+    """Encode the images, two at a time; the encoder is deleted afterwards."""
     import torch
     from diffusers import AutoencoderKLFlux2
 
@@ -279,7 +279,7 @@ def train(
     *,
     adapts: bool,
 ) -> Trace:
-    """Run the steps; the names are kept from one to the next, as in the source's loop."""
+    """Run the steps; variables stay alive until the next step, as in the source's loop."""
     import torch
     from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
@@ -315,7 +315,7 @@ def train(
         target = noise - latents
         squares = weights.float() * (predicted.float() - target.float()) ** 2
         loss = torch.mean(squares.reshape(BATCH, -1), 1)
-        del squares  # there it has no name
+        del squares  # in the source it has no variable
         loss = loss.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)

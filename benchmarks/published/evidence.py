@@ -45,10 +45,10 @@ class Group:
     """Rows of one family, torch, cuDNN and card.
 
     Attributes:
-        note: a sentence on all of them.
-        columns: heads of what each row has besides its name.
-        rows: a name and cells by these columns.
-        errors: percent, by kind of memory.
+        note: a sentence on all rows.
+        columns: titles of the columns after the name.
+        rows: each row's name and cells.
+        errors: the rows' errors in percent, by kind of memory.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Group:
 
 
 def spread(errors: list[float]) -> str:
-    """Return count, median and worst of errors in percent."""
+    """Return the number, the median and the largest of errors in percent."""
     sizes = [abs(error) for error in errors]
     median, worst = statistics.median(sizes), max(sizes)
     rows = "1 row" if len(sizes) == 1 else f"{len(sizes)} rows"
@@ -76,7 +76,7 @@ def spread(errors: list[float]) -> str:
 
 
 def tables(name: str) -> list[list[dict[str, str]]]:
-    """Return the tables of a result: rows by their heads, made unique by a number."""
+    """Return a result's tables: rows by column titles, which a number makes unique."""
     lines = (RESULTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     found = []
     for at, line in enumerate(lines):
@@ -97,7 +97,7 @@ def tables(name: str) -> list[list[dict[str, str]]]:
 
 
 def training_runs() -> list[Group]:
-    """Return the runs of published.txt, by kind, torch and card, and those out of memory."""
+    """Return the runs of published.txt by kind, torch and card, and the runs out of memory."""
     figures = {
         (row["step"], row["card"], row["real MiB"], row["torch here"]): row
         for row in tables("published")[0]
@@ -138,7 +138,7 @@ def training_runs() -> list[Group]:
 
 
 class Section(NamedTuple):
-    """Rows of a result that stand together on the page; sections.toml says what the fields are."""
+    """Rows of a result that form a section of the page; sections.toml explains the fields."""
 
     result: str
     title: str
@@ -151,7 +151,7 @@ class Section(NamedTuple):
     kinds: str = ""
 
     def groups(self) -> Iterator[Group]:
-        """Yield the groups of the section: one, or two if rows nobody had looked at are apart."""
+        """Yield the section's groups: one, or two if rows never looked at are separate."""
         [rows] = tables(self.result)
         column, pattern = self.of
         rows = [row for row in rows if not column or re.fullmatch(pattern, row[column])]
@@ -190,13 +190,13 @@ def first(row: dict[str, str]) -> str:
 
 
 def here(name: str) -> str:
-    """Return the versions that a result's head tells."""
+    """Return the versions in a result's head."""
     head = (RESULTS / f"{name}.txt").read_text(encoding="utf-8").partition("\n\n")[0]
     return head.rpartition("here: ")[2]
 
 
 def peaks() -> list[Group]:
-    """Return the rows of all runs."""
+    """Return the groups of all runs."""
     sections = read_toml(Path(__file__).with_name("sections.toml"))["sections"]
     return [
         *training_runs(),
@@ -205,7 +205,7 @@ def peaks() -> list[Group]:
 
 
 def workspaces() -> Group:
-    """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
+    """Return the rows of measured_workspaces.txt for which the row's own cuDNN was queried."""
     [rows] = tables("measured_workspaces")
     section = Section(
         "measured_workspaces",

@@ -1,9 +1,9 @@
-"""What PyTorch's own test asserts of memory allocated on two GPUs, on the virtual one as rank 0.
+"""Memory allocated on two GPUs that PyTorch's own test asserts, beside the virtual GPU's as rank 0.
 
 The test is test/distributed/fsdp/test_fsdp_memory.py of pytorch/pytorch (commit 050b2f2); it runs
-on PyTorch's machines with two CUDA GPUs and allows a MiB. Its figures, rounded to MiB as there, are
-in data/fsdp-asserted.csv; the model and the loop are written anew. The other rank is a fake process
-group's. Each variant has a process of its own, as it has there.
+on PyTorch's machines with two CUDA GPUs, with a tolerance of 1 MiB. Its figures, rounded to MiB as
+in the test, are in data/fsdp-asserted.csv; the model and the loop are rewritten. The other rank is
+part of a fake process group. Each variant runs in a process of its own, as in the test.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CARD = "A10G"
 
 
 def rows() -> list[Row]:
-    """Return the moments at which the test asserts what is allocated."""
+    """Return the moments at which the test asserts the allocated memory."""
     return [row | {"row": f"{row['variant']} {row['moment']}"} for row in read("fsdp-asserted.csv")]
 
 
 def group(row: Row) -> str:
-    """Return the variant, whose moments are those of one process."""
+    """Return the variant: its moments occur in one process."""
     return row["variant"]
 
 
@@ -89,7 +89,7 @@ def steps(process: Process) -> Iterator[tuple[str, int]]:
 
 
 def report(answers: Answers) -> str:
-    """Return the table, and how many figures are the asserted ones."""
+    """Return the table, and how many figures equal the asserted ones."""
     here = answers.figures[""]
     lines = [
         [row["variant"], row["moment"], int(row["mib"]), here[row["row"]]] for row in answers.rows

@@ -3,9 +3,8 @@ r"""Language models that write text, with a cache of keys and values and without
     python -m benchmarks.published inference --source LLMs-from-scratch \
         --python 2.8=PYTHON --python 2.9=PYTHON
 
-The source is a clone of rasbt/LLMs-from-scratch, and data/README.md says what it leaves open: each
-row drives its notebook's own classes and its own loop, at the row's commit, with weights that
-nobody downloads.
+The source is a clone of rasbt/LLMs-from-scratch; data/README.md says what it leaves open. Each row
+runs its notebook's own classes and loop, at the row's commit, without downloading weights.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
 
 STAND_INS = {"GB10": "RTX 5090", "": "H100"}
-"""the card that stands for the source's; of a row without one, as the rows looked at have it"""
+"""by the source's card: the card used here; "" is for rows that name none"""
 IMPORTS = ("torch", "math", "qwen3_5_transformers")
 LAST = 10
-"""steps that are run of a loop without a cache"""
+"""number of steps to run in a loop without a cache"""
 DIGIT = 0.005
 """GiB by which a figure may have been rounded"""
 TITLE = "Peak allocated in GiB while text is written in bfloat16, by its source to two digits"
@@ -52,7 +51,7 @@ def folders(row: Row) -> list[str]:
 
 
 def wanted(node: ast.stmt) -> bool:
-    """Return whether a statement of a notebook makes its model or its loop."""
+    """Return whether a statement of a notebook is needed for its model or its loop."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         module = getattr(node, "module", None) or node.names[0].name
         return module.partition(".")[0] in IMPORTS
@@ -66,7 +65,7 @@ def wanted(node: ast.stmt) -> bool:
 
 
 def notebook(path: Path) -> dict[str, Any]:
-    """Return what a notebook defines: its model's class and configuration, its loop."""
+    """Run a notebook's definitions; return them by name, with the model's expression as MAKE."""
     space: dict[str, Any] = {"__name__": "notebook"}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
@@ -100,7 +99,7 @@ def step(row: Row, process: Process) -> float:
     for _ in range(int(row["models"])):
         model = eval(space["MAKE"], space).cuda()  # noqa: S307 - the source's own expression
         if row["tied"] == "1":
-            # The notebook's first call of the model, whose result it shows, keeps the first weight.
+            # The notebook displays its first call's result, which keeps this weight alive.
             kept.append(model.out_head.weight)
             model.out_head.weight = model.tok_emb.weight
         kept.append(model)
@@ -113,7 +112,7 @@ def step(row: Row, process: Process) -> float:
 
 
 def keep_values_unset() -> None:
-    """Let no model draw its first values: they decide nothing, and take minutes on a CPU."""
+    """Disable weight initialization: the values do not matter, and take minutes on a CPU."""
     from torch.nn import init
 
     for name in dir(init):
@@ -122,12 +121,12 @@ def keep_values_unset() -> None:
 
 
 def written(space: dict[str, Any], model: torch.nn.Module, prompt: int, count: int) -> int:
-    """Return the peak while a prompt of so many tokens is followed by so many."""
+    """Return the peak while ``count`` tokens are written after ``prompt`` tokens."""
     import torch
 
     loop = space["generate_text_basic_stream"]
     if "cache" not in loop.__code__.co_varnames:
-        # Without a cache each step is a call of its own, and the longest has the peak.
+        # Without a cache each step computes all tokens again: the longest step has the peak.
         prompt, count = prompt + count - LAST, LAST
     ids = torch.zeros(1, prompt, dtype=torch.long).cuda()
     torch.cuda.reset_peak_memory_stats()

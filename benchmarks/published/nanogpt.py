@@ -3,10 +3,10 @@ r"""Compiled training steps on eight H100s, as one rank of eight, by their own s
     python -m benchmarks.published nanogpt --source modded-nanogpt=CLONE --source nanochat=CLONE \
         --python 2.7=PYTHON --python 2.8=PYTHON --python 2.9=PYTHON
 
-The clones are of KellerJordan/modded-nanogpt, whose logs hold the whole script and its peaks, and
-of karpathy/nanochat. Both compile their models with torch.compile. The scripts run as they are, on
-made-up tokens, with 14 training steps, two steps of warm-up and a short validation; nanochat's
-model, loss and optimizers run by a loop of our own. data/README.md says what is left out.
+The clones are of KellerJordan/modded-nanogpt, whose logs contain the whole script and its peaks,
+and of karpathy/nanochat. Both compile their models with torch.compile. The scripts run on made-up
+tokens, with 14 training steps, two warm-up steps and a short validation; nanochat's model, loss and
+optimizers run in a loop written here. data/README.md says what is left out.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ CARD = "H100"
 LONGER = "tensors of collectives kept a step more"
 RANKS = 8
 LOOKS_MS = 105
-"""between two looks of the thread that lets go of tensors of collectives: it sleeps for 100"""
+"""interval at which a thread of PyTorch releases tensors of collectives: it sleeps for 100 ms"""
 STEPS = 14
-"""training steps: tensors of collectives stay for two, the first makes optimizer state, and what
-other streams use may stay until the program waits, which it does not do within these"""
+"""number of training steps: tensors of collectives stay alive for two, the first creates optimizer
+state, and tensors used by other streams may stay until the program waits, which these do not"""
 TOKENS = {"train": 32 * 8 * 65536, "val": 10485760 + 2}
-"""of each file of made-up data"""
+"""number of tokens in each file of made-up data"""
 SHORTER = {
     r"num_iterations( ?: int)? = \d+": f"num_iterations = {STEPS}",
     r"val_tokens( ?: int)? = \d+": "val_tokens = 2097152",
     r"warmup_steps = 10": "warmup_steps = 2",
 }
 VARIANTS = {"": {}, LONGER: {}}
-"""as the virtual GPU is, and with tensors of collectives kept for one step more"""
+"""unchanged, and with tensors of collectives kept for one more step"""
 DEPTH, BATCH, LENGTH, VOCABULARY = 20, 32, 2048, 65536
 TITLE = "Peak memory in MiB of compiled training steps, one of eight ranks on H100s"
 
@@ -57,14 +57,14 @@ def rows() -> list[Row]:
 
 
 def folders(row: Row) -> list[str]:
-    """Return what a row needs of its source."""
+    """Return the files or folders of the source that a row needs."""
     return [row["log"] or "nanochat"]
 
 
 def varies(row: Row) -> bool:
-    """Return whether a row runs in the second variant: steps between two looks of PyTorch's thread.
+    """Return whether a row runs in the second variant: if a step is shorter than LOOKS_MS.
 
-    From torch 2.8 on tensors of collectives are kept.
+    Only torch 2.8 and newer keep tensors of collectives.
     """
     major, minor, *_ = row["torch"].split(".")
     keeps = (int(major), int(minor)) >= (2, 8)
@@ -79,8 +79,8 @@ def source(row: Row) -> str:
 def environment(row: Row) -> dict[str, str]:
     """Return the variable that a row's script sets before it imports torch.
 
-    Scripts for nightly builds of 2.7 register an operator whose fake has other strides than its
-    result. The release asserts them; Inductor's switch for that leaves the assertions out.
+    Scripts for nightly builds of 2.7 register an operator whose fake function has other strides
+    than its result. The release asserts equal strides; TORCHINDUCTOR_SIZE_ASSERTS disables that.
     """
     name, _, value = row["allocator_settings"].partition("=")
     settings = {name: value} if name else {}
@@ -93,8 +93,8 @@ def step(row: Row, process: Process) -> list[float]:
     """Run a row.
 
     Returns:
-        its peaks allocated and reserved in MiB, and where they have ranges the lower ends and the
-        upper ones.
+        the peaks allocated and reserved in MiB; if they have ranges, also the lower ends and the
+        upper ends.
     """
     if process.variant:
         Progress.is_done_by = is_done_later  # type: ignore[method-assign]
@@ -119,12 +119,12 @@ def train(row: Row, process: Process) -> list[float]:
 
 
 def is_done_later(then: Progress, now: Progress) -> bool:
-    """Return whether a collective is taken for done, one step later than else."""
+    """Return whether a collective counts as done, one step later than usual."""
     return now.passes - then.passes >= (1 if now.waits > then.waits else 3)
 
 
 def logged(log: Path) -> None:
-    """Run the script that a log of modded-nanogpt begins with."""
+    """Run the script at the beginning of a modded-nanogpt log."""
     import torch
     import torch.distributed as dist
 
@@ -139,18 +139,18 @@ def logged(log: Path) -> None:
         head[:3] = torch.tensor([20240520, 1, count])
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, 50256, (count,), generator=generator, dtype=torch.int32)
-        tokens[::700] = 50256  # a document ends
+        tokens[::700] = 50256  # the end of a document
         data = head.numpy().tobytes() + tokens.to(torch.uint16).numpy().tobytes()
         (folder / f"fineweb_{name}_000.bin").write_bytes(data)
-    tool = Path("bin/nvidia-smi")  # whose answer the script prints
+    tool = Path("bin/nvidia-smi")  # the script prints its output
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n", encoding="utf-8")
     tool.chmod(0o755)
     os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
-    dist.init_process_group = lambda *_, **__: None  # it is: this process is one of eight ranks
+    dist.init_process_group = lambda *_, **__: None  # this process already is one of eight ranks
     dist.destroy_process_group = lambda *_, **__: None
-    place = Path("place")  # a folder beside the data: one script looks for them there
-    (place / "logs" / "final").mkdir(parents=True)  # not every script makes it
+    place = Path("place")  # one script looks for the data in the folder above its own
+    (place / "logs" / "final").mkdir(parents=True)  # not every script creates it
     (place / "data").symlink_to("../data")
     script = Path("script.py")
     (place / script).write_text(text, encoding="utf-8")
@@ -160,7 +160,7 @@ def logged(log: Path) -> None:
 
 
 def nanochat() -> None:
-    """Train nanochat's model as its scripts/base_train.py does at the commit."""
+    """Train nanochat's model as scripts/base_train.py does at the row's commit."""
     import torch
 
     sys.path.insert(0, ".")
@@ -243,9 +243,9 @@ def report(answers: Answers) -> str:
 
 
 def longer(row: Row, answers: Answers) -> str:
-    """Return the cell of a row's second variant: its peaks, and whether the real ones lie between.
+    """Return the cell for a row's second variant.
 
-    That is between the figures of the first one and its own.
+    It says whether the real peaks lie between those of the first and of the second variant.
     """
     if row["row"] not in answers.figures[LONGER]:
         return ""
@@ -257,7 +257,7 @@ def longer(row: Row, answers: Answers) -> str:
 
 
 def several(row: Row) -> str:
-    """Return the spread of a row's real figures, where several logs are of its script."""
+    """Return the spread of a row's real figures if its script has several logs; else ""."""
     if row["logs"] == "1" or not row["allocated_least"]:
         return ""
     text = f"{row['logs']}: {row['allocated_least']} to {row['allocated_most']}"

@@ -26,17 +26,17 @@ COLOURS = (
     *("#111111", "#c2a60a"),
 )
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 520, 56, 48, 12
-"""of the drawing, and of its margins"""
+"""size of the drawing, and its margins"""
 FONT = 'role="img" font-family="sans-serif" font-size="12"'
 TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 class Point(NamedTuple):
-    """A row that was run on both."""
+    """A row with a real and a predicted figure."""
 
     family: str
     real: float
-    """GiB, reserved where that is published, else allocated"""
+    """GiB: reserved if published, else allocated"""
     predicted: float
 
 
@@ -46,13 +46,13 @@ def points() -> list[Point]:
     for group in evidence.peaks():
         columns = ["row", *group.columns]
         predicted = [i for i, name in enumerate(columns) if name == "virtual"]
-        if not predicted:  # out of memory or not
+        if not predicted:  # a row on whether the run is out of memory
             continue
         family = re.split(r",| \(| with | in half| in float32", group.title)[0]
         if "float32" in group.title:
             family += ", float32"
         for row in group.rows:
-            # Reserved stands behind allocated; a row may have only one of them.
+            # Reserved comes after allocated; a row may have only one of the two.
             for at in reversed(predicted):
                 real, virtual = (_number(row[i]) for i in (at - 1, at))
                 if real and virtual:
@@ -63,7 +63,7 @@ def points() -> list[Point]:
 
 
 def _gib(figure: float) -> float:
-    """Return the GiB of a figure's unit: sources have GiB, MiB or bytes, of 64 MiB to 64 GiB."""
+    """Convert a figure to GiB; sources use GiB, MiB or bytes, for sizes of 64 MiB to 64 GiB."""
     return 1 if figure < 64 else 2**-10 if figure < 2**24 else 2**-30
 
 

@@ -29,18 +29,18 @@ KINDS = TRANSFORMERS, CONV, OTHER
 
 @dataclass(frozen=True)
 class Row:
-    """One published run and how to make ours; sizes in MiB.
+    """A published run, and how to repeat it here; sizes in MiB.
 
     Attributes:
-        real: what was measured; of a run that was out of memory, nothing is known by it.
-        call: module, function and arguments of our step.
-        kind: what the summaries put together.
-        why: the letter of what makes it differ, where it differs by more than 1 %.
-        memory: the card's memory as the source tells it, in bytes; 0: as cards.py does.
-        real_oom: the run was out of memory.
-        predicted: what the source's own predictor said beforehand, None where it did not.
-        predicted_oom: likewise, whether it would be out of memory.
-        nearest_only: run it with the torch nearest to its own, not with all that there are.
+        real: the measured peak; meaningless for a run that was out of memory.
+        call: module, function and arguments of the step here.
+        kind: the group in summaries.
+        why: the letter of the reason for an error above 1 %.
+        memory: the card's memory according to the source, in bytes; 0 for the one in cards.py.
+        real_oom: whether the run was out of memory.
+        predicted: the peak that the source's own predictor predicted; None without a prediction.
+        predicted_oom: whether that predictor predicted out of memory; None without a prediction.
+        nearest_only: whether to use only the torch nearest to the row's, not every one.
     """
 
     name: str
@@ -63,7 +63,7 @@ def read() -> list[Row]:
 
 
 def _xmem() -> list[Row]:
-    """Return the runs of whole directories of xMem's evaluation (data/README.md says which)."""
+    """Return the runs in whole directories of xMem's evaluation (data/README.md names them)."""
     rows = []
     for line in csv_rows("xmem-peaks.csv"):
         name, batch, optimizer = line["model"], int(line["batch"]), line["optimizer"]
@@ -121,7 +121,7 @@ def _mixed() -> list[Row]:
 def _plan(
     line: dict[str, str], scratch: list[dict[str, Any]]
 ) -> tuple[tuple[str, str, dict[str, Any]], str, str]:
-    """Return our step of a row, its kind, and why it errs."""
+    """Return a row's call, its kind, and the letter of the reason for its error."""
     model = line["model"]
     if line["source"].startswith("pytorch/kineto"):
         return ("benchmarks.published.scratch", "kineto_resnet50", {}), CONV, "A"

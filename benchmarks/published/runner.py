@@ -1,17 +1,17 @@
-"""Runs a family's rows, each process of them in an interpreter of its torch.
+"""Run a family's rows, each process of them in an interpreter with the rows' torch.
 
 A family is a module with ``CARD`` or ``card(row)``, with ``rows()``, the published rows, with
 ``step(row, process)``, which runs a row on the virtual GPU and returns its figures, and with
-``report(answers)``, the result. It may have more:
+``report(answers)``, the result. Optional are:
 ``group(row)``: rows of the same group run in one process, one after the other.
-``steps(process)``, in the place of ``step``: yields the name and the figures of each row, where one
-depends on those before it.
-``VARIANTS``: each process runs once for each of them, with these variables of the environment.
-``varies(row)``: whether the row runs with any but the first of them; else each does.
-``folders(row)``: what the row needs of its source, as it was at its commit.
-``source(row)``: the name of its source, where a family has several; else the group's.
-``environment(row)``: variables that its process starts with.
-``SECONDS``: how long a process may take; ``PACKAGES``: whose versions to say.
+``steps(process)``, in place of ``step``: yields the name and the figures of each row, if a row's
+figures depend on the rows before it.
+``VARIANTS``: each process runs once per variant, with its environment variables.
+``varies(row)``: whether the row runs with variants other than the first; by default each row does.
+``folders(row)``: parts of the source that the row needs, at the row's commit.
+``source(row)``: the name of the row's source, if a family has several; by default the group's.
+``environment(row)``: environment variables of the row's process.
+``SECONDS``: time limit of a process; ``PACKAGES``: packages whose versions the result names.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class Process(NamedTuple):
     variant: str
     device: VirtualDevice
     source: Path
-    """the folder of the rows' source, where the family has one"""
+    """folder of the rows' source, if the family has one"""
 
 
 class Answers(NamedTuple):
-    """What came of a family's rows."""
+    """The figures of a family's rows."""
 
     rows: list[Row]
     figures: dict[str, dict[str, Any]]
     """by variant and row"""
     versions: dict[str, str]
-    """of torch and cuDNN, by row"""
+    """by row: the versions of torch, cuDNN and ``PACKAGES``"""
     without: dict[str, str]
-    """rows that have no figure, and why"""
+    """by row without figures: the reason"""
     commits: dict[str, str]
-    """that the figures were made at, by row: those of a file of answers may be older"""
+    """by row: the commits at which its figures were made, which are older if read from a file"""
 
     @property
     def answered(self) -> list[Row]:
@@ -76,13 +76,13 @@ class Answers(NamedTuple):
         return self.versions[row["row"]].removeprefix("torch ").partition(",")[0].partition("+")[0]
 
     def here(self) -> str:
-        """Return the line of the versions, of which there is one."""
+        """Return a line with the versions, which must be the same for all rows."""
         (version,) = set(self.versions.values())
         return f"here: {version}"
 
 
 def looked(row: Row) -> str:
-    """Return whether somebody had looked at a row before its first run."""
+    """Return the group of a row by whether somebody had looked at it before its first run."""
     return "never looked at" if row["unseen"] == "1" else "looked at"
 
 
@@ -99,7 +99,7 @@ def missing(answers: Answers) -> list[str]:
 
 
 def within(groups: dict[str, list[float]]) -> list[str]:
-    """Return a line on how many rows of each group are off by little."""
+    """Return a line for each group on how many rows have an error of at most 2 %."""
     return [
         f"{group}: {sum(abs(error) <= 2 for error in errors)} of {len(errors)} rows within 2 %"
         for group, errors in sorted(groups.items())
@@ -134,8 +134,8 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
     """Run a step as a test does, with the process's device.
 
     Returns:
-        its peaks allocated and reserved in bytes, and its range: these at the lower end, then at
-        the upper one, and the reason; without a range no bytes, and a reason if there is one.
+        the peaks allocated and reserved in bytes; and the range: both peaks at the lower end, both
+        at the upper end, and the reason. Without a range: no peaks, and notes if there are any.
     """
     from pytest_gpumem.replay.size_range import with_ranges
     from pytest_gpumem.spec import MemorySpec
@@ -151,7 +151,7 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
     run.meter.release()
     _, ranged = with_ranges(run, {"": (spec, measured)}, recording)[""]
     run.close()
-    device.open(device.card, 1)  # as it was
+    device.open(device.card, 1)  # run.close() has closed it
     peaks = [measured.peak_allocated, measured.peak_reserved]
     if ranged.range is None:
         texts = [note.text for note in ranged.notes if note not in measured.notes]
@@ -162,9 +162,9 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
 
 
 def holds(ends: Sequence[float], real: float) -> str:
-    """Return the cell of a range: its ends, and whether it holds what was measured.
+    """Return a range's cell: its ends, and whether the measured figure lies between them.
 
-    A figure may be off by the thousandth that a baseline tolerates.
+    The figure may be outside by 0.1 %, the tolerance of a baseline.
     """
     least, most = ends
     held = least * 0.999 <= real <= most * 1.001
@@ -175,7 +175,7 @@ def holds(ends: Sequence[float], real: float) -> str:
 
 
 def run(family: ModuleType, options: argparse.Namespace) -> str:
-    """Run the rows that are asked for; return the report."""
+    """Run the chosen rows; return the report."""
     rows = family.rows()
     assert len({row["row"] for row in rows}) == len(rows), "two rows of one name"
     chosen = [row for row in rows if options.only in row["row"]]
@@ -207,7 +207,7 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
             figures, version, made = kept[key]
             answers.figures[variant] |= figures
             answers.versions.update(dict.fromkeys(figures, version))
-            for row in figures:  # of variants that were run at several times
+            for row in figures:  # variants may have run at different commits
                 before = answers.commits.get(row, made)
                 answers.commits[row] = before if made in before else f"{before}, {made}"
     return family.report(answers)
@@ -225,7 +225,7 @@ def processes(family: ModuleType, rows: list[Row]) -> dict[str, list[Row]]:
 def answer(
     family: ModuleType, options: argparse.Namespace, group: str, rows: list[Row], variant: str
 ) -> list[Any] | str:
-    """Return the figures of a process by row, its versions and commit; or why there are none."""
+    """Run a process; return its figures by row, its versions and commit, or why it failed."""
     name = family.__name__.rpartition(".")[2]
     version = ".".join(rows[0].get("torch", "").split(".")[:2])
     python = chosen_of(options.python, version, sys.executable)
@@ -234,7 +234,7 @@ def answer(
     variables = getattr(family, "VARIANTS", ONE_VARIANT)[variant]
     if hasattr(family, "environment"):
         variables = variables | family.environment(rows[0])
-    # Code from this machine's caches is timed otherwise than a first run's.
+    # Use empty caches: code from this machine's caches is not timed as in a first run.
     with checkout(family, source, rows[0]) as place, tempfile.TemporaryDirectory() as caches:
         variables = variables | {"TORCHINDUCTOR_CACHE_DIR": caches}
         task = {"rows": [row["row"] for row in rows], "variant": variant, "source": place}
@@ -249,21 +249,21 @@ def answer(
         except subprocess.TimeoutExpired:
             return LATE
         except subprocess.CalledProcessError:
-            if not options.keep:  # one row that fails does not take the others with it
+            if not options.keep:  # with --keep, the next rows still run
                 raise
             return FAILED
     return [figures, there, commit()]
 
 
 def chosen_of(given: list[str], name: str, default: str) -> str:
-    """Return the path that is given for a name, or the one for all."""
+    """Return the path given for a name, or the one without a name."""
     paths = dict(it.split("=", 1) if "=" in it else ("", it) for it in given)
     return paths.get(name) or paths.get("", default)
 
 
 @contextmanager
 def checkout(family: ModuleType, source: str, row: Row) -> Iterator[str]:
-    """Make a folder with the parts of a source that a row needs, as they were at its commit."""
+    """Make a folder with the parts of a source that a row needs, at the row's commit."""
     if not hasattr(family, "folders"):
         yield str(Path(source).resolve()) if source else ""
         return

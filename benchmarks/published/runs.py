@@ -3,9 +3,9 @@
     python -m benchmarks.published runs [--python PATH ...]
 
 The rows are those of data/real-gpu-peaks.csv and data/xmem-peaks.csv (rows.py). Each step runs on
-the row's card in a fork of a process that has imported torch and the models' packages. The torch
-versions here are those of this interpreter and of the others that are given. Rows of whole
-directories run with the one whose torch is nearest to theirs, the others with all.
+the row's card in a fork of a process that has imported torch and the models' packages. Rows of
+whole directories run with the torch nearest to theirs, all other rows with every torch: that of
+this interpreter, and those of ``--python``.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ WHY = {
 
 
 SMALL = ":16:8"
-"""one of two values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic"""
+"""the smaller one of two values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one interpreter's virtual GPU says of a row.
+    """A row's figures on the virtual GPU of one interpreter.
 
     Attributes:
-        peak: in MiB, None: out of memory.
-        small: likewise, with cuBLAS's small workspaces, of a row that was run with them too.
-        ends: MiB between which a convolution net's peak lies where its own cuDNN is not asked.
+        peak: MiB; None if out of memory.
+        small: MiB with cuBLAS's small workspaces, if the row also ran with them.
+        ends: MiB between which a convolution net's peak lies if its own cuDNN is not queried.
     """
 
     row: Row
@@ -74,7 +74,7 @@ class Found:
 
     @property
     def error(self) -> float | None:
-        """In percent; None where one of the two has no peak."""
+        """The error in percent; None if the row or the run has no peak."""
         if self.peak is None or self.row.real_oom:
             return None
         return 100 * (self.peak - self.row.real) / self.row.real
@@ -86,7 +86,7 @@ def serve() -> None:
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.load(CARDS["RTX 3060"])
-    with suppress(ImportError):  # forks need not import them; not every interpreter has them
+    with suppress(ImportError):  # so that forks need not import them; an interpreter may lack some
         from benchmarks.published import xmem
 
         xmem.import_models()
@@ -98,10 +98,10 @@ def serve() -> None:
 
 
 def work(device: VirtualDevice, task: list[Any]) -> Iterator[list[Any]]:
-    """Run one step here, and yield its figures.
+    """Run one step in this process, and yield its figures.
 
-    They are its peak, the peak allocated, the card's memory where workspaces of convolutions lie in
-    a range, in MiB, and whether there was no room for one of them.
+    They are the peak, the peak allocated, and the card's memory if workspaces of convolutions have
+    a range, all in MiB, and whether a workspace did not fit.
     """
     name, memory, module, function, arguments, end, environment = task
     from pytest_gpumem.devices.cards import find_card
@@ -129,7 +129,7 @@ def work(device: VirtualDevice, task: list[Any]) -> Iterator[list[Any]]:
 
 
 def versions_of(python: str) -> dict[str, str]:
-    """Return the versions of what an interpreter has of torch and the models' packages."""
+    """Return an interpreter's versions of torch and of the models' packages, if installed."""
     ask = (
         "import importlib.metadata as m, json\n"
         "names = {d.name for d in m.distributions()} & {'torch', 'torchvision', 'transformers'}\n"
@@ -144,7 +144,7 @@ class Server:
 
     def __init__(self, python: str) -> None:
         environment = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        environment["OPENBLAS_NUM_THREADS"] = "1"  # more of its threads would not live in forks
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # its other threads would not exist in forks
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.published.runs"],
             stdin=subprocess.PIPE,
@@ -157,7 +157,7 @@ class Server:
     def ask(
         self, row: Row, end: RangeEnd = "usual", **environment: str
     ) -> tuple[float | str | None, float, float, bool]:
-        """Return our figures; the peak is None where it is out of memory, or why there is none."""
+        """Return a row's figures; the peak is None if out of memory, or the reason for no peak."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         task = json.dumps([row.card, row.memory, *row.call, end, environment])
@@ -169,7 +169,7 @@ class Server:
 
 
 def distance(row: Row, version: str) -> int:
-    """Return by how many minor versions of torch 2 a row's is away."""
+    """Return how many minor versions of torch 2 lie between a row's torch and ``version``."""
 
     def minor(text: str) -> int:
         return int(text.split(".")[1]) if text.startswith("2.") else 0
@@ -178,7 +178,7 @@ def distance(row: Row, version: str) -> int:
 
 
 def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str]]:
-    """Return what was found, and what could not be reproduced."""
+    """Run the rows; return the figures, and the rows that could not be run."""
     found, failures = [], []
     servers = {version: Server(python) for version, python in pythons.items()}
     for row in rows:
@@ -210,7 +210,7 @@ def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str
 
 
 def why(it: Found) -> str:
-    """Return the letter of what explains an error over 1 %."""
+    """Return the letter of the reason for an error above 1 %."""
     if it.error is None or abs(it.error) <= 1:
         return ""
     if it.row.why != "W":
@@ -239,14 +239,14 @@ def peaks(found: list[Found]) -> str:
 
 
 def with_p95(errors: list[float]) -> str:
-    """Return the median, 95th percentile and worst of errors in percent."""
+    """Return the median, the 95th percentile and the largest of errors in percent."""
     sizes = sorted(abs(error) for error in errors)
     upper = sizes[min(len(sizes) - 1, round(0.95 * (len(sizes) - 1)))]
     return f"median {statistics.median(sizes):.2f} %, p95 {upper:.2f} %, worst {sizes[-1]:.2f} %"
 
 
 def summaries(found: list[Found]) -> list[str]:
-    """Return the errors by kind and torch, beside the published predictor's on the same rows."""
+    """Return the errors by kind and torch, beside those of the source's predictor on these rows."""
     text = []
     for kind in KINDS:
         for version in dict.fromkeys(it.torch for it in found):
@@ -263,7 +263,7 @@ def summaries(found: list[Found]) -> list[str]:
 
 
 def ranges(found: list[Found]) -> list[str]:
-    """Return how many rows lie in the ranges that a report has, and how wide these are."""
+    """Return how many rows lie in the ranges of a report, and how wide the ranges are."""
     these = [it for it in found if it.ends is not None and not it.row.real_oom]
     if not these:
         return []
@@ -282,7 +282,7 @@ def ranges(found: list[Found]) -> list[str]:
 
 
 def offsets(found: list[Found]) -> list[str]:
-    """Return by how much NVML's figures exceed ours of small workspaces, by card."""
+    """Return by how much NVML's figures exceed those with small workspaces here, by card."""
     text = []
     these = [it for it in found if it.small is not None and it.row.kind == KINDS[0]]
     for card in dict.fromkeys(it.row.card for it in these):
@@ -304,7 +304,7 @@ def offsets(found: list[Found]) -> list[str]:
 
 
 def verdicts(found: list[Found]) -> list[str]:
-    """Return how often the runs of whole directories, and ours, were out of memory alike."""
+    """Return how often runs of whole directories were out of memory in both, or in neither."""
     these = [it for it in found if it.row.nearest_only]
     if not these:
         return []
@@ -325,7 +325,7 @@ def verdicts(found: list[Found]) -> list[str]:
 
 
 def main(options: argparse.Namespace) -> str:
-    """Return the tables."""
+    """Run the rows; return the tables."""
     rows = [row for row in read() if options.only in row.name]
     there = {python: versions_of(python) for python in (sys.executable, *options.python)}
     pythons = {versions["torch"]: python for python, versions in there.items()}

@@ -1,6 +1,6 @@
-"""Steps whose peaks others published, written anew: a GPT from scratch, and a profiler's ResNet.
+"""Rewritten steps whose peaks others published: a GPT from scratch, and a profiler's ResNet.
 
-Their rows are those of data/real-gpu-peaks.csv that are not xMem's (xmem.py).
+The rows are those of data/real-gpu-peaks.csv, except xMem's (xmem.py).
 """
 
 # ruff: noqa: D102 - forward() of a module computes what the class says
@@ -105,7 +105,7 @@ def _gelu() -> nn.GELU:
 
 
 class ScratchGpt(nn.Module):
-    """GPT-2 small's shape, output layer not tied, 162 million parameters."""
+    """A GPT with the shape of GPT-2 small, an untied output layer and 162 million parameters."""
 
     def __init__(self, *, own: bool, keep_mask: bool, sdpa: bool) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def scratch_gpt(  # noqa: PLR0913 - its variants
     half: bool,
     compiled: bool = False,
 ) -> float:
-    """LLMs-from-scratch's loop: steps, an evaluation after the first, a generated text."""
+    """Run LLMs-from-scratch's loop: steps, an evaluation after the first, a generated text."""
     model = ScratchGpt(own=own, keep_mask=keep_mask, sdpa=sdpa).cuda()
     if half:
         model = model.to(torch.bfloat16)
@@ -169,7 +169,7 @@ def scratch_gpt(  # noqa: PLR0913 - its variants
 
 
 def kineto_resnet50() -> float:
-    """Peak allocated above what lay there when the record began (parameters and momentum), MiB."""
+    """Return the peak in MiB above the memory at the record's start: parameters and momentum."""
     import torchvision
 
     torch.backends.cudnn.benchmark = True

@@ -3,14 +3,15 @@ r"""Segmentation networks that another project measured on an L40S, beside the v
     python -m benchmarks.published segmentary --python PYTHON \
         --source CHECKOUT --source matrix=CHECKOUT
 
-data/README.md says which commits the two checkouts need. Nothing of that project is here: its own
-classes build the networks and its own loop probes them. PYTHON has torch 2.11 and what that project
-pins: transformers 5.15.0, timm 1.0.28, segmentation-models-pytorch 0.5.0, monai 1.6.0, lightning,
+data/README.md names the commits of the two checkouts. The project's own classes build the networks,
+and its own loop probes them. PYTHON has torch 2.11 and the packages that the project pins:
+transformers 5.15.0, timm 1.0.28, segmentation-models-pytorch 0.5.0, monai 1.6.0, lightning,
 albumentations, peft.
 
-``matrix`` are training steps with cuDNN's first plan. ``probe`` and ``inference`` ran with
-torch.backends.cudnn.benchmark: they run with the largest workspaces of the plans that PyTorch
-would time, and with the least. Weights are random; pretrained ones have the same sizes.
+``matrix`` rows are training steps with cuDNN's first plan. ``probe`` and ``inference`` rows were
+measured with torch.backends.cudnn.benchmark: here they run with the largest and the smallest
+workspaces of the plans that PyTorch would time. Weights are random; pretrained ones have the same
+sizes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 CARD = "L40S"
 ENDS = ("usual", "least")
-"""of a range: the largest workspaces, which are the usual ones in benchmark mode, and the least"""
+"""ends of a range: the largest workspaces, usual in benchmark mode, and the smallest"""
 ALONE = ("native_convnext_tiny_channelmapper_dpt", "native_resnet50_fpn_ocr")
-"""recipes that were probed in a process each; the others in one, which kept cuBLAS's workspaces"""
+"""recipes probed in a new process each; all others ran in one, which kept cuBLAS's workspaces"""
 CLASSES = 21
 TITLE = "Segmentation networks on an L40S, by their source with torch 2.11.0+cu128, cuDNN 9.19.0"
 
@@ -52,12 +53,12 @@ def rows() -> list[Row]:
 
 
 def group(row: Row) -> str:
-    """Return a row's kind, whose rows run here in one process."""
+    """Return a row's kind: rows of a kind run in one process here."""
     return row["family"]
 
 
 def processes(these: list[Row]) -> list[list[Row]]:
-    """Return rows by the process of theirs that they ran in."""
+    """Group rows by the process in which the source ran them."""
     if these[0]["family"] == "inference":
         return [[row] for row in these]
     together = [row for row in these if row["model"] not in ALONE]
@@ -81,7 +82,7 @@ def steps(process: Process) -> Iterator[tuple[str, dict[str, list[int]]]]:
     for together in processes(process.rows):
         peaks: dict[str, dict[str, list[int]]] = {row["row"]: {} for row in together}
         for end in ENDS[:1] if family == "matrix" else ENDS:
-            device.workspaces.take(end)  # forgets which plans earlier networks had timed
+            device.workspaces.take(end)  # also forgets plans that earlier networks timed
             torch._C._cuda_clearCublasWorkspaces()
             for row in together:
                 gc.collect()
@@ -95,7 +96,7 @@ def steps(process: Process) -> Iterator[tuple[str, dict[str, list[int]]]]:
 
 
 def check(row: Row, count: int) -> None:
-    """Refuse a network that is not the row's."""
+    """Refuse a network with another number of parameters than the row's."""
     if count != int(row["parameters"]):
         raise SystemExit(f"{row['model']}: {count} parameters, not {row['parameters']}")
 
@@ -104,14 +105,14 @@ def check(row: Row, count: int) -> None:
 
 
 def matrix_step(row: Row) -> None:
-    """Run a row of the matrix; what its script checks takes memory as well, so it is done here."""
+    """Run a row of the matrix, including its script's checks, which take memory."""
     import torch
     from segmentary.medical import models_2d, models_3d
 
     shape = tuple(int(size) for size in row["shape"].split("x"))
     images = torch.rand(shape).to("cuda").requires_grad_()
     targets = torch.randint(0, 3, (shape[0], *shape[2:]))
-    targets[0].clamp_(max=1)  # patches of a scan: data/README.md says why two and three classes
+    targets[0].clamp_(max=1)  # scan patches; data/README.md explains the two and three classes
     targets = targets.to("cuda")
     module = models_2d if len(shape) == 4 else models_3d
     model = module.build_model(
@@ -145,7 +146,7 @@ def matrix_step(row: Row) -> None:
 
 
 def dice_and_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return that project's loss for networks that have none of their own."""
+    """Return the project's loss for networks that have no own loss."""
     from torch.nn import functional
 
     probabilities = logits.float().softmax(1)
@@ -161,7 +162,7 @@ def dice_and_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch
 
 
 def accept_checks() -> None:
-    """Let checks of values that are not computed pass; their temporaries are made all the same."""
+    """Make checks of values that are not computed pass, but keep their temporaries."""
     import torch
 
     isfinite = torch.isfinite
@@ -191,7 +192,7 @@ def probe(row: Row) -> None:
 
 
 def inference(row: Row) -> None:
-    """Predict as that project's performance.py, with two passes of its 120."""
+    """Predict like the project's performance.py, with two of its 120 passes."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -249,7 +250,7 @@ def network(name: str):  # noqa: ANN201 - a class of that project
     return factory.build_model(config, CLASSES)
 
 
-MIT = {  # of SegFormer's encoders: blocks, widths, width of the decoder
+MIT = {  # by SegFormer's encoder: blocks, widths, the decoder's width
     "b0": ([2, 2, 2, 2], [32, 64, 160, 256], 256),
     "b2": ([3, 4, 6, 3], [64, 128, 320, 512], 768),
     "b5": ([3, 6, 40, 3], [64, 128, 320, 512], 768),
@@ -258,7 +259,7 @@ UPERNET = {"hidden_size": 512, "use_auxiliary_head": False}
 
 
 def from_hub(model_id: str):  # noqa: ANN201 - a class of transformers
-    """Build a model of the hub, from its configuration as it is known; its size is checked."""
+    """Build a model of the hub from its known configuration, and check its size."""
     import transformers as hub
 
     if model_id.startswith("nvidia/"):

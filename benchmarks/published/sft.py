@@ -2,9 +2,9 @@ r"""Fine-tuning of Qwen3.5: peaks on a real GPU that FakeGPU publishes, beside i
 
     python -m benchmarks.published sft --python 2.8=PYTHON
 
-The interpreter has the row's torch, transformers 5.12.1 and PEFT. data/README.md says what a row
-is. The models have the shapes of the source's checkpoints and no values. The layers in NF4 are
-written anew, with the temporaries that the source's have.
+The interpreter has the row's torch, transformers 5.12.1 and PEFT. data/README.md explains rows.
+The models have the shapes of the source's checkpoints, without their weights. The NF4 layers are
+rewritten, with the same temporaries as the source's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 PACKAGES = ("transformers", "peft")
 STAND_INS = {"RTX PRO 5000": "RTX 5090"}
-"""the card of the same compute capability that stands for the source's"""
+"""by the source's card: a card of the same compute capability, which is used here"""
 SHAPES = {"0.8B": (1024, 3584), "2B": (2048, 6144)}
 """hidden and intermediate size"""
 LAYERS, VOCABULARY, RANK, ALPHA = 24, 248_320, 8, 16
 BLOCK, SCALES = 64, 256
-"""weights of a scale, and scales of a scale of these"""
+"""number of weights per scale, and of scales per scale of scales"""
 DIGIT = 0.0005
 """GiB by which a figure may have been rounded"""
 
@@ -92,7 +92,7 @@ def step(row: Row, process: Process) -> list[float]:
 
 
 def sharded(model: torch.nn.Module, method: str, ranks: int) -> torch.nn.Module:
-    """Return a model on the GPU: of FSDP1 in full training, of FSDP2 with adapters."""
+    """Return a model on the GPU, sharded by FSDP1 for full training, by FSDP2 with adapters."""
     import torch
 
     if ranks == 1 or method != "full":
@@ -140,7 +140,7 @@ def trained_once(row: Row, model: torch.nn.Module) -> list[float]:
 
 
 def batch(tokens: int) -> dict[str, torch.Tensor]:
-    """Return one sequence, of whose labels the first half are masked."""
+    """Return one sequence; the first half of its labels is masked."""
     import torch
 
     ids = torch.randint(100, VOCABULARY, (1, tokens))
@@ -152,13 +152,13 @@ def batch(tokens: int) -> dict[str, torch.Tensor]:
 
 
 def use_nf4(model: torch.nn.Module, *, nested: bool) -> None:
-    """Put weights of four bits, with adapters, in the places of all linear layers but the last."""
+    """Replace all linear layers except the last by layers with 4-bit weights and adapters."""
     import torch
     from torch import nn
     from torch.nn import functional
 
     class Nf4Product(torch.autograd.Function):
-        """A product with a frozen weight, which is made of its codes in each pass anew."""
+        """A product with a frozen weight, which each pass decodes again."""
 
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, layer: Nf4Linear) -> torch.Tensor:  # noqa: ANN401 - PyTorch's

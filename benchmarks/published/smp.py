@@ -1,9 +1,9 @@
 """Training steps of segmentation networks, measured on an L40S, beside the virtual GPU's.
 
 The interpreter needs segmentation-models-pytorch 0.5.0 and the rows' torch 2.11. All rows run in
-one process, one after the other, as tests do: what cuBLAS was given once stays. They run with one
-group of parameters in AdamW, the same without asking cuDNN, and with the groups of the repository's
-own trainer; which of them the rows' script had is not said there.
+one process, one after the other, as tests do, so cuBLAS's workspaces stay allocated. They run with
+one group of parameters in AdamW, again without querying cuDNN, and with the groups of the
+repository's own trainer: the source does not say which groups its script used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VARIANTS = {
 }
 PACKAGES = ("segmentation-models-pytorch",)
 NO_DECAY = ("bias", "norm", "bn", "pos_embed", "gamma")
-"""parts of names whose parameters, besides those of one dimension, have a group without decay"""
+"""parts of the names of parameters without weight decay; one-dimensional ones have none either"""
 TITLE = "Peaks of bytes allocated, AdamW, bf16 autocast, torch 2.11 and cuDNN 9.19 on an L40S"
 
 
@@ -34,7 +34,7 @@ def rows() -> list[Row]:
 
 
 def group(_row: Row) -> str:
-    """Return the same for all rows."""
+    """Return the same group for all rows."""
     return "all"
 
 

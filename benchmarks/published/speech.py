@@ -3,8 +3,8 @@
     python -m benchmarks.published speech --python 2.8=PYTHON --python 2.11=PYTHON
 
 Both interpreters need pyannote.audio 4.0.4, one with torch and torchaudio 2.8.0, the other with
-2.11.0. The networks are the library's own, with random weights; the loops around them are written
-anew after the source of each row. As there, a card's rows run in one process.
+2.11.0. The networks are the library's own, with random weights; the loops around them are rewritten
+from the source of each row. As in the source, a card's rows run in one process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
 
 SAMPLES, FRAMES = 160_000, 589
-"""of a chunk: 10 s at 16 kHz, and what the segmentation makes of it"""
+"""samples of a chunk (10 s at 16 kHz), and frames that the segmentation returns for it"""
 SEGMENTED = 32
-"""chunks in a batch of the segmentation"""
+"""number of chunks in a batch of the segmentation"""
 SPEAKERS = 3
-"""of a chunk, each with a mask and an embedding of its own"""
+"""number of speakers in a chunk, each with a mask and an embedding"""
 BATCHES = (1, 4, 8, 16, 32, 64, 128)
-"""of the embeddings without a limit"""
+"""batch sizes of the embeddings in runs without a limit"""
 LIMITS, LIMITED = (4, 8), (64, 128, 192, 256)
 """GB and batch sizes of the runs with a limit"""
 RECORDING = 3751 * 16_000
-"""samples of the recording that the A5000 held"""
+"""number of samples of the recording on the A5000"""
 TOTALS = {"RTX A6000": 48538 * MIB, "RTX A5000": 24115 * MIB}
-"""as messages of these rows' process have it (47.40 GiB), and a driver's 24564 MiB less as much"""
+"""memory by card: from the process's messages (47.40 GiB); 24564 MiB less the same difference"""
 TITLE = "Peaks in MiB of speaker diarization with pyannote.audio"
 Peak = tuple[float, float]
 
@@ -59,12 +59,12 @@ def named(row: Row) -> str:
 
 
 def group(row: Row) -> str:
-    """Return the row's process: its card, with a limit or without."""
+    """Return the row's process: one per card, with a limit and without."""
     return f"{row['card']}{' with a limit' if row['within_gb'] else ''}"
 
 
 def card(row: Row) -> Card:
-    """Return the row's card, with the memory that its source tells."""
+    """Return the row's card, with the memory that its source names."""
     a6000 = dataclasses.replace(CARDS["RTX A6000"], total_memory=TOTALS[row["card"]])
     if row["card"] == "RTX A6000":
         return a6000
@@ -84,7 +84,7 @@ def steps(process: Process) -> Iterator[tuple[str, Peak]]:
 
 
 def networks() -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Return the networks of segmentation and embedding, without TF32 as the library has them."""
+    """Return the networks of segmentation and embedding; like the library, disable TF32."""
     import torch
     from pyannote.audio.core.task import Problem, Resolution, Specifications
     from pyannote.audio.models.embedding import WeSpeakerResNet34
@@ -105,7 +105,7 @@ def networks() -> tuple[torch.nn.Module, torch.nn.Module]:
 
 
 def peak(start: int) -> Peak:
-    """Return MiB allocated above a start, and reserved; the peak begins anew."""
+    """Return the peaks in MiB, allocated above ``start`` and reserved; reset them."""
     import torch
 
     most = torch.cuda.max_memory_allocated() - start
@@ -114,7 +114,7 @@ def peak(start: int) -> Peak:
 
 
 def fork_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
-    """Run the rows of the fork that transfers batches ahead, in the order of that process."""
+    """Run the rows of the library's fork that prefetches batches, in the source's order."""
     names = {row["row"] for row in these}
     for batch, dtype in itertools.product(BATCHES, ("float32", "float16")):
         segmented, embedded = run(batch, dtype)
@@ -128,10 +128,10 @@ def fork_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
 
 
 def limited_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
-    """Run the fork's rows with a limit: all runs of that process, in its order.
+    """Run the fork's rows with a limit: all runs of the source's process, in its order.
 
-    PyTorch keeps the plan of a convolution that ran: where the first one's workspace did not fit
-    within 4 GB, the next one is taken within 8 GB as well.
+    PyTorch caches the plan of a convolution that ran: if the first plan's workspace did not fit in
+    4 GB, the next plan is also used with 8 GB.
     """
     import torch
 
@@ -145,7 +145,7 @@ def limited_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
 
 
 def run(batch: int, dtype: str) -> tuple[Peak, Peak]:
-    """Return the peaks of segmentation and embeddings; infinite where memory is full."""
+    """Return the peaks of segmentation and embeddings; infinite if out of memory."""
     import torch
 
     half = dtype == "float16"
@@ -184,7 +184,7 @@ def segment(network: torch.nn.Module) -> Peak:
 
 
 def smallest(network: torch.nn.Module) -> None:
-    """Look for the shortest sound that has an embedding, as the library does first."""
+    """Search for the shortest sound that has an embedding, as the library does at first."""
     import torch
 
     low, high = 2, 8000
@@ -200,7 +200,7 @@ def smallest(network: torch.nn.Module) -> None:
 
 
 def embed_ahead(network: torch.nn.Module, batch: int) -> Peak:
-    """Embed five batches, each transferred on a stream of its own while the last is computed."""
+    """Embed five batches; transfer each one on another stream while the one before is computed."""
     import torch
     from torch.nn import functional
 
@@ -234,7 +234,7 @@ def embed_ahead(network: torch.nn.Module, batch: int) -> Peak:
 
 
 def stock_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
-    """Run the library's own rows: the batches of 32, then the last one."""
+    """Run the rows of the unmodified library: the batches of 32, then the last one."""
     import torch
 
     segmentation, network = networks()
@@ -244,7 +244,7 @@ def stock_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
         batch = int(row["batch"])
         torch.cuda.reset_peak_memory_stats()
         for _ in range(3 if batch == SEGMENTED else 1):
-            # A chunk's sound is cut out once for all of its speakers.
+            # The chunk's samples are copied once for all of its speakers.
             turns = [next(speakers) // SPEAKERS for _ in range(batch)]
             chunks = {turn: recording[:, :SAMPLES].clone() for turn in turns}
             waveforms = torch.vstack([chunks[turn][None] for turn in turns])
@@ -253,7 +253,7 @@ def stock_rows(these: list[Row]) -> Iterator[tuple[str, Peak]]:
             embeddings.cpu()
             del chunks, waveforms, embeddings
         yield row["row"], peak(0)
-    del segmentation  # which the pipeline holds throughout
+    del segmentation  # the pipeline holds it until here
 
 
 def report(answers: Answers) -> str:

@@ -2,10 +2,10 @@ r"""A GPT from scratch that torch.compile compiles, on A100s: by the scripts of 
 
     python -m benchmarks.published speedups --source LLMs-from-scratch --python 2.6=PYTHON
 
-The source is a clone of rasbt/LLMs-from-scratch. Its scripts run for one epoch as they are, with
-evaluations and a sample, on made-up tokens, as many as the book has that they train on. The
-figures are of its README, which has one for each change: what the scripts have last is taken back.
-As it is compiled here, a script has a range: of what a GPU decides by time.
+The source is a clone of rasbt/LLMs-from-scratch. Its scripts run for one epoch unmodified, with
+evaluations and a sample, on as many made-up tokens as the book that they train on has. The figures
+are from its README, which has one for each change: later changes to the scripts are reverted. A
+compiled script has a range here, as a GPU makes some choices by timing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 CARD = "A100-80GB"
 TOKENS = 475_000
-"""of the book: the README has 52 batches of 8 times 1024 tokens in an epoch, of 90 % of them"""
+"""tokens of the book: the README's epoch has 52 batches of 8 * 1024 tokens, from 90 % of them"""
 PROMPT = 4
-"""tokens that the sample begins with"""
+"""number of tokens that the sample begins with"""
 VARIANTS = {"": {}, "padded": {}, "timed": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
-"""as the virtual GPU compiles; with the operands of all odd products padded; and with these and
-what a GPU's first run allocates when it times kernels"""
+"""unchanged; with the operands of all odd products padded; and with these and the memory that a
+GPU's first run allocates to time kernels"""
 NAMES = {"": "as compiled", "padded": "products padded", "timed": "and kernels timed"}
 FLUSHED = 256 * 2**20
 """bytes of the buffer with which Triton's do_bench flushes a GPU's cache"""
@@ -51,7 +51,7 @@ def folders(row: Row) -> list[str]:
 
 
 def varies(row: Row) -> bool:
-    """Return whether a row runs in all variants: the two that differ in the vocabulary alone do."""
+    """Return whether a row runs in all variants: only the two that differ in the vocabulary."""
     return row["batch"] == "8"
 
 
@@ -65,7 +65,7 @@ def step(row: Row, process: Process) -> list[float]:
     """Run a row's script for one epoch.
 
     Returns:
-        what is reserved at its end, in MiB, and where it has one the range of peak reserved.
+        the reserved MiB at its end, and the range of peak reserved if there is one.
     """
     if process.variant:
         return [epoch(row, process)]
@@ -76,7 +76,7 @@ def step(row: Row, process: Process) -> list[float]:
 
 
 def epoch(row: Row, process: Process) -> float:
-    """Run a row's script for one epoch; return what is reserved at its end, in MiB."""
+    """Run a row's script for one epoch; return the reserved MiB at its end."""
     import torch
 
     if process.variant == "padded":
@@ -103,14 +103,14 @@ def epoch(row: Row, process: Process) -> float:
         ranks = int(row["ranks"])
         with process.device.join_alone(0, ranks) if ranks > 1 else nullcontext():
             distributed = torch.distributed
-            distributed.init_process_group = lambda *_, **__: None  # it is there
+            distributed.init_process_group = lambda *_, **__: None  # it exists already
             distributed.destroy_process_group = lambda *_, **__: None
             runpy.run_path(str(script), run_name="__main__")
             return torch.cuda.memory_reserved() / MIB
 
 
 def time_kernels() -> None:
-    """Have Inductor time kernels as on a GPU without caches, and pad where it asks for times."""
+    """Make Inductor time kernels as on a GPU without caches, and pad products it would time."""
     import torch
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime import benchmarking
@@ -128,18 +128,18 @@ def time_kernels() -> None:
 
 
 def stand_in() -> None:
-    """Replace the tokenizer, whose table is downloaded, and the plot of the losses."""
+    """Replace the tokenizer, which downloads its table, and the plot of the losses."""
     tokenizer = ModuleType("tiktoken")
 
     class Encoding:
-        """One token for each character of a text, and as many as the prompt's."""
+        """Makes one token per character of the training text, PROMPT tokens of other texts."""
 
         def encode(self, text: str, **_: object) -> list[int]:
             """Return tokens."""
             return [0] * (len(text) if text.startswith("xx") else PROMPT)
 
         def decode(self, tokens: list[int]) -> str:
-            """Return no text."""
+            """Return an empty text."""
             del tokens
             return ""
 
@@ -147,7 +147,7 @@ def stand_in() -> None:
     plot = ModuleType("matplotlib.pyplot")
 
     class Anything:
-        """A figure and its axes, which do nothing."""
+        """Stands for a figure and its axes; does nothing."""
 
         def __getattr__(self, _: str) -> object:
             return lambda *_, **__: Anything()

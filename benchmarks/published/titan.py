@@ -4,8 +4,9 @@ r"""Llama 3 8B that torchtitan trains compiled, as one rank of 8 to 128, by its 
         --python 2.6=PYTHON --python 2.7=PYTHON --python 2.8=PYTHON --python 2.9=PYTHON
 
 The clone is of pytorch/torchtitan; the interpreters have torchao, torchdata, datasets, tiktoken,
-tokenizers, tomli, tyro, tensorboard and blobfile. Its training program runs as it is, for ten
-steps on made-up tokens. The figures are what it prints as "memory", by torchtitan and torchao.
+tokenizers, tomli, tyro, tensorboard and blobfile. Its training program runs unmodified, for ten
+steps on made-up tokens. The figures are those that it prints as "memory"; torchtitan and torchao
+published them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
 
 STEPS = 10
-"""of which it prints the memory of the first, and of the others together"""
+"""number of steps; the program prints the memory of the first, and of all others together"""
 VOCABULARY = 128256
 PACKAGES = ("torchao",)
 TITLE = "Peak reserved in GiB of Llama 3 8B, trained by torchtitan with torch.compile, one rank"
@@ -47,7 +48,7 @@ def card(row: Row) -> Card:
 
 
 def folders(row: Row) -> list[str]:
-    """Return what a row needs of its source."""
+    """Return the folders of the source that a row needs."""
     return row["folders"].split()
 
 
@@ -58,29 +59,29 @@ def source(row: Row) -> str:
 
 
 def environment(row: Row) -> dict[str, str]:
-    """Return the variable that the commit's run_train.sh sets; one source does not call it."""
+    """Return the variable that the commit's run_train.sh sets; one source does not use it."""
     name, _, value = row["allocator_settings"].partition("=")
     return {name: value} if name else {}
 
 
 def step(row: Row, process: Process) -> list[float]:
-    """Run a row; return what was reserved in GiB: in the first step, and in the others."""
+    """Run a row; return the reserved GiB of the first step, and of the others."""
     import torch
 
     with chdir(process.source), process.device.join_alone(0, int(row["ranks"])):
-        torch.distributed.init_process_group = lambda *_, **__: None  # it is there
+        torch.distributed.init_process_group = lambda *_, **__: None  # it exists already
         torch.distributed.destroy_process_group = lambda *_, **__: None
         seen = run(row)
     return [seen[-2], seen[-1]]
 
 
 def run(row: Row) -> list[float]:
-    """Run a row's program in the working folder; return what it logs as reserved, in GiB."""
+    """Run a row's program in the working folder; return the reserved GiB that it logs."""
     import torch
 
-    torch.manual_seed(0)  # it reads its seed back, and torch 2.8 fails for half of all
+    torch.manual_seed(0)  # reading the seed back fails for half of all with torch 2.8
     seen: list[float] = []
-    tool = Path("bin/lspci")  # whose answer tells the card
+    tool = Path("bin/lspci")  # the program looks for the card in its output
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n", encoding="utf-8")
     tool.chmod(0o755)
@@ -137,7 +138,7 @@ def train(old: bool, tokens: Tokens) -> None:
 
 
 class Tokens:
-    """A tokenizer and a loader of made-up tokens, in the form of the commit's own."""
+    """A tokenizer and a loader of made-up tokens, with the interfaces of the commit's own."""
 
     def __init__(self, row: Row) -> None:
         self.n_words = VOCABULARY
@@ -153,11 +154,11 @@ class Tokens:
             yield ({"input": inputs} if self._names else inputs), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing that a checkpoint would need."""
+        """Return an empty state for checkpoints."""
         return {}
 
     def load_state_dict(self, _: object) -> None:
-        """Load nothing."""
+        """Ignore the state."""
 
 
 def report(answers: Answers) -> str:

@@ -2,10 +2,11 @@
 
     GPUMEM_CUDNN=/path/to/libcudnn.so.9 python -m benchmarks.published vae --python PYTHON
 
-The interpreter needs the rows' torch 2.7, and diffusers 0.33 for Stable Diffusion's. Their cuDNN
-9.7.1 cannot be asked without a GPU: 9.8.0 is the nearest that can. As there, each model's rows run
-in one process, one after the other; two runs warm up, the mean of five is the figure. They run
-again with the least and the largest workspaces, between whose peaks the published ones are to lie.
+The interpreter needs the rows' torch 2.7, and diffusers 0.33 for Stable Diffusion's rows. The rows'
+cuDNN 9.7.1 cannot be queried without a GPU: 9.8.0 is the nearest version that can. As in the
+source, each model's rows run in one process, one after the other; after two warm-up runs, the mean
+of five is the figure. The rows run again with the smallest and the largest workspaces: the
+published peaks should lie between theirs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CARD = "RTX 4090"
 VARIANTS = {"usual": {}, "least": {}, "most": {}}
 SIZES = (512, 768, 1024, 1536, 2048)
 TILED = 1024
-"""from this size on Stable Diffusion's rows decode a second time, in tiles"""
+"""from this size on, Stable Diffusion's rows decode again, in tiles"""
 CONFIGURATION = {
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
@@ -41,7 +42,7 @@ CONFIGURATION = {
     "layers_per_block": 2,
     "latent_channels": 4,
 }
-"""of both of Stable Diffusion's autoencoders"""
+"""configuration of both autoencoders of Stable Diffusion"""
 TITLE = "Peaks of autoencoders in MiB on an RTX 4090, by their source with torch 2.7.1, cuDNN 9.7.1"
 Pair = tuple[float, float]
 """MiB allocated and reserved"""
@@ -54,7 +55,7 @@ def rows() -> list[Row]:
 
 
 def group(row: Row) -> str:
-    """Return the network: 1.5's and XL's is the same."""
+    """Return the network; Stable Diffusion 1.5 and XL have the same."""
     return "Flux" if row["model"] == "Flux" else "Stable Diffusion"
 
 
@@ -70,7 +71,7 @@ def steps(process: Process) -> Iterator[tuple[str, Pair]]:
 
 
 def clear() -> None:
-    """Forget what is cached, and the peaks."""
+    """Empty the cache, and reset the peaks."""
     import torch
 
     gc.collect()
@@ -80,7 +81,7 @@ def clear() -> None:
 
 @dataclass
 class Rounds:
-    """How often each row runs: as its source's; at the ends of a range once, after one more."""
+    """How often each row runs: as in the source, or, at a range's ends, once after one warm-up."""
 
     warm: int = 2
     count: int = 5
@@ -90,7 +91,7 @@ ROUNDS = Rounds()
 
 
 def mean(run: Callable[[], object]) -> Pair:
-    """Return MiB that a run allocates and reserves more than there was, on average."""
+    """Return the mean MiB that a run allocates and reserves above the memory before it."""
     import torch
 
     count = ROUNDS.count
@@ -110,7 +111,7 @@ def mean(run: Callable[[], object]) -> Pair:
 
 
 def flux_rows() -> Iterator[tuple[str, Pair]]:
-    """Run Flux's autoencoder: all sizes of a type, then the next."""
+    """Run Flux's autoencoder: all sizes with one dtype, then with the next."""
     import torch
 
     from benchmarks.fidelity.models_vae import FluxVae
@@ -130,7 +131,7 @@ def flux_rows() -> Iterator[tuple[str, Pair]]:
 def flux_row(
     vae: torch.nn.Module, operation: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Pair:
-    """Encode or decode."""
+    """Run one encoding or decoding."""
     import torch
 
     inputs = torch.randn(shape).to(device="cuda", dtype=dtype)
@@ -139,7 +140,7 @@ def flux_row(
 
 
 def diffusion_rows() -> Iterator[tuple[str, Pair]]:
-    """Run Stable Diffusion's, twice over: of 1.5 and XL the network is the same."""
+    """Run Stable Diffusion's rows twice, for 1.5 and XL, which have the same network."""
     import torch
     from diffusers import AutoencoderKL
 
@@ -154,7 +155,7 @@ def diffusion_rows() -> Iterator[tuple[str, Pair]]:
                 if kind != "mixed":
                     yield f"{model} encode {size} {kind}", encode(vae, case)
                 elif size == SIZES[0]:
-                    vae.to(torch.float32)  # its script's encoding fails, and leaves it like that
+                    vae.to(torch.float32)  # the script's encoding fails, and leaves the model so
                 yield f"{model} decode {size} {kind}", decode(vae, case, tiled=False)
                 if size >= TILED:
                     yield f"{model} decode_tiled {size} {kind}", decode(vae, case, tiled=True)
@@ -164,7 +165,7 @@ def diffusion_rows() -> Iterator[tuple[str, Pair]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A row but for what it does."""
+    """A row without its operation."""
 
     model: str
     kind: str
@@ -173,7 +174,7 @@ class Case:
 
 
 def encode(vae: torch.nn.Module, case: Case) -> Pair:
-    """Run one encoding; with tiles where the decoding before it was tiled, as there."""
+    """Run one encoding; tiled if the decoding before it was tiled, as in the source."""
     import torch
 
     images = torch.randn(1, 3, case.size, case.size).to(device="cuda", dtype=case.dtype)
@@ -210,7 +211,7 @@ def decode(vae: torch.nn.Module, case: Case, *, tiled: bool) -> Pair:
 
 
 def ends(answers: Answers, name: str) -> tuple[Pair, Pair]:
-    """Return the ranges of what a row allocates and reserves, as size_range.py does."""
+    """Return the ranges of a row's allocated and reserved memory, as size_range.py does."""
     peaks = [figures[name] for figures in answers.figures.values()]
     allocated, reserved = zip(*peaks, strict=True)
     most = Peak(round(max(allocated) * MIB), round(max(reserved) * MIB))
@@ -232,7 +233,7 @@ def report(answers: Answers) -> str:
         real = float(row["allocated_mib"]), float(row["reserved_mib"])
         usual, spans = answers.figures["usual"][row["row"]], ends(answers, row["row"])
         errors = [100 * (mine / it - 1) for mine, it in zip(usual, real, strict=True)]
-        # Published to 0.01 MiB; what is allocated besides is at most 0.1 % of it.
+        # Figures are published to 0.01 MiB; other allocated memory is at most 0.1 % of them.
         inside += all(
             low * 0.999 <= it <= high * 1.001 for it, (low, high) in zip(real, spans, strict=True)
         )

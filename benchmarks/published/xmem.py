@@ -1,9 +1,9 @@
-"""The steps of xMem's evaluation, written anew from its description.
+"""The steps of xMem's evaluation, rewritten from its description.
 
 Source: Stone-ResearchLife/xMem, plot/data/*/evaluation_result.json (commit d61e076), and the
 settings of its experiments: torch 2.6.0 with CUDA 12.4, transformers 4.51.3, models with random
-weights in fp32, lr 1e-3, four iterations, no cudnn.benchmark. What is measured there is NVML's used
-memory, less its first sample, which is taken when the context is up.
+weights in fp32, lr 1e-3, four iterations, no cudnn.benchmark. It measures NVML's used memory, less
+its first sample, which is taken once the CUDA context exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOKENS = 128
-"""to which samples of wikitext-2 are cut; a batch of 20 has nearly always one that is as long"""
+"""samples of wikitext-2 are cut to this length; nearly every batch of 20 has one that long"""
 
 HUB = read_toml(DATA / "xmem-models.toml")
 VISION = {
@@ -35,7 +35,7 @@ VISION = {
 
 
 def import_models() -> None:
-    """Import what the steps need, as far as that takes long."""
+    """Import the modules of the steps that take long to import."""
     import torchvision  # noqa: F401 - imported for the forks
     import transformers
 
@@ -50,10 +50,10 @@ def _train(
     data: Callable[[], Any],
     forward: Callable[[nn.Module, Any], tuple[Any, Tensor]],
 ) -> float:
-    """XMem's loop: gradients are dropped at its top, four iterations. Returns peak reserved, MiB.
+    """Run xMem's loop of four iterations, which clear gradients first; return peak reserved in MiB.
 
-    Outputs and loss live on until the next iteration has its own; the batch does not, since the
-    data loader's next one takes its name.
+    Outputs and loss stay alive until the next iteration replaces them; the batch does not, as the
+    data loader's next batch takes its variable.
     """
     model.train().cuda()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
@@ -70,7 +70,7 @@ def _train(
 
 
 def vision_step(model: str, batch: int, optimizer: str) -> float:
-    """CIFAR-10 as 86x86 images, cross entropy; the batch comes from the host each time."""
+    """Train on CIFAR-10 as 86x86 images with cross entropy; each batch comes from the host."""
 
     def data() -> tuple[Tensor, Tensor]:
         return torch.zeros(batch, 3, 86, 86).cuda(), torch.zeros(batch, dtype=torch.long).cuda()
@@ -87,13 +87,13 @@ def _vision(name: str) -> nn.Module:
 
     if name == "MnasNet":
         return models.MNASNet(alpha=1.0, num_classes=10)
-    if name == "MobeNetV3Small":  # theirs is spelt out, with the same settings
+    if name == "MobeNetV3Small":  # xMem spells out the model, with the same settings
         return models.mobilenet_v3_small(num_classes=10)
     return models.get_model(VISION.get(name, name), weights=None)
 
 
 def transformers_step(model: str, batch: int, optimizer: str) -> float:
-    """A language model over samples of 128 tokens, with an attention mask and labels."""
+    """Train a language model on samples of 128 tokens, with an attention mask and labels."""
     import transformers
 
     hub = HUB[model]

@@ -2,12 +2,12 @@
 
     python -m benchmarks.radar.run [PACKAGE ...] [--releases 2] [--page radar.md]
 
-Each release is installed in an environment of its own, beside the newest releases of the others,
-and the steps of its package run there on the virtual GPU: those of benchmarks/ecosystem, and those
-of this folder. It is compared with the one before.
-Release candidates count: of a package that has one, the newest candidate is compared with the last
-release. Reports are kept in .gpumem-radar, and a release that has one is not run again.
-The page is written in Markdown; benchmarks/results/radar.md has the last one that was recorded.
+Each release is installed in an environment of its own, with the newest releases of the other
+packages. Its package's steps run there on the virtual GPU: those in benchmarks/ecosystem, and those
+in this folder. The figures are compared with those of the release before. If a package has release
+candidates, the newest one is compared with the last release. Reports are stored in .gpumem-radar; a
+release that has a report does not run again. The page is Markdown; benchmarks/results/radar.md is
+the last recorded one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parents[1]
 KEPT = Path(".gpumem-radar")
-# Not with this project's settings of pytest, where a library's warning is an error. Two files of
-# one name are collected together.
+# Ignore this project's pytest settings, which turn a library's warnings into errors. importlib mode
+# allows two files with the same name.
 OPTIONS = (f"--rootdir={FOLDER}", "-c", os.devnull, "--import-mode=importlib")
 HANGS_S = 1800
 BESIDE = {
@@ -51,13 +51,13 @@ BESIDE = {
     "timm": ("torchvision",),
     "lightning": (),
 }
-"""what is installed with each package, in its newest release"""
+"""by package: other packages to install with it, in their newest releases"""
 
 
 def newest(package: str, number: int) -> list[str]:
-    """Return the newest releases, the oldest first, of each minor version its last one.
+    """Return the last release of each of the newest minor versions, the oldest first.
 
-    A candidate counts if it is newer than every release.
+    A release candidate counts if it is newer than every release.
     """
     versions = sorted(map(Version, offered_releases(package, prereleases=True)))
     finals = [it for it in versions if not it.is_prerelease and it.local is None]
@@ -73,7 +73,7 @@ def steps_of(package: str) -> list[Path]:
 
 
 class Pair:
-    """Two releases of a package, and what moved between them."""
+    """Two releases of a package, and the figures that differ between them."""
 
     def __init__(self, package: str, old: str, new: str) -> None:
         self.package, self.old, self.new = package, old, new
@@ -82,7 +82,7 @@ class Pair:
         self.steps = 0
 
     def compare(self, trials: Trials) -> None:
-        """Run what has not run, and compare."""
+        """Run the releases that have no report, and compare the two."""
         reports = []
         for version in (self.old, self.new):
             try:
@@ -95,7 +95,7 @@ class Pair:
         self.changes = pair_entries(old, new, old_oom=old_oom, new_oom=new_oom)
 
     def rows(self) -> Iterator[str]:
-        """Yield a row of the page's table for each figure that moved."""
+        """Yield a row of the page's table for each figure that differs."""
         title = f"{self.package} {self.old} -> {self.new}"
         if self.problem:
             yield f"| {title} | not tried: {self.problem} | | |"
@@ -135,7 +135,7 @@ def main() -> int:
     pairs: list[Pair] = []
     for package in arguments.packages or BESIDE:
         tests = (*map(str, steps_of(package)), *OPTIONS)
-        light = package != "trl"  # whose trainers need Triton
+        light = package != "trl"  # trl's trainers need Triton
         question = VersionQuestion(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, timeout=HANGS_S)
         trials.begin(fresh=False)

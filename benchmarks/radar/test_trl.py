@@ -59,7 +59,7 @@ def test_direct_preference_optimization(model, tokenizer, tmp_path):
     columns = {"prompt": [PROMPT] * 16, "chosen": ["a b " * 16] * 16, "rejected": ["c " * 16] * 16}
     trl.DPOTrainer(
         model=model,
-        ref_model=copy.deepcopy(model),  # the trainer would load one by its name
+        ref_model=copy.deepcopy(model),  # else the trainer loads one by name
         args=arguments(trl.DPOConfig, tmp_path),
         train_dataset=datasets.Dataset.from_dict(columns),
         processing_class=tokenizer,

@@ -3,9 +3,9 @@
     python -m benchmarks.reports.first_lines [--only PATTERN] [--show]
 
 Each edit of data/planted.toml is made in a git repository whose baselines are committed, together
-with edits that change no memory: comments, docstrings, a function that nobody calls, a line of the
-forward in other words. A point is given where the first ``file:line`` of the failure is a line of
-the edit, and another where ``gpumem blame`` names the edit alone.
+with edits that change no memory: comments, docstrings, a function that is never called, a line of
+the forward pass that is rewritten. An edit scores a point if the first ``file:line`` of the failure
+is one of its lines, and another point if ``gpumem blame`` names only this edit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLANTED = read_toml(DATA / "planted.toml")
 
 
 def main() -> None:
-    """Plant, run and print."""
+    """Plant the edits, run the suite, and print the points."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="those whose name has this pattern")
     parser.add_argument("--show", action="store_true", help="print whole failures")
@@ -38,7 +38,7 @@ def main() -> None:
     names = [name for name in edits if re.search(options.only, name)]
     tests = {name: f"test_{at:02}.py" for at, name in enumerate(names)}
     edited: dict[str, set[str]] = {}
-    """by test, the places of the lines of its edit"""
+    """by test: the edit's lines, as "file:line" """
     with tempfile.TemporaryDirectory() as folder:
         sources = {name: files_of(edits[name], tests[name]) for name in names}
         for files in sources.values():
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def files_of(edit: dict[str, str], test: str) -> dict[str, tuple[str, str]]:
-    """Return the files of one edit: their texts before and after."""
+    """Return the files of one edit, with their texts before and after."""
     old, new = edit["old"], edit["new"]
     if edit["of"] == "base":
         files = {test: PLANTED["base"]}
@@ -98,7 +98,7 @@ def files_of(edit: dict[str, str], test: str) -> dict[str, tuple[str, str]]:
 
 
 def failures_of(folder: str, *options: str) -> dict[str, str]:
-    """Run the planted suite; return the lines that the terminal shows of each file's failure."""
+    """Run the planted suite; return the terminal's lines on each file's failure."""
     device = ("--gpumem-device=virtual", "--gpumem-card=H100")
     done = session(folder, "-p", "no:randomly", *options, *device)
     assert done.status < 2, done.output
@@ -108,7 +108,7 @@ def failures_of(folder: str, *options: str) -> dict[str, str]:
 
 
 def blamed(folder: str, test: str) -> list[set[str]]:
-    """Return the edits that ``gpumem blame`` names: the places of the lines of each."""
+    """Return the edits that ``gpumem blame`` names, each as the places of its lines."""
     command = [sys.executable, "-m", "pytest_gpumem", "blame", "HEAD", test]
     options = ["--", "--gpumem-device=virtual", "--gpumem-card=H100"]
     done = subprocess.run(
@@ -124,14 +124,14 @@ def blamed(folder: str, test: str) -> list[set[str]]:
 
 
 def besides(text: str) -> str:
-    """Return a program with the edits that change no memory."""
+    """Apply the edits that change no memory to a program."""
     for edit in PLANTED["besides"]:
         text = text.replace(edit["old"], edit["new"])
     return text
 
 
 def edited_lines(before: str, after: str) -> set[int]:
-    """Return the numbers of the lines of an edit; of lines that are gone, of the next one."""
+    """Return the line numbers of an edit; for deleted lines, the number of the next line."""
     matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     return {
         number + 1

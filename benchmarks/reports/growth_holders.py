@@ -2,9 +2,9 @@
 
     python -m benchmarks.reports.growth_holders [--programs N] [--first SEED] [--show]
 
-Each program of tests/helpers/random_growth.py has one planted growth; every fifth one more has
-none. A program is named right if the verdict, the first holder, the first line and the bytes of all
-holders and of all lines are right. Programs with anything else are listed.
+Each program of tests/helpers/random_growth.py has one planted growth; for every five programs there
+is one more without growth. A report is right if the verdict, the first holder, the first line, and
+the bytes of all holders and of all lines are right. Programs with other reports are listed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helpers.random_growth import mistake, random_program
 
 
 def main() -> int:
-    """Run the programs in one session; return 1 if less than 95 % are named right."""
+    """Run the programs in one session; return 1 if less than 95 % of the reports are right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=205, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")

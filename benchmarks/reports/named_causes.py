@@ -2,9 +2,9 @@
 
     python -m benchmarks.reports.named_causes [--programs N] [--first SEED] [--show]
 
-Each program of tests/helpers/random_growth.py has two versions. The baseline is the old one's; the
-new one has one planted growth, of known line and keeper, and half of them have memory that only
-moved to another line. Programs with anything wrong are listed.
+Each program of tests/helpers/random_growth.py has two versions. The old one records the baseline;
+the new one has one planted growth with a known line and keeper. In half of the programs other
+memory moves to another line. Programs with a wrong report are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helpers.random_growth import edited_program, wrong_cause
 
 
 def main() -> int:
-    """Run both versions; return 1 if less than 95 % are named right, or one wrong alone."""
+    """Run both versions; return 1 if under 95 % are right, or if a wrong keeper is named first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=200, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.reports.planted_holders [--programs N] [--first SEED] [--show]
 
-Each program of tests/helpers/planted_holders.py has one planted leak, growth from step to step, or
-higher peak, of known holder, or one edit that made it grow. Programs with another holder, or edit,
-named first are listed.
+Each program of tests/helpers/planted_holders.py has one planted leak, growth from step to step or
+higher peak with a known holder, or one edit that made it grow. Programs are listed if their report
+names another holder or edit first.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def found_in_one_session(programs: dict[str, Planted]) -> list[dict[str, Any]]:
-    """Run programs that decide by a variable which version they are; return their results."""
+    """Record baselines of programs, run all with the variable NEW; return the results."""
     with tempfile.TemporaryDirectory() as folder:
         for name, program in programs.items():
             Path(folder, name).write_text(program.source, encoding="utf-8")

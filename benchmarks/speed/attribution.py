@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed.attribution [--virtual] [--repeats 7] [--dry]
 
-Two steps a run, by turns: without attribution and values (a real GPU always computes these), as a
-test runs without attribution, and recorded (hooks, and the allocator's history;
-``--gpumem-attribution=on``). Then comes the explanation itself, once a test.
+Runs of two steps alternate: without attribution and computed values (a real GPU always computes
+values), like a test without attribution, and recorded (hooks, and the allocator's history;
+``--gpumem-attribution=on``). The explanation itself, once per test, is timed separately.
 """
 
 from __future__ import annotations

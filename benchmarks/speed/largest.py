@@ -4,8 +4,8 @@
     python -m benchmarks.speed.largest [CASE ...]
 
 ``gpu_memory.largest``, and Lightning's BatchSizeFinder in its modes power and binsearch: which
-batch size each finds, and how many it has to try for that. All begin with 2, Lightning's default.
-Needs ``pip install lightning`` besides the project.
+batch size each one finds, and how many it tries. All begin with 2, Lightning's default.
+This needs ``pip install lightning``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pytest_gpumem
 from benchmarks.harness import ask, line, publish, table
 
 DEFAULT = 2
-"""Lightning's"""
+"""Lightning's default for the first batch size"""
 TOOLS = ("gpumem", "power", "binsearch")
 
 
 class Case(NamedTuple):
-    """A step: its card, its model by name, the shape of one sample."""
+    """A step: its card, its model's name, the shape of one sample."""
 
     card: str
     model: str
@@ -96,12 +96,12 @@ def batch_of(case: Case, size: int, device: str = "cuda") -> Any:
 
 
 def loss_of(model: Any, batch: Any) -> Any:
-    """Return a loss, whatever the model."""
+    """Return a loss for any of the models."""
     return model(batch).float().square().mean()
 
 
 class Trainer:
-    """A model and its optimizer, which live on between the steps."""
+    """A model and its optimizer, which are kept between steps."""
 
     def __init__(self, case: Case) -> None:
         import torch
@@ -112,7 +112,7 @@ class Trainer:
         self.tried: list[int] = []
 
     def step(self, size: int) -> None:
-        """Take two training steps: Adam's state comes with the first."""
+        """Run two training steps: Adam creates its state in the first."""
         self.tried.append(size)
         for _ in range(2):
             loss_of(self.model, batch_of(self.case, size)).backward()
@@ -121,7 +121,7 @@ class Trainer:
 
 
 class Answer(NamedTuple):
-    """What a finder found."""
+    """The result of a finder."""
 
     value: int
     tries: int
@@ -194,7 +194,7 @@ def one(tool: str, name: str) -> None:
 
 
 def main() -> None:
-    """Run all, each in a process of its own; print the table, and record it."""
+    """Run all finders on all cases, each in a process of its own; publish the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="(all)")
     parser.add_argument("--one", nargs=2, metavar=("TOOL", "CASE"), help=argparse.SUPPRESS)

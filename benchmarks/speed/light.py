@@ -3,14 +3,14 @@
     python -m benchmarks.speed.light [--runs N]
     python -m benchmarks.speed.light set-up
 
-Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
-test, all as the guide says. Processor seconds are those of all processes: on a busy machine they
-say more than the clock. The bytes downloaded are the sizes of the files that pip names in its
-installation report. uv has the names that it leaves out before a run begins. The result goes to
-benchmarks/results/light.txt.
+Each run begins with an empty folder: it makes a virtual environment, installs with pip or uv
+without a cache, and runs the README's test, as in the guide. CPU seconds are those of all
+processes: on a busy machine they say more than the clock. The downloaded bytes are the sizes of the
+files in pip's installation report. uv's file of excluded names is written before a run begins. The
+result is written to benchmarks/results/light.txt.
 
-With set-up, examples/run.sh and tests/run.sh set up their environment, each in a fresh clone, and
-nothing is run in it; this goes to light_setup.txt.
+With set-up, examples/run.sh and tests/run.sh only set up their environments, each in a fresh clone;
+the result is written to light_setup.txt.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 INSTALLERS = ("pip", "uv")
 HEADS = ("environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s")
 STEPS = ("make", "choose", "install", "test")
-"""the steps: the environment, the versions, their installation, the test"""
+"""steps of a run: make the environment, choose versions, install them, run the test"""
 UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
-"""variables of this machine's; the first one lets every process compile what it imports"""
+"""variables to remove; with the first one, every process would compile its imports again"""
 SET_UP = "How large are the environments that this project's own two commands set up?"
 SET_UP_HEADS = ("command", "GB on disk", "s to set it up", "processor s")
 TEST = """
@@ -55,13 +55,13 @@ def test_step(gpu_memory):
 
 
 class Times:
-    """Seconds on the clock and of the processor, by step."""
+    """Wall-clock and CPU seconds by step."""
 
     def __init__(self) -> None:
         self.steps: dict[str, tuple[float, float]] = {}
 
     def run(self, step: str, command: list[str], folder: Path, environment: dict[str, str]) -> str:
-        """Run a command that has to succeed, as a part of a step; return its output."""
+        """Run a command, which must succeed, as a part of a step; return its output."""
         before, started = children(), time.perf_counter()
         output = run(command, folder, environment)
         wall, cpu = self.steps.get(step, (0.0, 0.0))
@@ -76,7 +76,7 @@ class Times:
 
 
 class Run(NamedTuple):
-    """An environment: bytes on disk and downloaded, seconds, and the line of the test's peak."""
+    """An environment: bytes on disk and downloaded, seconds, and the output line with the peak."""
 
     disk: int
     downloaded: int
@@ -85,18 +85,18 @@ class Run(NamedTuple):
 
 
 def children() -> float:
-    """Return processor seconds of all processes that have ended."""
+    """Return the CPU seconds of all ended child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def install_and_test(wheel: Path, installer: str, options: list[str] | None) -> Run:
-    """Make an environment of a kind, run the test in it, delete it."""
+    """Make an environment with these options of ``gpumem light``, run the test, delete it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {key: value for key, value in os.environ.items() if key not in UNSET}
         environment |= {"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": str(folder / "cache")}
-        environment["PIP_CONFIG_FILE"] = os.devnull  # no files of this machine's: the index alone
+        environment["PIP_CONFIG_FILE"] = os.devnull  # ignore this machine's settings of pip
         environment["COLUMNS"] = "120"
         times = Times()
         install = with_pip if installer == "pip" else with_uv
@@ -143,7 +143,7 @@ def with_uv(
 
 
 def set_up(purpose: str) -> list[str]:
-    """Let this project's own command make its environment in a clone, delete it; return a row."""
+    """Run a command of this project that makes its environment in a clone; return a table's row."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(["git", "clone", "--quiet", str(ROOT), "clone"], folder, dict(os.environ))
@@ -156,20 +156,20 @@ def set_up(purpose: str) -> list[str]:
 
 
 def file_size(url: str) -> int:
-    """Return the bytes of a file that an index offers."""
+    """Return the size of a file on an index, in bytes."""
     with urllib.request.urlopen(url) as response:  # noqa: S310 - named by pip's own report
         return int(response.headers["Content-Length"])
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """Run a command that has to succeed; return its output."""
+    """Run a command, which must succeed; return its output."""
     return subprocess.run(
         command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of a folder's files."""
+    """Return the total size of a folder's files, in bytes."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -192,7 +192,7 @@ def row_of(kind: str, installer: str, measured: Run) -> list[str]:
 
 
 def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
-    """Return a line for each installer: how much of all packages' seconds a kind takes."""
+    """Return a line for each installer on the seconds of each kind, relative to all packages."""
     lines = []
     for installer in INSTALLERS:
         all_of = measured["all packages", installer]
@@ -210,7 +210,7 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
 
 
 def measure(runs: int) -> Iterator[list[str]]:
-    """Measure all kinds, several times each, in turn; after each turn, yield the result's lines."""
+    """Measure all kinds in turn, several times; after each turn, yield the result's lines."""
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
@@ -235,7 +235,7 @@ def measure(runs: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Measure the kinds, or this project's own commands once."""
+    """Measure all kinds of environments, or this project's own commands once."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=["set-up"], help="this project's own commands")
     parser.add_argument("--runs", type=int, default=3, help="of each kind (3)")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.many_tests [--tests 20000] [--dry]
 
-A session of tests of one tensor each, by turns: unmarked, recording baselines with page, JSON and
-Markdown, and comparing with these baselines. Time is that of the processor, of a thousand tests.
+Sessions of tests with one tensor each alternate: unmarked; recording baselines, with HTML, JSON and
+Markdown reports; comparing with these baselines. Times are CPU seconds per thousand tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REPORTS = {"html": "the page", "json": "JSON", "markdown": "Markdown"}
 
 
 def main() -> None:
-    """Run the sessions, and keep their figures."""
+    """Run the sessions, and publish their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", type=int, default=20_000)
     parser.add_argument("--dry", action="store_true", help="keep nothing")

@@ -2,12 +2,12 @@
 
     python -m benchmarks.speed.overhead [--virtual CARD] [--repeats 9] [--dry]
 
-Ten steps with and without ``measure()`` around them, by turns, and which part takes how long. Times
-are those of the processor, which other processes on the machine do not lengthen.
+Ten steps with and without ``measure()`` around them alternate; the time of each part is shown.
+Times are CPU seconds, which other processes on the machine do not lengthen.
 
-Nearly all is a full collection of Python's garbage: garbage may hold memory of the device. On the
-virtual GPU the last two tables show what it would change to freeze objects once (``gc.freeze``),
-so that the collection does not look at them. Each row is a process of its own.
+Most of the overhead is a full garbage collection, as garbage may hold device memory. On the virtual
+GPU the last two tables show the effect of freezing objects once (``gc.freeze``), so that
+collections do not traverse them. Each row is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ STEPS = 10
 FULL = 2
 """the collector's oldest generation"""
 SLOW = 0.001
-"""seconds: a collection that looks at all objects takes longer, one inside of the block less"""
+"""seconds: a collection of all objects takes longer, one within the block takes less"""
 HELD = 600_000
-"""objects that it holds beside those of imports: more imports, or a list of a data set's samples"""
+"""number of objects besides those of imports, such as a list of a data set's samples"""
 ITERATIONS = 3000
-"""steps of the program that leaves reference cycles; those of the first half warm it up, as Python
-notes in each full collection how many objects there are"""
+"""steps of the program that leaves reference cycles; the first half warms up, as Python decides on
+full collections by the number of objects in the last one"""
 WINDOW = 20
-"""records that it keeps"""
+"""number of records that the program keeps"""
 RECORD = 300
-"""objects of a record, beside a tensor of 8 MiB"""
+"""number of objects in a record, besides a tensor of 8 MiB"""
 
 
 class FullCollections:
-    """Sees the full collections of Python's in a ``with`` block."""
+    """Records full garbage collections in a ``with`` block."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._began = 0.0
 
     def __enter__(self) -> Self:
-        """See them from now on."""
+        """Start recording."""
         gc.callbacks.append(self._see)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """See no more."""
+        """Stop recording."""
         gc.callbacks.remove(self._see)
 
     def _see(self, phase: str, info: dict[str, int]) -> None:
@@ -68,7 +68,7 @@ class FullCollections:
 
 
 def leave_cycles(*, freeze: bool) -> list[object]:
-    """Run a program that leaves reference cycles, without measuring; its row of the table."""
+    """Run a program that leaves reference cycles, without ``measure()``; return its row."""
     import torch
 
     from benchmarks.fidelity import steps
@@ -93,7 +93,7 @@ def leave_cycles(*, freeze: bool) -> list[object]:
 
 
 def leave_model(*, freeze: bool) -> list[object]:
-    """Measure a block after a model in a reference cycle was dropped; its row of the table."""
+    """Measure a block after a model in a reference cycle became garbage; return its row."""
     import torch
 
     from pytest_gpumem.meter.block import measure

@@ -3,10 +3,10 @@
     python -m benchmarks.speed.suite [--runs N] [fast] [all] [ci]
     python -m benchmarks.speed.suite --runs 1 --with tests/judge fast all
 
-``fast`` is tests/run.sh, ``all`` is tests/run.sh --all, ``ci`` is .ci/run. Each is run N times, in
-turn, and all are run unless some are named. Processor seconds are those of all processes. The
-machine has to be idle: the load is noted as each run begins. The result goes to
-benchmarks/results/suite.txt, after each run; a trial with other arguments is printed alone.
+``fast`` is tests/run.sh, ``all`` is tests/run.sh --all, ``ci`` is .ci/run. The named commands, or
+all of them, run N times in turn. CPU seconds are those of all processes. The machine must be idle:
+the load at the start of each run is noted. After each run the result is written to
+benchmarks/results/suite.txt; with other arguments it is only printed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ COMMANDS = {
 }
 HEADS = ("command", "load before", "s", "processor s", "status", "ends with")
 CLOSING = re.compile(r"^(?:=+ )?(\d+ (?:passed|failed).*? in \d.*?)(?: =+)?$", re.MULTILINE)
-"""the last line of pytest"""
+"""matches pytest's last line"""
 STEP = re.compile(r"^(\S+) +(\d+ s)  (ok|FAILED.*|no second Python.*)$", re.MULTILINE)
-"""a step in the table that .ci/run ends with"""
+"""matches a row in the table at the end of .ci/run's output"""
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of all processes that this one has started and that ended."""
+    """Return the CPU seconds of all ended child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measured(command: list[str]) -> list[str]:
-    """Run a command; return its row."""
+    """Run a command; return its row of the table."""
     load, used, began = os.getloadavg()[0], processor_seconds(), time.perf_counter()
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

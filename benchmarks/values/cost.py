@@ -4,10 +4,10 @@ The last table has steps with all values computed (``values="full"``).
 
     python -m benchmarks.values.cost [--repeats 40] [--dry]
 
-Each other one is run without values and with those of a budget (``values="auto"``), by turns.
-"empty kernels" is PyTorch's own part of that: each operator has a kernel in Python
-(``torch.library``) that does nothing but call the operator. Times are those of the processor, which
-other processes on the machine do not lengthen much. The shortest of many short rounds is shown.
+In all other tables, runs without values and with values within a budget (``values="auto"``)
+alternate. "empty kernels" is PyTorch's share of the cost: each operator has a kernel in Python
+(``torch.library``) that only calls the operator. Times are CPU seconds, which other processes on
+the machine hardly lengthen. The shortest of many short rounds is shown.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 CARD = "H200"
 CALLS = 400
-"""of an operator in one round"""
+"""number of calls of an operator in one round"""
 
 
 def switch_values(*, on: bool) -> None:
-    """Compute values from now on, or no more."""
+    """Switch computing values on or off."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     VirtualDevice.loaded().values.compute("auto" if on else "off")
 
 
 def empty_kernels() -> tuple[list[torch.library.Library], Callable[..., None]]:
-    """Give each operator a kernel that only calls it, where values have theirs.
+    """Register a kernel for each operator that only calls it, with the dispatch key of values.
 
     Returns:
         the registrations, and a function that switches the kernels on and off.
@@ -80,7 +80,7 @@ def empty_kernels() -> tuple[list[torch.library.Library], Callable[..., None]]:
 def seconds_of(
     rounds: Callable[[], object], switch: Callable[..., None], repeats: int
 ) -> list[float]:
-    """Return the shortest time without what a function switches on, and with it."""
+    """Return the shortest time of a round, switched off and switched on."""
     shortest = [float("inf")] * 2
     for number in range(repeats + 1):  # the first warms up
         for on in (False, True):
@@ -94,7 +94,7 @@ def seconds_of(
 
 
 def operators() -> dict[str, Callable[[], object]]:
-    """Return calls of operators on tensors too large to be computed."""
+    """Return calls of operators on tensors that are too large for computing values."""
     import torch
 
     x = torch.empty(2048, 2048, device="cuda")
@@ -115,7 +115,7 @@ def operators() -> dict[str, Callable[[], object]]:
 
 
 def training() -> dict[str, Callable[[], Callable[[], None]]]:
-    """Return what makes the steps."""
+    """Return functions that make the steps."""
     import torchvision
 
     from benchmarks.fidelity import models_transformer as transformers
@@ -132,7 +132,7 @@ def training() -> dict[str, Callable[[], Callable[[], None]]]:
 
 
 def computed() -> dict[str, Callable[[], Callable[[], None]]]:
-    """Return the makers of steps that take less than 256 MiB."""
+    """Return functions that make the steps which take less than 256 MiB."""
     import torchvision
 
     from benchmarks.fidelity import models_transformer as transformers
@@ -148,7 +148,7 @@ def computed() -> dict[str, Callable[[], Callable[[], None]]]:
 
 
 def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, float]:
-    """Return the wall time of a model's making and two steps, all computed, and the peak in MiB."""
+    """Return the wall time to make a model and run two steps, all computed, and the peak in MiB."""
     import torch
 
     from pytest_gpumem.devices.virtual.device import VirtualDevice
@@ -167,7 +167,7 @@ def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, fl
 
 
 def main() -> None:
-    """Time all of them."""
+    """Time operators and steps, and publish the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--dry", action="store_true", help="record nothing")
@@ -188,7 +188,7 @@ def main() -> None:
     registered, switch = empty_kernels()
     empty = {name: seconds_of(run, switch, options.repeats) for name, run in rounds.items()}
     for library in registered:
-        library._destroy()  # values have their kernels there
+        library._destroy()  # values register kernels for the same key
     rows, step_rows = [], []
     for name, run in rounds.items():
         plain, kernels = empty[name]

@@ -2,9 +2,9 @@
 
     python -m benchmarks.values.memory [--only 'gpt2-*' ...] [--skip 'tv-*' ...] [--dry]
 
-Steps of the fidelity matrix run without values and with those of small tensors, three times each,
-every run in a process of its own. Peaks and segments are PyTorch's, to the byte. Those of mixtures
-of experts may differ: their routing depends on values.
+Steps of the fidelity matrix run without values and with values of small tensors, three times each,
+every run in a process of its own. PyTorch's peaks and segments are compared to the byte. Mixtures
+of experts may differ, as their routing depends on values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIGURES = ("allocated", "reserved", "segments")
 
 
 def figures_of(name: str, scope: str) -> Iterator[list[object]]:
-    """Run a step in this process, which has not used the GPU before; yield its figures or error."""
+    """Run a step in this process, which has not used CUDA yet; yield its figures or error."""
     import torch
 
     from benchmarks.fidelity import steps
@@ -47,7 +47,7 @@ def figures_of(name: str, scope: str) -> Iterator[list[object]]:
 
 
 def main() -> None:
-    """Compare."""
+    """Compare the steps, and publish the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=["*"], help="names of steps, with wildcards")
     parser.add_argument("--skip", nargs="*", default=[], help="names to leave out")
@@ -56,7 +56,7 @@ def main() -> None:
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
-    VirtualDevice.load(find_card(CARD))  # which each fork shows and initialises for itself
+    VirtualDevice.load(find_card(CARD))  # each fork shows and initializes it
     from benchmarks.fidelity import steps
 
     rows, same, differ = [], 0, 0

@@ -3,9 +3,9 @@
     python -m benchmarks.values.models [--only 'gpt2*' ...] [--values full] [--dry]
 
 Small models of transformers and torchvision run on the CPU and on the virtual GPU, with values of
-small tensors, or with all (recorded in values_models_full.txt). Compared are the lines of these
-libraries that ran: a line of either alone is a branch. Nothing is fetched: models are made from
-their configurations.
+small tensors, or with all values (recorded in values_models_full.txt). The executed lines of these
+libraries are compared: a line that runs on only one device shows another branch. Nothing is
+downloaded: models are made from their configurations.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 CARD = "H100"
 PACKAGES = ("/transformers/", "/torchvision/")
 SHOWN = int(os.environ.get("SHOWN", "4"))
-"""lines of a case that are named"""
+"""number of lines of a case to name"""
 BY_DEVICE = {
     *("_can_use_grouped_mm", "_valid_auto_compile_criteria", "_roi_align_backward"),
     *("batched_nms", "_batched_nms_vanilla"),  # above 4,000 boxes, on a GPU above 100,000
 }
-"""functions that ask for the kind of device, or run for one of them"""
+"""functions that check the kind of device, or run only on one kind"""
 LEFT_OUT = ("/import_utils.py", "/training_args.py")
-"""files that ask what is installed, once, and which device to train on"""
+"""files that check once which packages are installed, and on which device to train"""
 CASES: dict[str, Callable[[str], object]] = {}
 MODELS: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
-"""models of transformers, by the names of their cases"""
+"""models of transformers, by case"""
 
 
 def lines_of(run: Callable[[], object]) -> set[tuple[str, int]]:
-    """Return the lines of the libraries' functions that run."""
+    """Run a case; return the lines of the libraries' functions that were executed."""
     lines: set[tuple[str, int]] = set()
 
     def each(frame: FrameType, _event: str, _argument: object) -> object:
@@ -76,7 +76,7 @@ def model_of(name: str, **more: object) -> object:
 
 
 def step(name: str, mask: str, device: str) -> None:
-    """Take a training step with a mask of ones, with padding, or without any mask."""
+    """Run a training step with a mask of ones, with padding, or without a mask."""
     import torch
 
     model = model_of(name).to(device)
@@ -91,7 +91,7 @@ def step(name: str, mask: str, device: str) -> None:
 
 
 def whisper(device: str) -> None:
-    """Take a step of speech recognition."""
+    """Run a step of speech recognition."""
     import torch
 
     more = {"suppress_tokens": None, "begin_suppress_tokens": None}
@@ -103,7 +103,7 @@ def whisper(device: str) -> None:
 
 
 def generate(device: str, **options: object) -> None:
-    """Generate 12 tokens, of which the end may be one."""
+    """Generate up to 12 tokens: one may be the end."""
     import torch
 
     model = model_of("llama", eos_token_id=5, pad_token_id=0)
@@ -146,7 +146,7 @@ def trainer(device: str) -> None:
 
 
 def detection(name: str, device: str) -> None:
-    """Train a detector for a step, and have it find boxes."""
+    """Train a detector for one step, and detect boxes."""
     import torch
     import torchvision
 
@@ -195,7 +195,7 @@ def detr(device: str) -> None:
 
 
 def add_cases() -> None:
-    """Name what is run."""
+    """Add all cases by name."""
     for name in MODELS:
         if name != "whisper":
             for mask in ("", "ones", "padding"):
@@ -214,11 +214,11 @@ def add_cases() -> None:
 
 
 def outcome(run: Callable[[str], object]) -> list[str]:
-    """Run a case on both; return the number of lines, and those of one alone or an error."""
+    """Run a case on both devices; return the number of lines, and lines of one only or an error."""
     ran = {}
     for device in ("cpu", "cuda"):
         try:
-            run(device)  # what is done once, and kept
+            run(device)  # first without recording: some code runs only once
             ran[device] = lines_of(partial(run, device))
         except Exception as error:  # noqa: BLE001, PERF203 - recorded
             return ["", f"{device}: {type(error).__name__}: {str(error)[:90]}"]
@@ -232,7 +232,7 @@ def outcome(run: Callable[[str], object]) -> list[str]:
 
 
 def main() -> None:
-    """Run all of them."""
+    """Run all cases, and publish the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=["*"], help="names of cases, with wildcards")
     parser.add_argument("--values", choices=("auto", "full"), default="auto")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.wild.run [NAME ...]
 
-Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
-benchmarks/results/wild.txt. regressions.toml says what is asked of which tests.
+Each regression's tests run in environments of their own, on the virtual GPU. A regression that is
+not named keeps its row in benchmarks/results/wild.txt. regressions.toml has the packages and tests.
 """
 
 from __future__ import annotations

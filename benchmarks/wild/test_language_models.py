@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.gpu_memory(card=
 
 
 def llama(width, inner, layers, heads, vocabulary, **more):
-    """Make a Llama of sizes, on the CPU."""
+    """Make a Llama with these sizes, on the CPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -25,7 +25,7 @@ def llama(width, inner, layers, heads, vocabulary, **more):
 
 
 def tokenizer(size=100, *, splits=True, **more):
-    """Make a tokenizer of the words w0, w1 and so on: unknown, the end, padding, and others."""
+    """Make a tokenizer of the words w0, w1 ..., the first of which are special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -41,7 +41,7 @@ def tokens(vocabulary, *shape):
 
 
 def train(model, steps, *ids_of):
-    """Take steps of AdamW, each on new tokens."""
+    """Run steps with AdamW, each on new tokens."""
     optimizer = torch.optim.AdamW([it for it in model.parameters() if it.requires_grad])
     for _ in range(steps):
         ids = tokens(*ids_of)
@@ -143,7 +143,7 @@ def test_lora_of_a_bfloat16_model():
 
 
 def test_unsloth(tmp_path, monkeypatch):
-    """It loads model and tokenizer from a folder, as a hub would have them."""
+    """unsloth loads the model and the tokenizer from a folder like one of the hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from unsloth import FastLanguageModel
 
@@ -178,7 +178,7 @@ def test_sft_with_lora(tmp_path):
     from trl import SFTTrainer
 
     model = llama(512, 1408, 8, 8, 1000, use_cache=False)
-    model.is_loaded_in_8bit = True  # trl asks this alone: the layers need not be quantized
+    model.is_loaded_in_8bit = True  # trl checks only this: the layers need not be quantized
     options = {"per_device_train_batch_size": 4, "max_steps": 2}
     SFTTrainer(
         model=model,
@@ -196,7 +196,7 @@ def test_sft(tmp_path):
     from trl import SFTConfig, SFTTrainer
 
     options = {"per_device_train_batch_size": 1, "max_steps": 2, "bf16": False}
-    options["gradient_checkpointing"] = False  # the default of newer releases is another
+    options["gradient_checkpointing"] = False  # newer releases have another default
     options["dataset_kwargs"] = {"skip_prepare_dataset": True}
     rows = [{"input_ids": [3] * 8192, "labels": [3] * 8192} for _ in range(16)]
     SFTTrainer(

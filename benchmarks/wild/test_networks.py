@@ -25,7 +25,7 @@ def test_growing_batches():
 
 
 def multiply(values, weight):
-    """Multiply in int8, and give bfloat16 back, as OneTrainer's linear layers do."""
+    """Multiply in int8, and return bfloat16, as OneTrainer's linear layers do."""
     scale = values.abs().amax(dim=-1, keepdim=True).div(127)
     rounded = values.float().div(scale).round().clamp(-128, 127).to(torch.int8)
     return torch._int_mm(rounded, weight).float().mul_(scale).to(torch.bfloat16)
@@ -69,7 +69,7 @@ def test_checkpointed_int8_blocks():
 
 
 class Block(torch.nn.Module):
-    """A layer of a Llama, or its second half alone."""
+    """A Llama layer, or only its second half."""
 
     def __init__(self, heads=0, width=1024):
         super().__init__()
@@ -213,7 +213,7 @@ def test_sliced_attention():
         cross_attention_dim=64,
         attention_head_dim=8,
     )
-    model.set_attention_slice("auto")  # without, attention is PyTorch's own
+    model.set_attention_slice("auto")  # else attention is PyTorch's own
     model = model.cuda().half().eval()
     noise = torch.randn(1, 4, 96, 96, device="cuda", dtype=torch.float16)
     text = torch.randn(1, 77, 64, device="cuda", dtype=torch.float16)

@@ -2,8 +2,8 @@
 
 A file is replaced as a whole or not at all; its content is defined in
 :mod:`pytest_gpumem.baselines.file_format`. Each version of torch has its own folder:
-``baselines/torch-{torch}``. A folder from before folder names contained the version (``baselines``)
-is searched last: its baselines apply until they are recorded again.
+``baselines/torch-{torch}``. The folder that contains these (``baselines``) is searched last: it may
+have older baselines, which apply until they are recorded again.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ MEASURED: Final = {
 }
 """options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""by option of the plugin that ``gpumem run`` has: its name there"""
+"""by option of the plugin: its name in ``gpumem run``, which has only these"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ class ProgramItem:
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
         """Store the program's name in baselines, its file or module, and its function."""
-        self.nodeid, self.argument = nodeid, ""  # reports show its command instead
+        self.nodeid, self.argument = nodeid, ""  # reports show the command instead
         self._script = script
         self.runtest = run
 
@@ -297,6 +297,6 @@ class JudgedProgram:
             lines += [
                 f"gpumem{f' ({result.part})' if result.part else ''}: {result.verdict.headline}"
                 for result in results
-                if result.measurement and result.measurement.peak_reserved  # a launcher has none
+                if result.measurement and result.measurement.peak_reserved  # a launcher has no peak
             ]
         return results, lines, failed

@@ -40,7 +40,7 @@ CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
 """pure Python, 50 kB: lists the processes on a real GPU"""
-# The names of packages for CUDA 12 and for CUDA 13; a build of torch requires those of one of them.
+# Packages for CUDA 12 and for CUDA 13; a build of torch requires those for one version only.
 EXCLUDED_BY_UV: Final = (
     *("cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "nvidia-cublas", "nvidia-cublas-cu12"),
     *("nvidia-cuda-cccl", "nvidia-cuda-cupti", "nvidia-cuda-cupti-cu12", "nvidia-cuda-nvrtc"),
@@ -157,8 +157,8 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as folder:
         pip, is_recent = recent_pip(folder)
         if is_recent:
-            # Where an index has no separate metadata, pip then downloads only that part of a wheel.
-            # It warns that this is experimental.
+            # If an index does not serve metadata separately, pip then downloads only the metadata
+            # from a wheel. It warns that this is experimental.
             options.append("--use-feature=fast-deps")
         process = subprocess.run(
             [*pip, "install", *options, *requirements], capture_output=True, text=True, check=False
@@ -180,7 +180,7 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
     own = [sys.executable, "-m", "pip"]
     if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= FIRST_PIP:
         return own, True
-    # It runs once, so most of its bytecode would never be used.
+    # --no-compile: the newer pip runs once, so most of its bytecode would never be used.
     newer = ["install", "--quiet", "--no-deps", "--no-compile", "--target", folder]
     least = ".".join(map(str, FIRST_PIP))
     done = subprocess.run([*own, *newer, f"pip>={least}"], capture_output=True, check=False)
@@ -190,7 +190,7 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
 
 
 def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
-    """Return whether the virtual GPU does not need a package, and nothing says to keep it."""
+    """Return whether the virtual GPU does not need a package, and no pattern keeps it."""
     name = normalized(package)
     if name in KEPT or any(pattern.fullmatch(name) for pattern in patterns):
         return False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OK: Final = 0
 FOUND: Final = 1
 """exit status for growth or a misfit, so that a CI job fails"""
-BAD_INPUT: Final = 2  # as argparse has it
+BAD_INPUT: Final = 2  # argparse's exit status for a usage error
 INTERRUPTED: Final = 130
 """exit status after Ctrl-C, as a shell reports it: 128 plus the number of SIGINT"""
 
@@ -86,8 +86,8 @@ def show(outcome: Outcome) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(encodable(outcome.text, encoding), flush=True)
-    except BrokenPipeError:  # the reader has ended, as head does when it has its lines
-        # Python would flush the rest at exit; its signal module's documentation suggests this.
+    except BrokenPipeError:  # the reading process ended early, as head does
+        # Python flushes stdout again at exit: the signal module's documentation suggests this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -35,7 +35,7 @@ class Range(NamedTuple):
     """The values to search for a program's argument."""
 
     flag: str
-    """the argument before the value; "--batch_size=" makes one word with the value"""
+    """the option before the value; if it ends in "=", the two are one word: "--batch_size=8" """
     first: int
     last: int
 
@@ -78,20 +78,20 @@ class ProgramTrials(NamedTuple):
         return search.result()
 
     def on_cards(self, cards: Sequence[Card], values: Range | None) -> Outcome:
-        """Return a table of the cards that the program fits on; raises like ``largest``."""
+        """Return a table of the cards, with what fits on each; raises like ``largest``."""
         rows, fits = [], True
         for card in cards:
             trials = self._replace(options=[*self.options, f"--card={card.name}"])
             if values is not None:
                 largest = trials.largest(values, card.usable_memory)
-                told, peak, value = str(largest.value), largest.peak, largest.value
+                answer, peak, value = str(largest.value), largest.peak, largest.value
             else:
                 probe = _probe(1, trials.options, self.program)
-                told, peak, value = "yes" if probe.fits else "no", probe.peak, int(probe.fits)
+                answer, peak, value = "yes" if probe.fits else "no", probe.peak, int(probe.fits)
             fits &= bool(value)
             shown = format_size(peak.reserved) if value else ""
-            rows.append((card.name, format_size(card.usable_memory), told, shown))
-            sys.stderr.write(f"gpumem: {card.name}: {told}\n")
+            rows.append((card.name, format_size(card.usable_memory), answer, shown))
+            sys.stderr.write(f"gpumem: {card.name}: {answer}\n")
         titles = ["card", "for a step", values.flag if values else "fits", "reserved"]
         align = ("left", "right", "right", "right")
         text = tabulate(rows, titles, disable_numparse=True, colalign=align)
@@ -160,7 +160,7 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
 
 
 def is_refused(result: Result) -> bool:
-    """Return whether a program did not get the memory that it asked for, or took too much."""
+    """Return whether a program ran out of memory or exceeded its limit."""
     return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 
 

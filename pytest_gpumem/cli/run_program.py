@@ -100,11 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_arguments = parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="argument", help="an argument of it"
     )
-    program_arguments.required = False  # else argparse's error names it beside a missing SCRIPT
+    program_arguments.required = False  # else argparse also calls these missing if SCRIPT is
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run a program as the command line says; print its peaks to standard error."""
+    """Run a program with the options of ``gpumem run``; print its peaks to standard error."""
     for name in LIMITS:
         read_max_gib(getattr(arguments, name), flag_of(name))
     if not 1 <= arguments.devices <= MAX_DEVICES:
@@ -139,12 +139,15 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def run_several(
     arguments: argparse.Namespace, ranks: Sequence[int], card: Card | None
 ) -> Outcome | None:
-    """Run a program several times if an option says so; return None if none does."""
+    """Run a program on several cards, with several values or as several ranks.
+
+    Return None without an option for this.
+    """
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = ProgramTrials(option_words(arguments), program_words(arguments))
     given = [name for name in ("cards", "largest", "ranks") if getattr(arguments, name) is not None]
     told = {*SETTINGS.values(), "phases"}
-    if ranks:  # each rank has its own baseline
+    if ranks:  # baselines are allowed, as each rank has its own
         told = {"json", "html", "markdown", "cards", "largest"}
     if given and any(getattr(arguments, name) for name in told):
         problem = "a program that runs several times has no report, and a baseline as ranks alone"
@@ -193,7 +196,7 @@ class UserProgram:
         return f"{module}::{words}" if words else module
 
     def run(self, at_end: Callable[[], object]) -> int:
-        """Run the program, and call ``at_end`` before its variables end; return its exit status."""
+        """Run the program, call ``at_end`` before its variables are deleted; return its status."""
         sys.argv = [self.target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
@@ -263,11 +266,11 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     if error is not None:  # finish() has added a note if values were not computed
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
-    # Judging replays requests on the device, and a measurement after it would count these.
+    # Judging replays requests on the device, and a measurement taken now would count them.
     measurement = (results[0].measurement if results else None) or run.measurement()
-    told = any(result.verdict.failed for result in results)  # the verdict's text has its notes
+    told = any(result.verdict.failed for result in results)  # then ``lines`` have the notes
     children = watch.children()
-    # A test that raised has no notes on its processes yet.
+    # If the program raised, the measurement has no notes on its child processes yet.
     notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))
     measurement = replace(measurement, notes=() if told else tuple(notes))
     print(summary(measurement, limit, children), *lines, sep="\n", file=sys.stderr)
@@ -279,8 +282,8 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:
     """Format the peaks that ``gpumem run`` prints at the end.
 
-    ``limit`` is the memory that the peaks are a share of; None: the device's. A launcher's own
-    process that used no GPU, while its children did, gets no row.
+    The last column is the share of ``limit`` bytes, or of the device's memory if it is None. A
+    launcher's own process gets no row if only its child processes used a GPU.
     """
     info = measurement.device
     virtual = "virtual GPU " if info.is_predicted else ""

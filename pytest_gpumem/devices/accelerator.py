@@ -41,7 +41,8 @@ PROBE: Final = MIB
 DRI: Final = Path("/dev/dri")
 """Linux's folder of GPU device files, including those of Intel's GPUs"""
 OTHERS: Final = ("cuda", "xpu", "mps")
-"""types of accelerators that torch itself has: a process may have one besides a package's"""
+"""types of accelerators that torch itself supports: a process may have one of these besides the
+accelerator that a package registers"""
 AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """environment variable; if it is 0, torch does not import the installed backends by itself"""
 

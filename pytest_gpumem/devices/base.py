@@ -51,7 +51,7 @@ class Alternative(NamedTuple):
     reason: str = ""
     """the unknown choice behind the block; "": no upper bound is reported without the block"""
     counted: bool = True
-    """whether peaks include the block. Of a block that a compiler allocates for itself they include
+    """whether peaks include the block; for a block that a compiler allocates for itself, peaks have
     only the memory that stays in the allocator's cache"""
 
 

@@ -30,12 +30,12 @@ def watch_benchmark_mode(torch: ModuleType, turned_on: Callable[[], object]) -> 
     """Call ``turned_on`` when a program turns ``torch.backends.cudnn.benchmark`` on."""
 
     def make(setter: Callable[[object], object]) -> Callable[[object], None]:
-        def set_and_tell(value: object) -> None:
+        def set_and_note(value: object) -> None:
             if value:
                 turned_on()
             setter(value)
 
-        return set_and_tell
+        return set_and_note
 
     FUNCTION.wrap(torch._C, make)
     switch: Any = type(torch.backends.cudnn).__dict__.get("benchmark")

@@ -1,9 +1,9 @@
 """Collects peaks of processes that a marked test or ``gpumem run`` starts, such as ranks.
 
 Each Python process that uses a GPU writes a file to the folders that an environment variable names:
-when it initializes CUDA, and again when it ends. The second file has the process's peaks, the
-values not computed that it branched on, and notes on its figures. A process that is killed leaves
-only the first file.
+when it initializes CUDA, and again when it ends. The final file has the process's peaks, the values
+not computed that it branched on, and notes on its figures. The file of a process that is killed has
+no peaks.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ VARIABLE: Final = "GPUMEM_CHILDREN"
 """environment variable that names the folders to write to: a test's, and ``gpumem run``'s"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
-"module:class:folder". A child process imports the class by name, because this package may not
-import the class's own"""
+"module:class:folder". A child process imports the class by name, because the package ``devices``
+may not import ``explain``, which has the class"""
 IMPORTER: Final = os.getpid()
 """id of the process that imported this module: a process with another id is a fork of it"""
 
@@ -136,12 +136,12 @@ class ChildWatch:
             peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
             notes = msgspec.convert(record["notes"], list[Note])
-            told = {
+            attributions = {
                 int(index): msgspec.convert(plain, Attribution)
                 for index, plain in record["attributions"].items()
             }
             name = f"{name} (pid {record['pid']})"
-            children.append(Child(name, part, peaks, ended, record["guesses"], notes, told))
+            children.append(Child(name, part, peaks, ended, record["guesses"], notes, attributions))
         # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
             with suppress(OSError):  # not empty: another process uses the folder

@@ -32,7 +32,7 @@ BEGUN_BY_PROGRAM: Final = Patch(
     reason="a program that runs as one rank alone begins its process group by this call",
 )
 _PROGRAMS_RANK: Final[set[tuple[int, int]]] = set()
-"""rank and number of ranks of this process's program, if it runs as one"""
+"""rank and number of ranks of this process's program, if it runs as one rank alone"""
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
                 rank=rank,
                 world_size=size,
             )
-            # A group bound to a device creates subgroups with ncclCommSplit, which is not told the
-            # sizes of the parts: they would come from the other ranks.
+            # A group bound to a device creates subgroups with ncclCommSplit, which has no argument
+            # for their sizes: these would come from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
 

@@ -113,11 +113,11 @@ class MemoryCaps:
         BINDINGS.put(torch._C, wrappers)
 
     def _fraction_of_total(self, match: re.Match[str]) -> str:
-        """Return a setting with the fraction of PyTorch's total that has as many bytes.
+        """Convert the fraction in a setting from the card's memory to PyTorch's total.
 
-        With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond a fraction of
-        the total in its settings (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings read
-        back from PyTorch have that fraction already.
+        With ``throw_on_cudamalloc_oom``, PyTorch's allocator refuses memory beyond that fraction of
+        the total (c10/cuda/CUDACachingAllocator.cpp, in torch 2.12). Settings read back from
+        PyTorch already have the converted fraction.
         """
         value = self._set_as.get(match[2], match[2])
         cap = self.cap(0)  # all devices are the same card
@@ -127,9 +127,9 @@ class MemoryCaps:
             return match[0]  # unchanged, because PyTorch raises an error that quotes it
         if cap.memory == cap.total or not 0.0 <= fraction <= 1.0:
             return match[1] + value
-        told = repr(cap_fraction(int(fraction * cap.memory), cap.total))
-        self._set_as[told] = value
-        return match[1] + told
+        fraction_text = repr(cap_fraction(int(fraction * cap.memory), cap.total))
+        self._set_as[fraction_text] = value
+        return match[1] + fraction_text
 
     def cap(self, device: int) -> _Cap:
         """Return the caps on a device."""

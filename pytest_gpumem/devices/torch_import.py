@@ -91,7 +91,7 @@ IMPORTS: Final = ImportHooks()
 
 
 class _CallingLoader(Loader):
-    """Loads a module with the wrapped loader, which the module then has, and calls a function."""
+    """Loads a module with the wrapped loader, sets that as its loader, and calls a function."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader

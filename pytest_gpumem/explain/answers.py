@@ -1,4 +1,4 @@
-"""Answer the kernel's questions: where a test's peaks come from, and what would help."""
+"""Implement :mod:`testrun.explainer`: where a test's peaks come from, and what would help."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PeakExplainer(Explainer):
         return f"pytest_gpumem.explain.attributor:RecordedChild:{root}" if self.enabled else ""
 
     def _explanations(self, recorded: Recorded) -> Explanations:
-        """Explain the peaks of a recorded run; only keep its recording if an option forbids it."""
+        """Explain the peaks of a recorded run, unless an option disables explanations."""
         if not self.enabled:
             return Explanations(recorded.recording)  # a snapshot may be written from it
         return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
@@ -99,7 +99,7 @@ class PeakExplainer(Explainer):
         is_recorded = recorded is not None or run.meter.recording.is_running
         if recorded is not None and self.explains(run.spec):
             found = self._explanations(recorded)
-        if not found.told and self._policy.explains_now(results, recorded=is_recorded):
+        if not found.are_settled and self._policy.explains_now(results, recorded=is_recorded):
             if is_recorded:
                 found = self._explanations(recorded or run.recorded(test.measured))
             elif again:
@@ -187,8 +187,8 @@ class PeakExplainer(Explainer):
             inputs = run.inputs._replace(batch_size=size)
             with self._runner.trial(item, SIZES, inputs, record=True) as trial:
                 if trial.passed:
-                    told = explanations(run.recorded([""]), self._runner.root, timelines=False)
-                    for attribution in told.attributions.get("", ())[device : device + 1]:
+                    explained = explanations(run.recorded([""]), self._runner.root, timelines=False)
+                    for attribution in explained.attributions.get("", ())[device : device + 1]:
                         breakdowns[size] = attribution.breakdown
         lines = uneven(breakdowns)
         off = f"{format_size(scaling.residual)} off the line through batch sizes"
@@ -250,7 +250,7 @@ class PeakExplainer(Explainer):
 
 
 def _with_edits(result: Result, edits: Edits | None) -> Result:
-    """Return a result with the edits that may be its cause, and the command that finds which is."""
+    """Return a result with the edits that may be its cause, and the ``gpumem blame`` command."""
     lead, command = result.verdict.lead, result.verdict.command
     leads = lead is not None and lead.kind == "edit"
     if edits is None or (leads and edits.number == 1):

@@ -104,7 +104,7 @@ class Blocks:
     def _awaits_backward(self, block: Block) -> bool:
         """Return whether a block was allocated after a forward, and alive when a backward began.
 
-        No other pass may lie between the two.
+        No other pass may lie between that forward and that backward.
         """
         passes = self.passes
         coming = next((running for running in passes if running.start > block.time), None)

@@ -166,8 +166,8 @@ def _line_at_least(
     """Return a sentence on the line that has most of a category's growth, or ().
 
     Only a line that the baseline does not list is named: in the baseline it had at most what the
-    category had beyond the listed lines. If the line has more than the peak's growth, memory of
-    another category may only have moved to it: then no line is named.
+    category had beyond the listed lines. If the line grew by more than the peak, memory of another
+    category may only have moved to it: then no line is named.
     """
     listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
     before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
@@ -328,8 +328,8 @@ def _further_reasons(
     }
     for growth in growths:
         line = growth.peak
-        told = (line.path, line.line) in calls | follows | {(site.path, site.line)}
-        if not told and growth.nbytes * MIN_KEPT >= cause.nbytes:
+        is_named = (line.path, line.line) in calls | follows | {(site.path, site.line)}
+        if not is_named and growth.nbytes * MIN_KEPT >= cause.nbytes:
             size = format_size(growth.nbytes)
             place = f"{line.path}:{line.line}"
             yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"

@@ -1,9 +1,10 @@
 """Rank the lines edited since a baseline's commit by how close they are to a growth.
 
 Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
-then lines through which the grown line is called. Other edits are not linked to the growth; those
-in a function that allocates it or calls it, or in its class, are named before others. Of several
-edits only a run without each shows the cause (``gpumem blame``).
+then lines through which the grown line is called. Other edits are not linked to the growth: of
+these, edits in a function on the call stacks of the growth's allocations, or in the class of such a
+function, are named first. Of several edits only a run without each shows the cause (``gpumem
+blame``).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Growth:
         owners = {(path, name.rpartition(".")[0]) for path, name in self._functions}
         self._classes = {(path, owner) for path, owner in owners if owner}
         """the classes of these functions"""
-        # That a model keeps its parameters and buffers says nothing about an edit.
+        # A model keeps its parameters and buffers, whatever was edited: ignore their keepers.
         first = [cause for cause in causes[:1] if cause.category not in MADE]
         texts = [keeper.text for cause in first for keeper in cause.keepers]
         self._keepers = {name for text in texts for name in _NAME.findall(text)} - _COMMON
@@ -120,9 +121,9 @@ class _Growth:
     def distance(self, edit: Edit) -> int:
         """Return how far an edit is from the growth, from 0 to 3.
 
-        0: it is in a function that allocates the growth or calls it. 1: it is in another method of
-        such a function's class. 2: it is elsewhere in a file of the allocations' call stacks. 3: it
-        is in another file.
+        0: in a function on the call stacks of the growth's allocations. 1: in another method of
+        such a function's class. 2: elsewhere in a file on the call stacks of the test's
+        allocations. 3: in another file.
         """
         if edit.path not in self._files:
             return 3

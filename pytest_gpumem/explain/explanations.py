@@ -46,10 +46,10 @@ class ExplainPolicy:
         """Return whether a test is recorded from the start, so its own run shows why it failed.
 
         Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
-        range of the peaks depends on it. Where kernels run, the cost of a recording has not been
-        measured, so a failed test runs once more for it. With a JSON report it is recorded too:
-        figures that pass may become a new baseline, and the report has all that an update would
-        have written.
+        range of the peaks is computed from it. Where kernels run, the cost of a recording has not
+        been measured, so a failed test runs once more to be recorded. With a JSON report every test
+        is recorded: figures that pass may become a new baseline, and the report has all that an
+        update would have written.
         """
         reported = self.reporting and self.attribution == "auto"
         return predicted or reported or self.explains(spec)
@@ -106,7 +106,7 @@ class Explanations:
     """note on what a run after the first one found; None if there is none"""
 
     @property
-    def told(self) -> bool:
+    def are_settled(self) -> bool:
         """Whether the peaks are explained, or known to be unexplainable."""
         return bool(self.attributions or self.obstacle)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MIN_PERCENT: Final = 1
 """percent of the peak below which no hint is given"""
 MIN_FORWARDS: Final = 2
-"""a hint needs at least so many earlier forward passes whose memory is still held: a loop's
-variable holds that of one until its next assignment"""
+"""a hint needs at least so many earlier forward passes whose memory is still held: a variable in a
+loop holds the memory of one forward pass until its next assignment"""
 WASTED_PERCENT: Final = 20
 """A run with expandable segments is worth it if peak reserved exceeds peak allocated by more than
 this percentage of peak reserved ..."""
@@ -198,8 +198,8 @@ def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = analyzed.passes("backward")
-    # Activations of earlier forwards that outlive the last one, too. What a backward frees later is
-    # left out, because that backward uses it.
+    # Count activations of earlier forwards that also outlive the last forward, except those that a
+    # backward frees later: that backward uses them.
     held: dict[int, list[Block]] = {}
     for block in analyzed.alive:
         at = bisect_right(starts, block.time) - 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_STATES: Final = 20_000
 """(number, bytes) states that a search visits before it gives up"""
 MAX_UNSPLIT: Final = MIB
-"""bytes by which blocks of equal requests may differ: the allocator splits off no less"""
+"""bytes by which blocks of equal requests may differ: the allocator splits off no smaller rest"""
 MAX_OTHERS: Final = 0.75
 """where sizes do not decide, a keeper is certain if the blocks of all others make up at most this
 share of the growth"""

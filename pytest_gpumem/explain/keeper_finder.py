@@ -55,9 +55,9 @@ class KeeperFinder:
     ) -> tuple[str, int, KeeperSearch, list[frozenset[str]]] | None:
         """Prepare the search for the keepers of a peak that is too high; None if no run is needed.
 
-        For a peak that grew, it looks for the blocks that the baseline did not have; for one over a
-        limit, for those of its largest source lines. After running out of memory the peak is that
-        of the failed run.
+        For a peak that grew, the search looks for the blocks that the baseline did not have; for a
+        peak over a limit, for the blocks of its largest source lines. After an out-of-memory error
+        the peak is that of the failed run.
 
         Returns:
             the part's name, the device's index, the search, and the names that earlier searches
@@ -107,7 +107,7 @@ class KeeperFinder:
             return explanations
         part, device, search, names = planned
         attributions = list(explanations.attributions[part])
-        told = attributions[device]
+        attribution = attributions[device]
         if search.has_moments:
             with self._runner.again(
                 item, KEEPERS, record=True, at_moment=search.at_moment
@@ -115,11 +115,11 @@ class KeeperFinder:
                 keepers = search.keepers() if attempt.passed else ()
             names.append(frozenset(keeper.name for keeper in keepers))
             second_run = attempt.note
-            attributions[device] = replace(told, keepers=keepers)
+            attributions[device] = replace(attribution, keepers=keepers)
         else:
             second_run = None
             note = Note(NoteKind.BREAKDOWN, NO_MOMENT)
-            attributions[device] = replace(told, notes=(*told.notes, note))
+            attributions[device] = replace(attribution, notes=(*attribution.notes, note))
         return replace(
             explanations,
             attributions={**explanations.attributions, part: tuple(attributions)},

@@ -84,9 +84,10 @@ class KeeperSearch:
     def __init__(
         self, analyzed: AnalyzedPeak, extra: Mapping[SiteKey, ExtraBlocks], root: Path
     ) -> None:
-        """Prepare the search; ``extra`` is how many more blocks each line has than in the baseline.
+        """Prepare the search for the keepers of ``extra`` blocks.
 
-        The number is that at the analyzed peak.
+        ``extra`` has, for each line, how many more blocks it has at the analyzed peak than in the
+        baseline.
         """
         self._extra = extra
         self._device = analyzed.device.index
@@ -162,8 +163,8 @@ class KeeperSearch:
         """Yield the allocations of the candidates' sizes, the last one first.
 
         For each, yield its place counted from the last event, its identity, and its number among
-        the allocations of that identity. These are counted apart, because another run may make
-        other allocations in between: only a first run sets up fixtures of wider scope.
+        the allocations of that identity. Each identity has a count of its own, because another run
+        may make other allocations in between: only a first run sets up fixtures of wider scope.
         """
         number: Counter[Identity] = Counter()
         for place, event in enumerate(reversed(events)):

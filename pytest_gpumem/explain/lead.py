@@ -90,7 +90,7 @@ def edit_words(old: str, new: str) -> str:
     first = next((i for i in range(shortest) if words[0][i] != words[1][i]), shortest)
     room = shortest - first
     last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
-    # Widen them at both ends up to the end of an argument; the lines have these tokens in common.
+    # Widen both ends to whole arguments: the added tokens are the same in both lines.
     starts = {side[first] for side in words if first < len(side) - last}
     while first and not starts & _ENDS and words[0][first - 1] not in _ENDS:
         first -= 1

@@ -44,7 +44,7 @@ def run_git(*arguments: str, stdin: bytes | None = None) -> bytes:
 
 
 def repository_root(folder: Path | None = None) -> Path:
-    """Return the top folder of the repository with this folder; default: the working folder."""
+    """Return the top folder of the repository that contains ``folder``, or the working folder."""
     where = () if folder is None else ("-C", str(folder))
     return Path(os.fsdecode(run_git(*where, "rev-parse", "--show-toplevel").rstrip(b"\n")))
 

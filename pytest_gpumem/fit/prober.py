@@ -43,7 +43,7 @@ class Prober:
     """
 
     meter: Meter
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     """shows a line to the waiting user"""
     explain: Explain | None = None
     """returns the breakdown of a recorded run's peak on its first device; None if disabled"""
@@ -79,9 +79,9 @@ class Prober:
                     line = f"probe {number}: {outcome(probe, search.capacity)}"
                     if left := search.about_left:
                         line += f"; about {left} more, {duration(left * spent / number)}"
-                    self.tell(line)
+                    self.show(line)
         except KeyboardInterrupt:
-            self.tell(str(search.result(interrupted=True)))
+            self.show(str(search.result(interrupted=True)))
             raise
         return replace(search.result(), left=leaked)
 
@@ -109,7 +109,7 @@ class Prober:
         for size in checked_sizes:
             probes.append(self.probe(step, size))
             if time.monotonic() - began > self.patience:
-                self.tell(outcome(probes[-1], self.meter.room.capacity))
+                self.show(outcome(probes[-1], self.meter.room.capacity))
         fitting = {probe.value: probe.peak for probe in probes if probe.fits}
         if len(fitting) < 2:  # noqa: PLR2004 - a line has two points
             largest = max(probe.value for probe in probes if not probe.fits)

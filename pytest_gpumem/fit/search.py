@@ -173,7 +173,7 @@ class Search:
         first = -(-start // multiple)
         self._first = first if self._limit is None else max(1, min(first, self._limit))
         self._low = 0
-        """the largest that fits; like all values here, in units of ``multiple``"""
+        """the largest value that fits; like all values here, in units of ``multiple``"""
         self._high: int | None = None
         """the smallest value above ``_low`` that does not fit"""
         self._guided = 0

@@ -48,7 +48,7 @@ MAX_EARLIER = 3
 """most source lines to name in a note on memory that was allocated before a part began"""
 
 
-def judge(  # noqa: PLR0913 - the last two are words for the verdict
+def judge(  # noqa: PLR0913 - all that a verdict depends on
     measurement: Measurement,
     spec: MemorySpec,
     lookup: Lookup,
@@ -76,7 +76,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
     """Return a verdict if a test left more memory than ``max_leak_mib`` allows; else None.
 
-    ``before`` is the verdict on the test's peaks, for what it says of the baseline.
+    ``before`` is the verdict on the test's peaks; its ``uncompared`` and ``held_to`` are copied.
     """
     limit = spec.bytes_of("max_leak_mib")
     if limit is None or max(measurement.left, default=0) <= limit:
@@ -133,8 +133,12 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     is_bound = failed and kind.too_much and any(note.kind is NoteKind.BOUND for note in notes)
     if is_bound:
         finding = f"by a bound; {finding}"
-    told = lead is not None and lead.kind == "toolchain"
-    if entry and not told and (old := provenance_text(entry.provenance, measurement.provenance)):
+    toolchain_leads = lead is not None and lead.kind == "toolchain"
+    if (
+        entry
+        and not toolchain_leads
+        and (old := provenance_text(entry.provenance, measurement.provenance))
+    ):
         new = provenance_text(measurement.provenance, entry.provenance)
         notes.append(Note(NoteKind.BASELINE, f"baseline made with {old}; measured with {new}"))
     held_to = "" if case.uncompared else case.policy.against

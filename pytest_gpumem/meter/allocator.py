@@ -44,7 +44,7 @@ SWITCHED_OFF: Final = Note(
 def require_native_allocator() -> None:
     """Refuse allocators other than PyTorch's native one, and the native one without its cache.
 
-    Others have no snapshots, and no record of refused requests.
+    Other allocators have no snapshots, and no record of refused requests.
 
     Raises:
         DeviceError: the backend is cudaMallocAsync or a pluggable allocator, or an environment

@@ -46,8 +46,8 @@ class Isolation:
     def read(self) -> Reading:
         """Read the allocators' statistics; most of a measurement's time goes here.
 
-        Those of the first device include the statistics of pinned host memory, which belongs to the
-        process.
+        The statistics of pinned host memory, which belongs to the process, are added to the first
+        device's.
         """
         all_stats = [VIEW.stats(device) for device in self.devices]
         pinned = VIEW.pinned_stats()

@@ -82,9 +82,10 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Create a meter that records the step with ``record``.
+        """Create a meter.
 
-        With ``steady`` the meter also notes the memory after each optimizer's step.
+        With ``record`` the meter records the step; with ``steady`` it notes the memory after each
+        optimizer's step.
         """
         self.device = device
         self.info = info
@@ -141,8 +142,8 @@ class Meter:
         LOOPS.watch()
         self.isolation.plugs.release()
         await_autograd()  # its threads may yet free memory, which would count as foreign
-        # Without count_held all memory held is foreign, even that of garbage: collect only if
-        # needed.
+        # Without count_held all memory held is foreign, also if only garbage holds it: collect only
+        # if needed.
         needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
         self.isolation.separate(count_held=count_held)
@@ -246,7 +247,10 @@ class Meter:
     @property
     def alloc_retries(self) -> int:
         """How often the allocator emptied its cache in the step because the device was full."""
-        return self.isolation.read().retries - self._first.retries - self._separate_retries
+        return self._retries(self.isolation.read())
+
+    def _retries(self, reading: Reading) -> int:
+        return reading.retries - self._first.retries - self._separate_retries
 
     def _before_step(self) -> None:
         self._stepping = False  # after an error in the last step no hook was called
@@ -495,7 +499,7 @@ class Meter:
             peaks=own_peaks,
             held=without_few_pinned(self.isolation.initial_foreign),
             retained=without_few_pinned(retained),
-            alloc_retries=self.alloc_retries,
+            alloc_retries=self._retries(reading),
             segments=reading.segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),

@@ -37,7 +37,7 @@ def plus(left: Peak, right: Peak) -> Peak:
 
 
 def minus(left: Peak, *others: Peak) -> Peak:
-    """Subtract the others, with zero as the minimum."""
+    """Subtract ``others`` figure by figure, with zero as the minimum."""
     less = partial(_each, lambda mine, other: max(0, mine - other))
     return reduce(less, others, left)
 

@@ -81,7 +81,7 @@ class Pins:
                         )
                     begin += nbytes
                 if not blocks.keys() <= set(foreign):
-                    continue  # it has a block that is not foreign: on another device, say
+                    continue  # some block is not foreign: on another device, say
                 edges = range(address, address + size, page_size(segment) or size)
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
@@ -234,7 +234,7 @@ def _references(storage: UntypedStorage) -> int:
 
 
 def page_size(segment: dict[str, Any]) -> int:
-    """Return the page size of an expandable segment; 0 for others, which are released as a whole.
+    """Return an expandable segment's page size; 0 for a segment that is released as a whole.
 
     An expandable segment serves every test; its pages are mapped and unmapped one by one.
     """

@@ -116,7 +116,7 @@ class Plugs:
                 address = torch.cuda.caching_allocator_alloc(size, device, stream)
             except torch.OutOfMemoryError:
                 return None
-            if _reserved(device) > reserved:  # it got a new segment, not a free block
+            if _reserved(device) > reserved:  # served from a new segment
                 torch.cuda.caching_allocator_delete(address)
                 VIEW.empty_cache()
                 return None

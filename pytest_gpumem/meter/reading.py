@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PINNED: Final = "pinned"
-"""key of the pinned host memory's statistics, which only the first device's have"""
+"""key of the pinned host memory's statistics, among the first device's statistics only"""
 Stats = dict[str, Any]
 """one device's statistics, in the form of ``memory_stats_as_nested_dict``"""
 
@@ -22,7 +22,7 @@ Stats = dict[str, Any]
 class Reading:
     """The figures of all measured devices, read at one moment; one item per device.
 
-    What is ``own`` is the step's: the allocator's figure less foreign memory and plugs.
+    Figures named ``own_...`` are the step's: the allocator's, less foreign memory and plugs.
     """
 
     held: tuple[Peak, ...]

@@ -1,4 +1,4 @@
-"""A step's recording: the recorder that runs with it, if the session asked for one."""
+"""The recorder of a step, if the step is recorded."""
 
 from __future__ import annotations
 

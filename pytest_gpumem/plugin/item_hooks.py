@@ -73,7 +73,11 @@ def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
 
 
 class ItemHooks:
-    """The hooks around each test. For unmarked tests they only check the markers."""
+    """The hooks around each test.
+
+    An unmarked test is not measured, but its errors are cleared, and a fixture that it sets up for
+    marked tests is measured.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -242,7 +242,7 @@ class GpuMemPlugin:
                 self._device_header() if self.results else [],
                 updates=self._updates,
                 origin=self._origin(session),
-                tell=lambda report: hook(config=self.config, report=report),
+                write_more=lambda report: hook(config=self.config, report=report),
             )
             failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:

@@ -150,7 +150,7 @@ class StaleHooks:
     def known(self) -> dict[str, Any]:
         """Return the fields of :class:`~pytest_gpumem.report.model.Origin` on stale baselines.
 
-        A shard of the suite has them, too: they are on the files that it collected.
+        A shard of the suite returns them, too, for the files that it collected.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()

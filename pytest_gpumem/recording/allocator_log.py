@@ -1,8 +1,8 @@
 """Replay the allocator's history: read each event once, and follow each block's life.
 
-The history has requested sizes. A block is larger: its size is rounded up, and includes the
-remainder that the allocator does not split off. Both follow from the addresses of blocks and
-segments, by the rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
+The history has only requested sizes. A block is larger: its size is rounded up, and includes the
+remainder that the allocator does not split off. The block's size follows from the addresses of
+blocks and segments, by the rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
 """
 
 from __future__ import annotations

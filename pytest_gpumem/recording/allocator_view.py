@@ -114,7 +114,7 @@ def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None
     records += [event for events in snapshot["device_traces"] for event in events]
     for record in records:
         if frames := record.get("frames"):
-            if id(frames) not in kept_frames:  # records share them
+            if id(frames) not in kept_frames:  # several records share one list of frames
                 kept = [frame for frame in frames if keeps(frame["filename"])]
                 kept_frames[id(frames)] = frames, kept
             record["frames"] = kept_frames[id(frames)][1]
@@ -316,7 +316,7 @@ class AllocatorView:
         self._plugged[device].subtract(dict(plug.current_figures()))
         return plug
 
-    # -- blocks that the test's code freed and the measurement does not give back yet --
+    # -- blocks that the test's code freed and the measurement keeps allocated --
 
     def add_reader(self, look: Callable[[], object]) -> None:
         """Call ``look`` before the test's code reads a figure."""
@@ -463,7 +463,7 @@ class AllocatorView:
         hidden = self._hidden[device]
         for path, value in _figures(self._real[self.backend.bindings.stats](device)):
             if path[-1] in TOTALS or _is_counter(path):
-                # What the test's code reads, ``value`` less this, must not be negative.
+                # The test's code reads ``value - hidden[path]``, which must not be negative.
                 hidden[path] = max(0, min(hidden[path], value))
         return result
 

@@ -1,10 +1,10 @@
 """Find the memory that an autograd graph keeps: tensors that its nodes saved for the backward.
 
-Python's collector does not see them, as nodes are C++ objects. Nothing is unpacked on the way, so
-no saved-tensor hook runs, and no checkpoint is recomputed.
+Python's collector does not see these tensors, as nodes are C++ objects. Nothing is unpacked on the
+way, so no saved-tensor hook runs, and no checkpoint is recomputed.
 
-Saved-tensor hooks keep objects of their own in place of a tensor: those of a checkpoint keep its
-frame, which keeps a node that saved the checkpoint's inputs.
+Saved-tensor hooks keep objects of their own in place of a tensor: those of torch.utils.checkpoint
+keep a ``_CheckpointFrame``, which keeps a node that saved the checkpoint's inputs.
 """
 
 from __future__ import annotations
@@ -127,14 +127,14 @@ class _Hooks:
         self._no_tensor = torch.empty(0, device="cpu")
 
         def readable(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def unpack_or_tell(packed: object) -> object:
-                told: list[Saved] | None = getattr(self._reading, "told", None)
-                if told is None:
+            def unpack_or_note(packed: object) -> object:
+                packed_tensors: list[Saved] | None = getattr(self._reading, "packed_tensors", None)
+                if packed_tensors is None:
                     return unpack(packed)
-                told.append(Saved(packed, unpack))
+                packed_tensors.append(Saved(packed, unpack))
                 return self._no_tensor
 
-            return unpack_or_tell
+            return unpack_or_note
 
         PUSHED.wrap(autograd, lambda push: lambda pack, unpack: push(pack, readable(unpack)))
 
@@ -142,17 +142,19 @@ class _Hooks:
         """Return the tensors that a node saved under a name; [] if ``install`` was not called."""
         if not self._is_installed:
             return []
-        told: list[Saved] = []
-        self._reading.told = told
+        packed_tensors: list[Saved] = []
+        self._reading.packed_tensors = packed_tensors
         try:
             # "saved_tensors" exists on a Python Function, "_saved_tensors" on a C++ node such as
             # stack
             saved = getattr(node, name if hasattr(type(node), name) else name[1:])
         except RuntimeError:  # the tensor was changed in place after the node saved it
-            return told
+            return packed_tensors
         finally:
-            self._reading.told = None
-        return told + [Saved(entry) for entry in (saved if isinstance(saved, tuple) else (saved,))]
+            self._reading.packed_tensors = None
+        return packed_tensors + [
+            Saved(entry) for entry in (saved if isinstance(saved, tuple) else (saved,))
+        ]
 
 
 HOOKS: Final = _Hooks()
@@ -173,7 +175,7 @@ def packed_objects(roots: Iterable[object]) -> Iterator[Any]:
         if issubclass(type(value), torch.Tensor):
             tensor = cast("Tensor", value)
             yield tensor
-            if tensor.grad_fn is not None:  # older checkpoints: the node saved their inputs
+            if tensor.grad_fn is not None:  # in older torch it saved a checkpoint's inputs
                 yield tensor.grad_fn
         elif is_node(value):
             yield value
@@ -201,7 +203,7 @@ def kept_parts(value: object) -> Iterable[object]:
     elif isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
     elif hasattr(type(value), "unpack_hook"):
-        # a saved tensor, in which newer checkpoints keep their inputs
+        # a SavedTensor, in which checkpoints of newer torch keep their inputs
         parts = (getattr(value, "data", None), getattr(value, "unpack_hook", None))
     elif isinstance(value, CellType):
         parts = ()

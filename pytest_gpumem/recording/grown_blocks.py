@@ -18,11 +18,12 @@ def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> 
     ``ends`` are the times at which steps ended; ``first`` is the index of the step before
     the last steps.
 
-    Some blocks that were allocated in that time and stayed replace blocks that were freed, such as
-    the batch of the last step. The youngest replace those with the same Python stack, or the same
-    size; a block that is larger than the one it replaces counts by the difference. A variable may
-    still refer to a block of the last step that the next step would free: if a similar block of the
-    step before that time stayed, that one counts in its place.
+    Some blocks that were allocated in the last steps and stayed replace blocks that were freed,
+    such as the batch of the last step. The youngest blocks replace freed blocks with the same
+    Python stack, or the same size; a block that is larger than the one it replaces counts by the
+    difference. A variable may still refer to a block of the very last step that a next step would
+    free: if step ``first`` left a block with the same stack and size, that older block counts
+    instead.
     """
     start, end = ends[first], ends[-1]
     came: list[Block] = []

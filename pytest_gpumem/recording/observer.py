@@ -2,8 +2,8 @@
 
 Record the addresses of modules' and optimizers' tensors, and the times of calls and passes. No
 strong reference to a tensor is held. The wrappers run at every module call of every test on the
-virtual GPU, so they record as little as they can, and interpret none of it: this is done only when
-a test is explained.
+virtual GPU, so they record as little as they can. What they recorded is interpreted only when a
+test is explained.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Observer:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
-                # FSDP unsharded it during the call.
+                # FSDP unsharded the parameter during the call.
                 self._see_parameters([parameter], [f"{self._name(module)}.{key}"])
         del active[at : at + 2]
         if not active:
@@ -290,7 +290,7 @@ class Observer:
         if not parameters:
             return
         tensors, seen_names = self._last_seen
-        # Usually the same as in the last step: compare without a Python loop.
+        # They are usually the parameters of the last call: compare without a Python loop.
         if names != seen_names or not all(map(is_, map(weakref.ref.__call__, tensors), parameters)):
             for parameter, name in zip(parameters, names, strict=True):
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
@@ -361,11 +361,11 @@ class Observer:
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in self._initial_parameters  # the others are recorded
+            if id(parameter) not in self._initial_parameters  # _see_all() records those
         ]
         self._see_parameters(parameters, [self._parameter_name(each) for each in parameters])
         self._see_gradients()
-        # A step may run inside a step: of a class's base, or of an optimizer that this one steps.
+        # Steps nest: a step may call that of its base class, or that of another optimizer.
         if self._step is None:
             self._step = self._begin("optimizer")
         else:
@@ -382,7 +382,7 @@ class Observer:
         if ends:
             self._step = None
         states = list(optimizer.state.values())
-        # Most optimizers write into their tensors; if one makes new ones, some addresses change.
+        # Most optimizers update their state in place; new tensors change some of the addresses.
         samples = [states[at] for at in (0, len(states) // 2, -1)] if states else []
         places = [
             place_of(tensor) for state in samples for tensor in nested_tensors(state, MAX_DEPTH)

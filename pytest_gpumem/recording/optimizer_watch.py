@@ -55,8 +55,8 @@ class OptimizerWatch:
         after_step: Callable[[Optimizer], object] | None = None,
         peak: Callable[[], int] = int,
     ) -> None:
-        self._tell_before = before_step
-        self._tell_after = after_step
+        self._before_step = before_step
+        self._after_step = after_step
         self._peak = peak
         self._progress: dict[int, _Progress] = {}
         self._under_way: list[int] = []
@@ -95,8 +95,8 @@ class OptimizerWatch:
         self._under_way.append(id(optimizer))
         if id(optimizer) in around:  # a subclass's step called its base's
             return
-        if self._tell_before is not None and not around:
-            self._tell_before()
+        if self._before_step is not None and not around:
+            self._before_step()
         progress = self._progress.get(id(optimizer))
         # Python may reuse the id of a freed object.
         if progress is None or progress.optimizer() is not optimizer:
@@ -113,8 +113,8 @@ class OptimizerWatch:
         # With torch.compile, the second half of a step may run alone while the first is compiled.
         if id(optimizer) in around or progress is None or progress.optimizer() is not optimizer:
             return
-        if self._tell_after is not None and not around:
-            self._tell_after(optimizer)
+        if self._after_step is not None and not around:
+            self._after_step(optimizer)
         with Uncounted():
             without_gradient = bytes_without_gradient(optimizer)
             progress.steps += 1
@@ -132,9 +132,10 @@ class OptimizerWatch:
                 )
 
     def _steps_around(self, wrapper: FrameType) -> list[int]:
-        """Return the ids of the optimizers whose step contains this one.
+        """Return the ids of the optimizers whose steps contain the step of ``wrapper``.
 
-        If a step raises, no hook runs: count the frames to see how many are under way.
+        No hook runs at the end of a step that raises: the frames on the stack show how many steps
+        are under way.
         """
         depth = steps_around(wrapper.f_back, wrapper.f_code)
         del self._under_way[depth:]

@@ -17,9 +17,9 @@ MAX_DEPTH = 8
 def place_of(tensor: Tensor) -> tuple[int, int]:
     """Return a tensor's device and its storage's address, which is 0 if there is no storage.
 
-    ``__torch_function__`` of subclasses is bypassed: that of a lazy module's parameters raises, and
-    others record each call. A FakeTensor has no memory, and up to torch 2.10 reading its address
-    warns.
+    ``__torch_function__`` of subclasses is bypassed: for parameters of lazy modules it raises, and
+    some subclasses record each call. A FakeTensor has no memory, and up to torch 2.10 reading its
+    address warns.
     """
     import torch
 
@@ -40,7 +40,7 @@ def gradient_of(tensor: Tensor) -> Tensor | None:
 def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Return each tensor's ``.grad``, or None.
 
-    That of a non-leaf tensor without ``retain_grad`` is not read, because PyTorch would warn.
+    A non-leaf tensor without ``retain_grad`` gets None: PyTorch warns if its ``.grad`` is read.
     """
     return [
         tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
@@ -51,8 +51,8 @@ def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
 def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
     """Yield the tensors that own a tensor's memory: itself, or those that its class wraps.
 
-    ``__tensor_flatten__`` returns their names, as for torch.compile (see
-    torch/utils/_python_dispatch.py).
+    ``__tensor_flatten__`` returns the names of the attributes with the wrapped tensors, as for
+    torch.compile (see torch/utils/_python_dispatch.py).
     """
     import torch
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _HARNESS: Final = frozenset({"_pytest", "pytest", "pluggy", "pytest_gpumem"})
-"""packages that only refer to a test's objects, and only while it runs"""
+"""packages whose references to a test's objects last only while the test runs"""
 FIXTURE, SHARED, LOCAL = range(3)
 """values of ``Name.lifetime``; deeper frames add to LOCAL"""
 
@@ -99,7 +99,7 @@ class ProgramNames:
             text = f"fixture {getattr(root, 'argname', '')}"
             yield id(root), Name(False, FIXTURE, text)  # noqa: FBT003 - a record
         else:
-            for value, key in pairwise(gc.get_referents(root)):  # values before keys
+            for value, key in pairwise(gc.get_referents(root)):  # each value precedes its key
                 if isinstance(key, ContextVar):
                     yield id(value), Name(False, SHARED, f"context variable {key.name}")  # noqa: FBT003 - a record
 

@@ -68,7 +68,7 @@ class Recorder:
         """
         recording = self._recording
         if not keep_workspaces:
-            # Only its free event here shows that a block is a workspace.
+            # A block is known to be a workspace only because it is freed in this span.
             start = beginning()
             VIEW.backend.clear_workspaces()
             recording.cleared.append(Span(start, now()))

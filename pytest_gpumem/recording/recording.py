@@ -1,8 +1,8 @@
 """The data that one run records; times are microseconds since 1970.
 
-What hooks record at each call, pass and step lies flat in one list of strings and numbers: Python's
-collector would count each list, tuple and instance that is kept, and so free the reference cycles
-of the user's code earlier than without a recording.
+What hooks record at each call, pass and step is appended to a few flat lists: Python's collector
+would count a list, tuple or instance for each record, and so free the reference cycles of the
+user's code earlier than without a recording.
 """
 
 from __future__ import annotations
@@ -192,9 +192,10 @@ def now() -> float:
 
 
 def beginning() -> float:
-    """Return the current time in whole microseconds, as the allocator's history has them.
+    """Return the current time, rounded down to whole microseconds.
 
-    So an event recorded right afterwards never has an earlier time.
+    The times in the allocator's history are rounded in the same way: no later event has an earlier
+    time.
     """
     return time.time_ns() // 1000
 

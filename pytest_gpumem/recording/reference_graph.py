@@ -27,7 +27,7 @@ MAX_SEPARATE_PARTS: Final = 2
 named"""
 
 Key = int | tuple[Any, int]
-"""an object's id, a block's device and address, or any other key of the graph's user"""
+"""an object's id, a block's device and address, or any other key that the graph's builder uses"""
 
 
 class Name(NamedTuple):
@@ -59,7 +59,7 @@ class Group:
 
     @property
     def shared(self) -> Keys:
-        """The blocks that others keep alive as well."""
+        """The blocks that other holders keep alive as well."""
         return frozenset().union(*(other.blocks for other in self.others))
 
 

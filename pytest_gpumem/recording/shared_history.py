@@ -1,7 +1,7 @@
 """Share PyTorch's history of allocations, of which a process has one, with the test's own code.
 
-A measurement records with settings that serve both. The test's code then sees the events that its
-own history would have, and loses none when the measurement begins or ends.
+A measurement records with settings that serve the test's code too. The test's code sees the events
+that its own history would have, and loses none when the measurement begins or ends.
 """
 
 from __future__ import annotations

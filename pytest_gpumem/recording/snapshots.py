@@ -44,7 +44,7 @@ def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
     The file is always complete, from this run or from an earlier one.
 
     Raises:
-        GpuMemError: it could not be written; nothing of it is left.
+        GpuMemError: the file could not be written; an earlier file is intact.
     """
     path = folder / snapshot_name(nodeid)
     try:

@@ -41,12 +41,12 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
         elif is_fixture(owner):
             at = _behind_fixture(path, at)
         elif issubclass(kind, torch.nn.Module):
-            at, told = _of_module(path, at)
-            words += told
+            at, step_words = _of_module(path, at)
+            words += step_words
         elif isinstance(owner, FunctionType):
-            at, told = _of_function(path, at)
-            words += told
-        elif isinstance(owner, FrameType):  # of a traceback: running frames are left out
+            at, step_words = _of_function(path, at)
+            words += step_words
+        elif isinstance(owner, FrameType):  # a traceback's: running frames get no words
             child = id(path[at + 1]) if at + 1 < len(path) else 0
             words += [name for key, name in locals_of(owner) if key == child][:1]
             at += 1
@@ -109,7 +109,7 @@ def _attribute(path: Sequence[object], at: int) -> tuple[int, str]:
 
 
 def _of_module(path: Sequence[object], at: int) -> tuple[int, list[str]]:
-    """Return the index of what comes after a module and its submodules, and the words for these."""
+    """Return the index of the object after a module and its submodules, and the modules' words."""
     import torch
 
     outer = inner = path[at]

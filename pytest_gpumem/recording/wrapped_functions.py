@@ -32,7 +32,7 @@ TRACER: Final = Patch(
 )
 RULES: Final = "torch._dynamo.trace_rules"
 """PyTorch's module with the folders whose frames Dynamo never traces"""
-HANDED: Final[dict[Any, str]] = {
+PASSED: Final[dict[Any, str]] = {
     inspect.Parameter.VAR_POSITIONAL: "*{0}",
     inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
     inspect.Parameter.VAR_KEYWORD: "**{0}",
@@ -159,7 +159,7 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
     cells = tuple(CellType() for _ in own.co_freevars)
     signature = inspect.signature(FunctionType(own, {}, closure=cells))
     handed = [
-        HANDED.get(parameter.kind, "{0}").format(parameter.name)
+        PASSED.get(parameter.kind, "{0}").format(parameter.name)
         for parameter in signature.parameters.values()
     ]
     code = _code_like(str(signature), ", ".join(handed), own.co_freevars)
@@ -189,7 +189,7 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
         f"  def call{declared}:",
         "    __tracebackhide__ = True",
         f"    return {_TARGET!r}({handed})",
-        *(f"    {name}" for name in variables),  # never reached: the code has to know the variable
+        *(f"    {name}" for name in variables),  # never reached: makes it a free variable
         "  return call",
     ]
     variables_of: dict[str, Any] = {}

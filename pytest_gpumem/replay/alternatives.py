@@ -67,8 +67,8 @@ def _of_other_streams(
     """Match the blocks that other streams used to the events that the allocator queried.
 
     The history does not name these blocks. The allocator records an event when such a block is
-    dropped, before anything else enters the history. So order and times of both identify the
-    blocks.
+    dropped, before anything else enters the history. So the order and the times of drops and events
+    identify the blocks.
     """
     log, candidates = script.log, []
     for at, block in log.taken_back.items():

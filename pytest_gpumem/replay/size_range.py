@@ -32,7 +32,7 @@ SHARES: Final = (0.25, 0.5, 0.75)
 """fractions of the longest possible delay of late frees to replay, besides none and all of it"""
 IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
 """kind of the note on an uncertain peak reserved, which a replay resolves"""
-TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
+REPLACED_NOTES: Final = (NoteKind.STREAMS, NoteKind.TIMING)
 """kinds of the warnings that figures may be higher, which a range replaces"""
 
 
@@ -54,8 +54,8 @@ def with_ranges(
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the measurements of a passed test and its parts with the ranges of their peaks.
 
-    If segments of earlier tests make reserved peaks uncertain, those of the test alone replace
-    them.
+    If segments of earlier tests make reserved peaks uncertain, the reserved peaks of a replay
+    without these segments replace them.
     """
     results = dict(measured)
     if recording is None or not is_replayed(run):
@@ -97,7 +97,7 @@ def _ranged(
         tries.append(("least", (), 1))
     if alternatives.larger:
         tries.append(("most", (), 1))
-        # With more requests less memory may be reserved: other blocks reuse what these have freed.
+        # With more requests less memory may be reserved: later requests reuse their freed blocks.
         reasons = replay.reasons()
         tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
         # After a shorter delay a free block may be split, so that another segment is reserved.
@@ -130,7 +130,7 @@ def _ranged(
             ]
             if sizes[0] != sizes[1]:
                 figures.append(f"{name} {sizes[0]} to {sizes[1]}")
-        notes = [note for note in measurement.notes if note.kind not in TOLD]
+        notes = [note for note in measurement.notes if note.kind not in REPLACED_NOTES]
         notes += [] if part else refusals
         if figures:
             judged = "; the largest figures are compared with limits" if spanned.judged else ""

@@ -120,8 +120,8 @@ class WorkspaceReplay:
                 raise NoRangeError(TOO_MANY)
             if script.refused:
                 raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
-            # A block with an address matches only on its own device; others are assigned to the
-            # first.
+            # A block with an address matches only on its own device; a block without address and
+            # place is assigned to the first device.
             mine = [
                 block
                 for block in blocks
@@ -150,8 +150,10 @@ class WorkspaceReplay:
             in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
             for part, peaks in self._measured.items():
                 for alone, measured in zip(self.alone[part], peaks, strict=True):
-                    told = alone.allocated == measured.allocated if in_doubt else alone == measured
-                    if not told:
+                    is_same = (
+                        alone.allocated == measured.allocated if in_doubt else alone == measured
+                    )
+                    if not is_same:
                         raise NoRangeError(
                             "the range is unknown: a replay of the run's requests had other peaks"
                         )
@@ -234,7 +236,7 @@ class _Stage:
         script: RequestScript,
         sizes: Sequence[int],
     ) -> None:
-        """Make room for a script's requests besides ``initial``, which the step held first."""
+        """Make room for a script's requests besides ``initial``: memory held as the step began."""
         import torch
 
         self.unfit = 0
@@ -324,7 +326,7 @@ class _Stage:
 
     def _step(self, action: str, number: int, keeps_late: Collection[int]) -> None:
         if action == "take":
-            self._meet(number, is_late=number in keeps_late)
+            self._serve_request(number, is_late=number in keeps_late)
         elif action == "give" and number in self._streamed:
             self._fold()
             self._waiting[number] = self._streamed.pop(number)
@@ -343,7 +345,7 @@ class _Stage:
                 VIEW.empty_cache()
                 self._plugs.fill()
 
-    def _meet(self, number: int, *, is_late: bool) -> None:
+    def _serve_request(self, number: int, *, is_late: bool) -> None:
         size, request = self._sizes[number], self._script.requests[number]
         if not size:
             return

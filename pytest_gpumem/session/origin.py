@@ -63,7 +63,7 @@ def session_origin(root: Path, settings: Settings, shard: Shard | None) -> Origi
     commit = "" if checkout is None else checkout.commit
     head = ""
     if checkout is not None and commit:
-        # GitLab sets it in the pipelines of merged results.
+        # GitLab sets this variable in merged results pipelines.
         head = os.environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "")
         if _PULL_REQUEST.fullmatch(os.environ.get("GITHUB_REF", "")):
             head = checkout.merged_parent()
@@ -83,7 +83,7 @@ def accept_command(report: str, artifact: str) -> str:
     """Return the command that accepts a report's figures on another machine.
 
     In GitHub Actions it names the run, by the variables of GitHub's "Variables reference";
-    elsewhere it names the report in CI's artifact. "" if the artifact's name is not known.
+    elsewhere it names the report in CI's artifact, and is "" if the artifact's name is unknown.
     """
     variables = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
     server, repository, run = (os.environ.get(name, "") for name in variables)
@@ -127,7 +127,7 @@ class Checkout:
         return True
 
     def place(self, folder: Path) -> str:
-        """Return a folder's path relative to ``top``; "" for ``top`` itself or one outside."""
+        """Return a folder's path relative to ``top``; "" for ``top`` or a folder outside."""
         try:
             return path_in_repository(folder, self.top)
         except OutsideRepositoryError:

@@ -51,9 +51,9 @@ class Output(NamedTuple):
         is the path of the JSON report from this file's folder.
         """
         render = resolve_name(f"pytest_gpumem.{self.renderer}")
-        told = {"created": created, "when": when, "json_name": json_name}
+        options = {"created": created, "when": when, "json_name": json_name}
         taken = signature(render).parameters
-        made = render(report, **{name: text for name, text in told.items() if name in taken})
+        made = render(report, **{name: text for name, text in options.items() if name in taken})
         return [made] if isinstance(made, str) else made
 
 

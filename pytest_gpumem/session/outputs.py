@@ -82,11 +82,11 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
     *,
     updates: UpdateSummary | None,
     origin: Origin | None,
-    tell: Callable[[Report], object] | None = None,
+    write_more: Callable[[Report], object] | None = None,
 ) -> list[Published]:
     """Write the requested files; an error with one of them does not affect the others.
 
-    ``tell``, if given, is called with the record, so that hooks can write other formats.
+    ``write_more``, if given, is called with the record, so that hooks can write other formats.
     """
     report = session_report(session_results, settings, header, updates=updates, origin=origin)
     created = datetime.now(timezone.utc)
@@ -98,8 +98,8 @@ def publish(  # noqa: PLR0913 - a session, and all that its record has
     summary = os.environ.get(SUMMARY, "")
     if session_results and summary and settings.github == "auto":
         published += _add_to_summary(Path(summary), report, created)
-    if tell is not None:
-        tell(report)
+    if write_more is not None:
+        write_more(report)
     return published
 
 

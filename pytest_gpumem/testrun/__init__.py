@@ -1,5 +1,5 @@
 """Running, judging and re-running one marked test.
 
-It asks the room ``explain`` for reasons through the interface in ``explainer.py``, and may import
-baselines, fit, replay and the rooms below.
+It gets explanations from the room ``explain`` through the interface in ``explainer.py``. It may
+import baselines, fit, replay and the rooms below.
 """

@@ -1,4 +1,4 @@
-"""Make parts of a test's child processes: one of each rank, and one of all other processes."""
+"""Make parts of a test's child processes: one for each rank, and one for all other processes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def child_measurements(
     for child in children:
         fullest = parts.setdefault(child.part, {})
         for index, peak in child.peaks.items():
-            known, told = fullest.get(index, (Peak(0, 0), None))
+            known, attribution = fullest.get(index, (Peak(0, 0), None))
             if peak.allocated > known.allocated:  # else keep the fullest process's explanation
-                told = child.attributions.get(index)
+                attribution = child.attributions.get(index)
             allocated = max(known.allocated, peak.allocated)
-            fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), told
+            fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), attribution
     measured = {}
     for part, fullest in parts.items():
         if not fullest or part in run.parts:
@@ -59,7 +59,7 @@ def child_measurements(
         spec = MemorySpec(
             **{name: getattr(run.spec, name) for name in _LIMITS_OF_CHILDREN},
             tolerance=run.spec.tolerance,
-            baseline=run.spec.baseline and known_all,  # else the fullest may be unknown
+            baseline=run.spec.baseline and known_all,  # else the fullest process may be unknown
         )
         none = (Peak(0, 0),) * len(peaks)
         measured[part] = (

@@ -1,4 +1,4 @@
-"""A part's limits that depend on other parts: ``at_most``, ``more_than``, ``gpu_memory.order``."""
+"""A part's limits that depend on other parts: ``at_most``, ``gpu_memory.ordered`` ..."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What happens after a marked test's body has ended: measure, judge, explain, judge again.
 
-A plain test is measured and judged. Everything else is a stage, which applies or does not.
+A plain test is measured and judged. Every further feature is a stage, which applies to some tests.
 """
 
 from __future__ import annotations

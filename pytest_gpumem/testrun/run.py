@@ -264,7 +264,7 @@ class Run:
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
-        # Python has freed what the error's own line held: without an observer take the peaks.
+        # Without an observer use the peaks: Python has freed the failed line's temporaries by now.
         known = self.meter.counted() if WATCH.observes else self.meter.peaks()
         held = refusal.held or known[device]
         site = site_of(error.__traceback__, self.root)

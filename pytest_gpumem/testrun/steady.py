@@ -214,8 +214,8 @@ def _holders(
 ) -> dict[int, tuple[Holder, ...]]:
     """Return the holders of live blocks by which memory grew in the last half of the steps.
 
-    ``devices`` are the indexes of the devices with growth. Those whose blocks are known are the
-    keys of the result.
+    ``devices`` are the indexes of the devices with growth. The result has an entry for each of them
+    whose grown blocks are known.
     """
     if recording is None or recording.overflowed:
         return {}

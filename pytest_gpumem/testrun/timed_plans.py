@@ -23,7 +23,7 @@ TIMED_BEFORE: Final = Note(
 class TimedPlansStage:
     """Runs a test a second time if a peak grew, and uses the new peaks.
 
-    A second run times no plans, in whichever order tests run.
+    A second run times no plans, so its peaks do not depend on the order of the tests.
     """
 
     def __init__(self, runner: Runner) -> None:

@@ -1,7 +1,7 @@
 """The range of peaks that depend on unknown values: a second run gives its lower end.
 
 In the first run, sizes that depend on unknown values are the largest that are possible.
-``replay/size_range.py`` makes the other range, which needs no second run.
+``replay/size_range.py`` makes ranges for a GPU's own choices, without a second run.
 """
 
 from __future__ import annotations

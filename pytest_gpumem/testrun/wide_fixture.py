@@ -176,7 +176,7 @@ class WideFixtures:
     def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
         """Count a set-up's stages on top of the memory held now and ``held_by_asking``.
 
-        This is what the fixtures that request the fixture hold; it is not counted yet.
+        ``held_by_asking`` is the memory of the fixtures that request this one: not counted yet.
         """
         self.used.append(fixture)
         for stage in fixture.stages:

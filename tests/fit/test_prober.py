@@ -318,7 +318,7 @@ def test_the_collector_runs_alike_in_every_probe_whatever_is_shown_between(probe
     step(1)  # Python 3.10 makes an object for a function's frame when it is first called
     meter.room.cap(2000 * MIB)
     shown = []
-    prober.tell = lambda line: shown.append([[line] for _ in range(300)])
+    prober.show = lambda line: shown.append([[line] for _ in range(300)])
     prober.patience = 10**9
     in_silence = [prober.scaling(step, [500, 600, 700]).points for _ in range(2)]
     assert shown == []

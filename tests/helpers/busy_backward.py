@@ -1,4 +1,4 @@
-"""A backward pass that keeps autograd's thread of a device at work until it is told to end."""
+"""A backward pass that keeps autograd's thread for a device busy until an event is set."""
 
 import threading
 
@@ -6,9 +6,9 @@ from helpers.warm import HANGS
 
 
 def busy_backward(index=0, hold=lambda: None):
-    """Start it in a thread; return that thread, and the event that ends the work.
+    """Start the backward pass in a thread; return that thread, and the event that ends the pass.
 
-    ``hold`` returns an object that autograd's thread holds meanwhile.
+    ``hold`` returns an object that autograd's thread keeps alive until then.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What the tests of the commands about baselines share: folders, and the command."""
+"""Baselines for tests of the commands that read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEFORE = replace(NOW, torch="2.14.0")
 
 
 def write(folder, tests, *, module="tests/test_a.py", device=T4, provenance=NOW):
-    """Write baselines: of each test its peaks in MiB, or an entry."""
+    """Write baselines; ``tests`` maps each test to its peaks in MiB or to an entry."""
     made = {
         name: it
         if isinstance(it, BaselineEntry)

@@ -1,4 +1,4 @@
-"""Small programs with torch.compile, and what Dynamo compiles of each."""
+"""Small programs with torch.compile, and a record of what Dynamo compiles for each."""
 
 import re
 import sys
@@ -14,13 +14,13 @@ WIDTH = 16
 
 @dataclass
 class Compiled:
-    """What Dynamo compiled of a program; a backend of its own notes the graphs, and runs them."""
+    """What Dynamo compiled for a program: its backend records each graph, and runs it eagerly."""
 
     lowers: bool = False
-    """whether graphs are lowered to operators, as Inductor gets them: that takes long"""
+    """whether graphs are lowered to ATen operators, as for Inductor: this is slow"""
     graphs: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    """those of Inductor's cache"""
+    """keys of the lowered graphs in Inductor's cache"""
     guards: list[list[str]] = field(default_factory=list)
     error: str = ""
 
@@ -31,7 +31,7 @@ class Compiled:
         return aot_autograd(fw_compiler=self.note_key)(graph, inputs) if self.lowers else graph
 
     def note_key(self, graph, inputs):
-        """Note the key that Inductor would look a graph up with, and run it as it is."""
+        """Record a graph's key in Inductor's cache, and return the graph to run it eagerly."""
         from functorch.compile import make_boxed_func
         from torch._inductor.codecache import compiled_fx_graph_hash
 
@@ -39,7 +39,7 @@ class Compiled:
         return make_boxed_func(graph.forward)
 
     def note_guards(self, guards):
-        """Note guards without the numbers of a process's objects."""
+        """Record guards without object ids, which differ between processes."""
         names = (f"{guard.name} {getattr(guard, 'create_fn_name', str)()}" for guard in guards)
         self.guards.append(sorted(re.sub(r"___?\d+|\d{9,}\w*|_c\d+", "", name) for name in names))
 
@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 
 def communicate(tensor):
-    """Operators that run without Dynamo, as a collective's do."""
+    """Run operators outside of compiled code, as a collective does."""
     sys.stderr.flush()
     tensor.mul_(1.0)
     tensor.sum().item()
@@ -95,7 +95,7 @@ def modules_inside_of_a_function(compiled, device):
     @compiled.compile
     def step(x):
         y = net(x)
-        sys.stderr.flush()  # the graph ends: what follows runs without Dynamo
+        sys.stderr.flush()  # a graph break: what follows runs eagerly
         y = y.relu() + torch.ones_like(y)
         if y.sum().item() > 1e9:
             return y
@@ -192,13 +192,13 @@ def compiled_frames():
 
 
 def compiled_of(program, device, *, lowers=False):
-    """What Dynamo compiles of a program."""
+    """Run a program; return what Dynamo compiled for it."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     compiled = Compiled(lowers)
     try:
         program(compiled, device)
-    except Exception:  # noqa: BLE001 - told
+    except Exception:  # noqa: BLE001 - recorded
         compiled.error = traceback.format_exc()
     torch._dynamo.reset()
     return compiled

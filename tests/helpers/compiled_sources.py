@@ -18,4 +18,4 @@ def optimizer_of_8_bits(width):
     for _ in range(2):
         adam8(p, grad, codes, scale)
 """
-"""A function that runs two steps on parameters of a width; Triton's kernels are tuned for them."""
+"""``optimizer_of_8_bits`` runs two steps on a square parameter, with kernels that Triton tunes."""

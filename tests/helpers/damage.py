@@ -1,4 +1,4 @@
-"""What hypothesis does to files that are to be read strictly: any JSON, any place, any damage."""
+"""Hypothesis strategies for JSON files that are read strictly: any value, any place, any damage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ JSON = st.recursive(
 
 
 DEPTHS = (10, 900, 1000, 5_000, 100_000)
-"""of brackets: what every reader takes, about what Python's stack takes, and far beyond"""
+"""numbers of brackets: any reader accepts 10, Python's stack ends at about 1000"""
 
 
 def nested(text, place, depth, *, bracket="["):
-    """The document with one value of it inside of so many brackets."""
+    """Return the document with one value replaced by ``depth`` nested brackets."""
     marker = "the place of the brackets"
     opening, closing = {"[": ("[", "]"), "{": ('{"a": ', "}")}[bracket]
     inner = "0" if bracket == "{" else ""
@@ -28,20 +28,20 @@ def nested(text, place, depth, *, bracket="["):
 
 
 def damages(length):
-    """Some pieces of a text of so many bytes, each with others in its place."""
+    """Return a strategy for replacements in ``length`` bytes: (position, length, new bytes)."""
     piece = st.tuples(st.integers(0, length), st.integers(0, 4), st.binary(max_size=4))
     return st.lists(piece)
 
 
 def damaged(content, pieces):
-    """Bytes with the damages done to them."""
+    """Return content after the replacements of :func:`damages`."""
     for at, length, replacement in pieces:
         content = content[:at] + replacement + content[at + length :]
     return content
 
 
 def places(document, at=()):
-    """Every place of a JSON document: the keys that lead there."""
+    """Yield every place in a JSON document, as the keys that lead there."""
     yield at
     if isinstance(document, (dict, list)):
         names = document if isinstance(document, dict) else range(len(document))
@@ -50,7 +50,7 @@ def places(document, at=()):
 
 
 def with_value(text, value, place):
-    """The document with one value of it replaced; with ``...``, taken away."""
+    """Return the document with one value replaced, or removed if ``value`` is ``...``."""
     if not place:
         return json.dumps(value)
     document = json.loads(text)

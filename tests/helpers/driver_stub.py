@@ -1,6 +1,7 @@
-"""A libcuda.so.1 as of a driver: each function returns one result, as a driver's before cuInit.
+"""Build a stub of the driver's libcuda.so.1, in which each function returns the same result.
 
-As a program, it writes the library into a folder: ``python -m helpers.driver_stub FOLDER``.
+The default result is the one that a driver returns before cuInit. As a program, this module writes
+the library into a folder: ``python -m helpers.driver_stub FOLDER``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SYSTEM_DRIVER_MISMATCH = 803
 def write_driver(folder, result=NOT_INITIALIZED, extra=""):
     """Write the library into a folder, with every function of the driver API that torch may use.
 
-    ``extra``: C code of functions that answer otherwise.
+    ``extra`` is C code of functions that return something else.
     """
     given = (name for name in symbols(native.LIBRARY).given if re.match("cu[A-Z]", name))
     names = sorted(name for name in given if f" {name}(" not in extra)

@@ -1,4 +1,4 @@
-"""What shared libraries give and want: a small reader of 64-bit little-endian ELF files."""
+"""Read the symbols that shared libraries define and need, from 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ UNDEFINED, LOCAL, WEAK = 0, 0, 2
 
 
 class Symbols(NamedTuple):
-    """Names of functions (and of what has no type, as undefined symbols may)."""
+    """Names of functions, and of symbols without a type, as undefined functions may be."""
 
     wanted: frozenset[str]
     given: frozenset[str]
     weak: frozenset[str] = frozenset()
-    """of those that it gives: another definition would have taken their place"""
+    """those of ``given`` that are weak: another library's definition would replace them"""
 
 
 def symbols(path):
-    """Read which symbols a library wants of others and which ones it gives."""
+    """Read which symbols a library needs from others, and which ones it defines."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
         if raw[:6] != b"\x7fELF\x02\x01":
             return Symbols(frozenset(), frozenset())
@@ -37,15 +37,15 @@ def symbols(path):
 
 
 class Needs(NamedTuple):
-    """Of which machine a library is, and which versions of others' symbols it wants."""
+    """The machine that a library was built for, and the symbol versions that it needs."""
 
     machine: int
     versions: frozenset[str]
-    """ "GLIBC_2.17", say: by the entries of .gnu.version_r"""
+    """from .gnu.version_r, such as "GLIBC_2.17" """
 
 
 def needs(path):
-    """Read what a library needs of the system that loads it."""
+    """Read what a library requires of the system that loads it."""
     raw = path.read_bytes()
     assert raw[:6] == b"\x7fELF\x02\x01", f"{path} is no 64-bit library"
     table, count = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<H", raw, 60)[0]

@@ -1,4 +1,4 @@
-"""Git, as tests run it: a committer's name, no signature."""
+"""Run git with a committer's name and without signing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def git(*arguments):
 
 
 def commit(message):
-    """Commit all that there is."""
+    """Commit all files."""
     git("add", "-A")
     git("commit", "-qm", message)

@@ -1,4 +1,4 @@
-"""A limit for tests that hang, so that a run of them ends by itself and says where."""
+"""A time limit for tests: a run of the tests ends if one hangs, and shows where."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from helpers.warm import HANGS
 from pytest_gpumem.devices.virtual import uncaptured_stderr
 
 LIMIT = 2 * HANGS
-"""seconds of a test, with its fixtures: twice those after which a process of a test is ended"""
+"""seconds for a test with its fixtures: twice the limit for a process that a test starts"""
 
 
 @contextmanager
 def ended_where_hanging(limit=LIMIT):
-    """End the process, with its threads' stacks, where what follows takes longer.
+    """Print the threads' stacks and end the process if the block takes longer than ``limit``.
 
-    So it does in native code that holds Python's lock. pytest-xdist tells which test it was, and
-    goes on with another worker.
+    This also works in native code that holds Python's global lock. pytest-xdist then reports the
+    test, and replaces the worker.
     """
     faulthandler.dump_traceback_later(limit, exit=True, file=uncaptured_stderr())
     try:

@@ -1,10 +1,10 @@
-"""Objects of imported libraries, hidden from Python's collector: each collection is cheap then.
+"""Hide the objects of imported libraries from Python's garbage collector, so that it runs fast.
 
-A marked test collects garbage several times. With torch and all of pytest's items there are half a
-million objects to go through, which takes longer than what is tested. ``gc.freeze`` would hide
-them, but measuring freezes and unfreezes by itself. So the frozen objects are moved from the
-collector's list into a list of their own, which nothing goes through: to all that is made later
-they are as frozen ones, and what measuring does with the collector is as ever.
+A marked test collects garbage several times. With torch and all of pytest's items, a collection
+traverses half a million objects, which takes longer than what is tested. ``gc.freeze`` would hide
+them, but a measurement itself freezes and unfreezes objects. So the frozen objects are moved from
+the collector's list into a separate list, which nothing traverses. They then behave like frozen
+objects, and measuring uses the collector as usual.
 """
 
 import atexit
@@ -18,16 +18,16 @@ FLAGS = 3
 
 
 def hide_objects():
-    """Hide all objects that are there; return whether that was done.
+    """Hide all existing objects; return whether that was possible.
 
-    It is not where the interpreter's list does not look as expected (Python 3.14, free threading).
+    It is not if the collector's list has another layout (Python 3.14, free threading).
     """
     if sys.implementation.name != "cpython" or not (3, 10) <= sys.version_info < (3, 14):
         return False
     gc.collect()
     gc.freeze()
     last = []
-    gc.freeze()  # behind all others
+    gc.freeze()  # ``last`` is now the last object in the list
     tail = _head(id(last) - ctypes.sizeof(HEAD))
     old = _head(tail[0])
     if not _is_whole(old, gc.get_freeze_count()):
@@ -44,7 +44,7 @@ def hide_objects():
 
 
 def _put_back(old, new):
-    """Let the interpreter's end see them: libraries complain of objects that it leaves."""
+    """Put the objects back for the interpreter's end: libraries report objects that stay alive."""
     gc.unfreeze()
     first, tail = _head(new[0]), _head(new[1] & ~FLAGS)
     old[0], old[1] = ctypes.addressof(first), ctypes.addressof(tail)
@@ -58,14 +58,14 @@ def _head(address):
 
 
 def _new_head():
-    """Return memory that stays for as long as the process."""
+    """Allocate a list head that is never freed."""
     allocate = ctypes.pythonapi.PyMem_RawMalloc
     allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     return allocate(ctypes.sizeof(HEAD))
 
 
 def _is_whole(head, count):
-    """Whether a list has so many objects, each linked with the one before it."""
+    """Whether a list has ``count`` objects, each linked to the one before it."""
     start = previous = ctypes.addressof(head)
     for _ in range(count):
         current = HEAD.from_address(previous)[0]

@@ -1,4 +1,4 @@
-"""Sessions whose one test is recorded, and what its hints are."""
+"""Run sessions of one recorded test, and return its hints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch(**options):
 
 
 def recorded_hints(suite):
-    """Return what runs a test recorded, for its hints with a word and its peak allocated in MiB."""
+    """Return a function that runs a test, and returns hints with a word and the peak in MiB."""
 
     def run(word, body, marker=""):
         lines = body.strip("\n").splitlines()

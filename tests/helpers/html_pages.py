@@ -1,4 +1,4 @@
-"""What tests ask of a page's text: its elements, and the keys of its rows."""
+"""Parse a page's HTML: its elements, and the keys of its rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
 BLOCKS = {"td", "th", "dt", "dd", "li", "p", "h3", "h4", "code"}
-"""elements whose text stands apart from what follows"""
+"""elements whose text is separated from the following text"""
 
 
 class Element(NamedTuple):
@@ -18,7 +18,7 @@ class Element(NamedTuple):
 
 
 class Page(HTMLParser):
-    """A page's elements; refuses one whose elements are not nested as they should be."""
+    """A page's elements; fails if they are not nested correctly."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -52,7 +52,7 @@ class Page(HTMLParser):
             element.text.append(data)
 
     def all(self, tag, **attributes):
-        """The elements of a tag with these attributes; a class need only be one of several."""
+        """Return a tag's elements with these attributes; a class may be one of several."""
         wanted = {name.rstrip("_"): value for name, value in attributes.items()}
         return [it for it in self.elements if it.tag == tag and _has(it, wanted)]
 
@@ -73,11 +73,11 @@ def _has(element, wanted):
 
 
 def rows_of(page):
-    """The attributes of each test's row, which the page's script sorts and filters by."""
+    """Return the attributes of each test's row, by which the page's script sorts and filters."""
     rows = (it.attributes for it in page.all("tr", role="row"))
     return [row for row in rows if "data-keys" in row]
 
 
 def keys_of(page):
-    """The keys by which the page's script sorts each row."""
+    """Return the keys by which the page's script sorts each row."""
     return [json.loads(row["data-keys"]) for row in rows_of(page)]

@@ -1,7 +1,7 @@
-"""Metadata of installed packages, read once a process.
+"""Cache the metadata of installed packages in this process.
 
-pytest asks every package for its entry points, and its plugins for their files, names and versions,
-at the beginning of each session: a third of the time of a small one.
+At the beginning of each session pytest reads the entry points of every package, and the files,
+names and versions of its plugins: a third of the time of a small session.
 """
 
 import sys
@@ -9,7 +9,7 @@ from importlib.metadata import PathDistribution
 
 
 def read_once():
-    """Let the packages of this environment be read once; those of other folders are as ever."""
+    """Cache the metadata of this environment's packages, not of packages in other folders."""
     for name in ("metadata", "entry_points", "files"):
         setattr(PathDistribution, name, property(_once(getattr(PathDistribution, name).fget)))
 

@@ -15,7 +15,7 @@ LENIENT = Policy()
 
 
 def measured(*peaks, **others):
-    """A measurement with peaks given as (allocated, reserved) in bytes, one pair a device."""
+    """Return a measurement with a pair (allocated, reserved), in bytes, for each device."""
     zeros = tuple(Peak(0, 0) for _ in peaks)
     others = {"held": zeros, "retained": zeros, **others}
     return Measurement(T4, NOW, tuple(Peak(*peak) for peak in peaks), **others)

@@ -1,7 +1,7 @@
-"""What the driver of this machine shows, asked once a process for each environment.
+"""Cache the GPUs that the driver of this machine lists, once per process and environment.
 
-The plugin asks in another process at the beginning of each session, which has to start first: a
-tenth of the time of a small session.
+The plugin starts another process to query the driver at the beginning of each session: a tenth of
+the time of a small session.
 """
 
 import os
@@ -9,11 +9,11 @@ import os
 from pytest_gpumem.devices import select
 
 READ = ("LD_", "CUDA_", "NVIDIA_")
-"""beginnings of the variables by which the driver is found, and shows its GPUs"""
+"""prefixes of the variables that affect which driver is found, and which GPUs it lists"""
 
 
 def ask_once():
-    """Let ``select`` remember the driver's answers; ``driver`` itself asks each time."""
+    """Make ``select`` cache the driver's answers; ``driver`` itself still queries each time."""
     ask, answers = select.visible_gpus, {}
 
     def ask_or_remember():

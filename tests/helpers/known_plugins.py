@@ -1,7 +1,7 @@
-"""Modules of installed plugins, looked through once a process.
+"""Cache which names in modules of installed plugins are hooks and fixtures, in this process.
 
-At the beginning of each session pytest goes through all names of each plugin's module twice, for
-hooks and for fixtures: a third of the time of a small one.
+At the beginning of each session pytest inspects all names of each plugin's module twice, for hooks
+and for fixtures: a third of the time of a small session.
 """
 
 import builtins
@@ -15,14 +15,14 @@ HOOK = "pytest_"
 
 
 def look_through_once():
-    """Let pytest know which names of an installed module are hooks', and which are fixtures'.
+    """Cache which names of installed modules may be hooks, and which may be fixtures.
 
-    Modules of other folders, classes and objects are gone through as ever.
+    Modules in other folders, classes and objects are inspected each time.
     """
     pluggy._manager.dir = _once(builtins.dir, _is_named_as_a_hook)
     if hasattr(_pytest.fixtures, "FixtureFunctionDefinition"):  # since pytest 8.4
         _pytest.fixtures.dir = _once(builtins.dir, _may_be_a_fixture)
-    if hasattr(pluggy._manager, "_static_hook_attr"):  # of newer versions, takes most of the rest
+    if hasattr(pluggy._manager, "_static_hook_attr"):  # slow in newer versions of pluggy
         pluggy._manager._static_hook_attr = _once(pluggy._manager._static_hook_attr)
 
 
@@ -49,7 +49,7 @@ def _is_named_as_a_hook(_module, name):
 
 
 def _may_be_a_fixture(module, name):
-    """Whether it is one, or wraps what may be one, of which pytest warns."""
+    """Whether a name is a fixture, or a wrapper that pytest would warn about."""
     value = vars(module).get(name)
     kinds = _pytest.fixtures.FixtureFunctionDefinition, classmethod, staticmethod
     return isinstance(value, kinds) or hasattr(value, "__wrapped__")

@@ -1,4 +1,4 @@
-"""Skips of tests that need what ``gpumem light`` leaves out, and that say what it is."""
+"""Skip tests that need packages which ``gpumem light`` leaves out; the reasons name them."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 NVIDIA = Path(find_spec("torch").origin).parents[1] / "nvidia"
-"""where NVIDIA's packages have their libraries"""
+"""folder of the libraries in NVIDIA's packages"""
 TRITON = (
     "needs Triton, without which Inductor compiles nothing for a GPU: pip install --no-deps "
     "triton, in the version that torch requires (gpumem light --triton prints it)"
@@ -22,23 +22,23 @@ LIBRARIES = (
 
 
 def has(library):
-    """Return whether one of NVIDIA's packages brings a library: "libcudart"."""
+    """Return whether one of NVIDIA's packages contains a library, such as "libcudart"."""
     return any(NVIDIA.rglob(f"{library}.so.*"))
 
 
 def need_triton():
-    """Skip the test where there is no Triton."""
+    """Skip the test if Triton is not installed."""
     if find_spec("triton") is None:
         pytest.skip(TRITON)
 
 
 def need_cudnn():
-    """Skip the test where there is no cuDNN."""
+    """Skip the test if cuDNN is not installed."""
     if not has("libcudnn"):
         pytest.skip(CUDNN)
 
 
 def need_libraries():
-    """Skip the test where NVIDIA's other libraries are left out."""
+    """Skip the test if NVIDIA's other libraries are not installed."""
     if not has("libcudart"):
         pytest.skip(LIBRARIES)

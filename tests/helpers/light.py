@@ -1,4 +1,4 @@
-"""An environment with this one's packages, but those that only a real GPU needs."""
+"""Make an environment with this one's packages, except those that only a real GPU needs."""
 
 import sys
 import sysconfig
@@ -10,10 +10,10 @@ REAL_GPU = {"nvidia", "triton", "cuda"}
 
 
 def light_environment(folder, *, cudnn=False):
-    """Make the environment in a folder, of links alone; return its Python.
+    """Make the environment in a folder, from symbolic links; return its Python.
 
-    The dynamic linker looks for NVIDIA's libraries beside torch's own, by the folder that these are
-    opened in: so torch's folder of libraries, and cuDNN's, are folders of their own.
+    The dynamic linker looks for NVIDIA's libraries relative to the folder from which it opened
+    torch's. So the ``lib`` folders of torch and cuDNN are real folders, with links to the files.
     """
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")

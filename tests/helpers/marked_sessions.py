@@ -1,4 +1,4 @@
-"""Sessions of one marked test whose body is given in lines, and what leaks."""
+"""Run sessions of one marked test, given the lines of its body."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def test_after():
 
 
 def one_test(suite, *body, mark, head="", fixtures="", args=()):
-    """The session of one test with a marker's arguments and a body, behind a head."""
+    """Run a session of one test; ``head`` is code before it, ``mark`` the marker's arguments."""
     lines = "\n".join(f"    {line}" for line in body)
     source = f"{head}\n@pytest.mark.gpu_memory({mark})\ndef test_it({fixtures}):\n{lines}\n"
     return suite.run(*args, source=source)
 
 
 def leaked(suite, *body, mark="max_leak_mib=0", **more):
-    """The same, of a test that is to leave nothing."""
+    """Run a session of one test that must leave no memory behind."""
     return one_test(suite, *body, mark=mark, **more)

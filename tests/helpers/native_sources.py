@@ -20,7 +20,7 @@ SOURCES = sorted(NATIVE.glob("*/*.c"))
 
 
 def compiler() -> list[str]:
-    """Return $CC, or the first of cc and gcc, as a command; skips where there is none."""
+    """Return the C compiler's command: $CC, cc or gcc; skip the test if there is none."""
     name = os.environ.get("CC", "").split() or [shutil.which("cc") or shutil.which("gcc") or ""]
     if not name[0]:
         pytest.skip("no C compiler")
@@ -28,7 +28,7 @@ def compiler() -> list[str]:
 
 
 def write_listed_source(folder: Path) -> Path:
-    """Write the C that setup.py makes of the lists of functions, and return its file."""
+    """Write the C source that setup.py generates from the lists of functions; return its path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(setuptools, "setup", lambda **_: None)

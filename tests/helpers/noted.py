@@ -1,4 +1,4 @@
-"""Notes of tests that care for their words alone."""
+"""Notes for tests that compare only their texts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pytest_gpumem.notes import NoteKind, notes_of
 
 
 def noted(*texts):
-    """Sentences as notes of no kind."""
+    """Return notes of the kind "other" with these sentences."""
     return notes_of(NoteKind.OTHER, texts)
 
 
 def texts_of(notes):
-    """The sentences of notes, in a tuple."""
+    """Return the sentences of notes."""
     return tuple(note.text for note in notes)

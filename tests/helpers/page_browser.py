@@ -1,4 +1,4 @@
-"""A page in a real browser, for tests: the machine's Chromium, and a tab with what it said."""
+"""Open a page in the machine's Chromium, and record its messages and requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 ARGUMENTS = [
-    "--no-sandbox",  # it refuses to run as root with it
+    "--no-sandbox",  # Chromium refuses to run as root with its sandbox
     "--disable-gpu",
     "--disable-background-networking",
     "--no-first-run",
@@ -24,13 +24,13 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 SLOWEST = HANGS * 1000
-"""ms after which the browser is taken to hang: its own 30 seconds pass on a busy machine"""
+"""ms after which the browser counts as hanging; its default of 30 s may pass on a busy machine"""
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 
 class Shown:
-    """A page in a tab, with all that the browser says and asks for."""
+    """A page in a tab; ``said`` has its messages and errors, ``asked`` the requested URLs."""
 
     def __init__(self, tab, url):
         self.tab = tab
@@ -50,7 +50,7 @@ class Shown:
         self.tab.wait_for_selector("html[data-ready]")
 
     def cpu_seconds(self, act):
-        """Seconds that the page's own thread works while ``act`` runs: not the clock's."""
+        """CPU seconds of the page's main thread while ``act`` runs."""
         session = self.tab.context.new_cdp_session(self.tab)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -65,7 +65,7 @@ class Shown:
         return seconds
 
     def column(self, number):
-        """The texts of a column, as they are shown: 0 is the tests' names."""
+        """The displayed texts of a column; column 0 has the tests' names."""
         cells = f"#rows tr > :nth-child({number + 1})"
         texts = self.tab.eval_on_selector_all(
             cells, "them => them.map(it => (it.querySelector('a.name') ?? it).innerText)"
@@ -92,7 +92,7 @@ class Shown:
 
 @contextmanager
 def served(folder):
-    """A web server of a folder, which knows what it was asked for."""
+    """Serve a folder over HTTP; ``asked`` has the paths that were requested."""
     asked = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -131,4 +131,4 @@ COLOURS = """
   return poor;
 }
 """
-"""The text of too little contrast (WCAG 2, level AA), with what stands behind it."""
+"""Returns texts with too little contrast to their background (WCAG 2, level AA), with the ratio."""

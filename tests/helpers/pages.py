@@ -1,4 +1,4 @@
-"""What tests of the documents share: a page's code blocks and tables, a project to run them in."""
+"""Read code blocks and tables of the documents' pages, and run commands in a project folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 PAGES = tuple(sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")))
 """all pages of the documentation"""
 FOREIGN = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
-"""variables of the process that runs these tests, which pytest or the plugin heed"""
+"""variables of CI that change what pytest or the plugin prints; removed for commands of pages"""
 
 
 def read(page):
@@ -24,14 +24,14 @@ def read(page):
 
 
 def blocks(page, language):
-    """The page's blocks of one language, in their order."""
+    """The page's code blocks in one language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
 
 
 def files(page, language="python"):
-    """The blocks of one language by file name, which stands in a comment on the first line.
+    """The code blocks in one language, by the file name in a comment on the first line.
 
-    Of several blocks of one name, the later ones come under name#2 and so on.
+    If several blocks have the same name, the second one's key is name#2, and so on.
     """
     named = {}
     for block in blocks(page, language):
@@ -42,7 +42,7 @@ def files(page, language="python"):
 
 
 def table(page, number=0):
-    """The cells of a page's table, a row a list, without code marks; the first table is 0."""
+    """The rows of a page's table as lists of cells, without backticks; the first table is 0."""
     tables = re.findall(r"(?:^\|.*\n)+", read(page), re.MULTILINE)
     rows = tables[number].splitlines()[2:]
     return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
@@ -53,7 +53,7 @@ def flat(text):
 
 
 def shows(output, text):
-    """Whether an output has all lines of a text, in their order."""
+    """Whether an output contains all lines of a text, in order."""
     position = 0
     for line in filter(None, text.splitlines()):
         position = output.find(line, position)
@@ -63,7 +63,7 @@ def shows(output, text):
 
 
 def changed(text, diff):
-    """A program after a page's diff."""
+    """A program to which a page's diff was applied."""
     lines = diff.splitlines(keepends=True)
     old = "".join(line[1:] for line in lines if line[0] in " -")
     new = "".join(line[1:] for line in lines if line[0] in " +")
@@ -72,9 +72,10 @@ def changed(text, diff):
 
 
 class Place:
-    """A project's folder and a shell in it, whose pytest, gpumem and python are those of here.
+    """A project's folder and a shell in it, whose pytest, gpumem and python are this process's.
 
-    pip only writes down what it was asked for: all is installed, and there is no network.
+    Its pip only records its arguments in ``asked``: all packages are installed, and there is no
+    network.
     """
 
     def __init__(self, folder):
@@ -100,7 +101,7 @@ class Place:
         path.write_text(text, encoding="utf-8")
 
     def have_light_print(self, text):
-        """Have ``gpumem light`` print a text, and write down what it was asked for, as pip does."""
+        """Make ``gpumem light`` print a text, and record its arguments, as pip does."""
         path = self._bin / "gpumem"
         head, command = path.read_text(encoding="utf-8").splitlines()
         asked = f'echo "gpumem $@" >> "{self.asked}"'
@@ -131,5 +132,5 @@ class Place:
 
 
 def on_virtual(command):
-    """A command for a GPU, adapted to a machine that has none."""
+    """A command for a real GPU, changed to run on the virtual GPU."""
     return command.replace("--gpumem-device=cuda", "--gpumem-device=virtual")

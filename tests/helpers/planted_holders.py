@@ -1,10 +1,10 @@
-"""Programs with one planted leak or growth each, of which the holder is known by construction.
+"""Programs with one planted leak or growth each, whose holder is known by construction.
 
-Each shape is of a kind that public bug reports had, and that was named wrong once: objects of
-fixtures, modules in modules, two keepers of the same memory, containers in containers, cycles,
-checkpoints beside the model that loaded them, an edit that is not the line that allocates. A
+The shapes come from public bug reports, and reports of this package once named their holders wrong:
+objects of fixtures, modules in modules, two keepers of the same memory, containers in containers,
+cycles, checkpoints beside the model that loaded them, an edit of a line that does not allocate. A
 program leaks (``max_leak_mib``), grows from step to step (``steady``), has a higher peak than its
-baseline, grows by garbage alone, which is no failure, or was edited since its baseline.
+baseline, grows only by garbage, which is no failure, or was edited since its baseline.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ fast = fast - 0.1 * grads""",
         (PEAK, GARBAGE),
     ),
 }
-"""by name: what the fixture returns; lines before the loop; ways to write a step; a pattern of the
-right holder; and how it may be found"""
+"""by name: the fixture's value; lines before the loop; ways to write a step; a pattern for the
+right holder; and the kinds of programs that find it"""
 BESIDES = (
     ("", "last = mib(3)"),
     ("ring = []", "ring.append(mib(2)); del ring[:-2]"),
@@ -262,7 +262,7 @@ BESIDES = (
         "side(torch.ones(8, 256, device='cuda')).sum().backward(); adam.step(); adam.zero_grad()",
     ),
 )
-"""memory that does not grow: lines before the loop, and those of a step"""
+"""memory that does not grow: lines before the loop, and lines of a step"""
 CONTAINERS = {"[]": "memory.append", "collections.deque()": "memory.append"}
 INNERS = (
     "[BIG, BIG]",
@@ -326,7 +326,7 @@ EDITS = {
         ("        sgd.zero_grad()\n        losses", "        losses"),
     ),
 }
-"""by shape: what is edited, and into what; the growth is allocated by another line"""
+"""by shape: the old and the new text of each edit; another line allocates the growth"""
 ASIDE = (
     ("return a + 1", "return a + 2"),
     ("RATE = 0.1", "RATE = 0.2"),
@@ -347,7 +347,7 @@ class Planted(NamedTuple):
 
 
 def planted_program(seed):
-    """Return a program, which the seed decides."""
+    """Return the program with a seed."""
     chance = random.Random(seed)
     shape = [*SHAPES, *EDITS][seed % (len(SHAPES) + len(EDITS))]
     return edited_program(shape, chance) if shape in EDITS else _held_program(shape, seed, chance)
@@ -408,7 +408,7 @@ def _held_program(shape, seed, chance):
         GARBAGE: "steady=True, max_leak_mib=0, baseline=False",
         PEAK: "",
     }[found_as]
-    # After the test a function's fixture lets go, as its variables do.
+    # A fixture of function scope releases its memory after the test, so it cannot leak.
     scope = chance.choice(("module", "session") if found_as == LEAK else ("module", "function"))
     head = HEAD.replace("SCOPE", scope).replace("FIXTURE", fixture)
     head = head.replace("RETURNS", chance.choice(("return", "yield")))
@@ -433,7 +433,7 @@ WRONG = "wrong, without the right one before it"
 
 
 def naming(program, result):
-    """Return how a result names the holder, and what it names."""
+    """Return whether a result names the right holder (RIGHT ... WRONG), and the names in it."""
     verdict = result and result["verdict"]
     if program.found_as == GARBAGE and verdict and verdict["kind"] == "within":
         notes = result["measurement"]["notes"]
@@ -454,7 +454,7 @@ def naming(program, result):
         named = [names for names in named if names]
     else:
         stayed = result["measurement"]["stayed"]
-        others = " and " in program.holder  # of two that keep the same both are the holder
+        others = " and " in program.holder  # two objects keep the same memory: both must be named
         named = [
             " and ".join([each["text"], *each["others"] * others]) for each in stayed["holders"]
         ]

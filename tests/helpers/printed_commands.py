@@ -1,4 +1,4 @@
-"""Texts of the package's source that have commands, for the tests that run these."""
+"""Find texts in the package's sources that contain commands, for tests that run the commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = re.compile(
 
 
 def source_trees():
-    """The package's modules and setup.py, each parsed, by name."""
+    """Yield the name and syntax tree of each module of the package, and of setup.py."""
     for path in (*sorted(PACKAGE.rglob("*.py")), ROOT / "setup.py"):
         base = PACKAGE if path.is_relative_to(PACKAGE) else ROOT
         yield path.relative_to(base).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
@@ -24,7 +24,7 @@ def source_trees():
 
 @functools.cache
 def texts_with_commands():
-    """The texts, from their first command on, by module; docstrings are none."""
+    """The texts from their first command on, by module; docstrings are left out."""
     texts = {}
     for name, tree in source_trees():
         prose = {

@@ -1,8 +1,8 @@
 """Random programs whose memory grows from step to step, each with one planted holder and line.
 
-Beside the growth a program has memory that does not grow: parameters, new views of them, buffers
-and caches that are full, garbage in cycles, batches of any length. What a report has to name is
-known: the holder, and the line with a comment; growth, lines and holders are of as many bytes.
+A program also has memory that does not grow: parameters, new views of them, buffers and caches that
+are full, garbage in cycles, batches of any length. It is known what a report must name: the holder,
+and the line that ends with the comment PLANTED; growth, lines and holders have the same bytes.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ PLANTS = {
     "a wider fixture": ("", "wide.log(BIG)", "local variable wide of"),
     "a fixture": ("", "box['tensors'].append(BIG)", "local variable box of"),
 }
-"""by name: lines before the loop, those of a step, and the beginning of the holder's name"""
+"""by name: lines before the loop, lines of a step, and a prefix of the holder's name"""
 BESIDES = (
     ("net0 = nn.Linear(1024, 1024, device='cuda')", "net0(torch.empty(64, 1024, device='cuda'))"),
     (
@@ -235,11 +235,11 @@ BESIDES = (
         "train(torch.ones(8, 256, device='cuda')).sum().backward(); adam.step(); adam.zero_grad()",
     ),
 )
-"""memory that does not grow: lines before the loop, and those of a step"""
+"""memory that does not grow: lines before the loop, and lines of a step"""
 
 
 class Program(NamedTuple):
-    """A program with what a report has to name; a steady one has no plant."""
+    """A program, and what a report must name; a steady program has no plant."""
 
     source: str
     plant: str
@@ -248,7 +248,7 @@ class Program(NamedTuple):
 
 
 def random_program(seed, *, steady=False):
-    """Return a program, which the seed decides."""
+    """Return the program with a seed."""
     chance = random.Random(seed)
     plant = "" if steady else [*PLANTS][seed % len(PLANTS)]
     *code, holder = PLANTS[plant] if plant else ("", "", "")
@@ -267,7 +267,7 @@ def random_program(seed, *, steady=False):
         f"for step in range({chance.choice((4, 5, 8, 9, 12, 20, 33))}):",
         *(f"    {line}" for line in loop),
     ]
-    if chance.random() < 0.3:  # the loop is a helper's
+    if chance.random() < 0.3:  # the loop is in a helper function
         lines = ["def train():", *(f"    {line}" for line in lines), "train()"]
     source = "\n".join(
         [
@@ -290,7 +290,7 @@ MOVES = (
     "for p in model.parameters():\n    p.data = p.detach().clone()",
     "for p in model.parameters():\n    p.grad = torch.zeros_like(p)",
 )
-"""memory that another line allocates from an edit on: as much as before, of the same use"""
+"""edits by which another line allocates memory: as much as before, of the same category"""
 WIDER = """\
 @pytest.fixture(scope="session")
 def table():
@@ -307,10 +307,11 @@ TRAINS = (
 
 
 def edited_program(seed):
-    """A program of two versions, by the variable NEW: the new one has the planted growth.
+    """Return a program with two versions: with the variable NEW it has the planted growth.
 
-    Wider fixtures are set up before the test and in its midst. What one function makes for all
-    (``mib``), and memory that another line allocates in the new version, are beside the growth.
+    Fixtures of wider scope are set up before and during the test. Besides the growth there are
+    tensors that one function (``mib``) makes for several callers, and memory that another line
+    allocates in the new version.
     """
     chance = random.Random(seed)
     plant = [*PLANTS][seed % len(PLANTS)]
@@ -366,7 +367,7 @@ def edited_program(seed):
 
 
 def wrong_cause(program, result):
-    """What a result has wrong about what grew and who keeps it: "" where all is right."""
+    """Return what a result gets wrong about the growth and its keeper; "" if nothing."""
     verdict = result and result["verdict"]
     if not verdict or verdict["kind"] != "regressed" or not verdict["causes"]:
         return f"not seen: {verdict and verdict['headline']}"
@@ -382,7 +383,7 @@ def wrong_cause(program, result):
 
 
 def _written(text, words):
-    """Code with its words written out, and a comment at the line that allocates the growth."""
+    """Replace the words in code, and append PLANTED to the line that allocates the growth."""
     lines = []
     for line in text.splitlines():
         code = line
@@ -393,7 +394,7 @@ def _written(text, words):
 
 
 def mistake(program, result):
-    """What a result of the JSON report has wrong; "" where all is right."""
+    """Return what a result of the JSON report gets wrong; "" if nothing."""
     verdict, measurement = result["verdict"]["kind"], result["measurement"]
     stayed = measurement and measurement["stayed"]
     if not program.plant:
@@ -408,7 +409,7 @@ def mistake(program, result):
         return f"line {sites[0]['line'] if sites else 'unknown'}"
     held = sum(holder["bytes"] for holder in holders)
     allocated = sum(site["bytes"] for site in sites)
-    # What the allocator has not split off a block is allocated too, once more and once less.
+    # A block may be larger than its request, by bytes that the allocator did not split off.
     if held != allocated or abs(held - stayed["bytes"]) > REMAINDERS:
         return f"{held} held, {allocated} allocated by lines, of {stayed['bytes']}"
     return ""

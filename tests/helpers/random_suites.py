@@ -1,10 +1,10 @@
 """Random suites of memory tests, whose figures are compared with those of each test alone.
 
-A suite has fixtures of every scope and tests that allocate, free, leak, fail, catch out of memory
+A suite has fixtures of every scope, and tests that allocate, free, leak, fail, catch out of memory
 or not, reset statistics, use streams and threads, record their own history, have subtests and
-measure parts; some are a unittest.TestCase's, some suites have expandable segments. Its reference
-is plain: each test alone in a fresh process. The same figures have to come from any order, and from
-workers.
+measure parts. Some tests are methods of a unittest.TestCase; some suites use expandable segments.
+The reference is each test alone in a fresh process: every order of the tests, and pytest-xdist's
+workers, must give the same figures.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from helpers.sources import WITHOUT
 from helpers.warm import HANGS, warm_python
 
 FIRST_WIDE = 3000
-"""the seed from which suites also have low limits, subtests, threads, histories and unittest"""
+"""from this seed on, suites also have low limits, subtests, threads, histories and unittest"""
 FIRST_CHAINED = 6000
-"""the seed from which suites have chains of fixtures of five scopes, and tests on several cards"""
+"""from this seed on, suites have chains of fixtures of five scopes, and tests on several cards"""
 LIMITS = (0.03, 0.06, 0.12, 1)
-"""GiB: some of them refuse much of what a test asks for"""
+"""GiB; the low limits refuse many requests of a test"""
 SCOPES = ("function", "class", "module", "session")
 CHAIN = ("session", "package", "module", "class", "function")
 CARDS = ("T4", "L4", "A100-80GB", "H100")
 SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
-"""MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
+"""MiB, for both pools of PyTorch's allocator, and on each side of its limits at 1, 10 and 20 MiB"""
 SKIPPED = "skipped"
-"""in place of a part's name: a marked test that was skipped, by itself or as there is no GPU"""
+"""in place of a part's name: a marked test that skipped itself, or for which there is no GPU"""
 RESULTS = "RANDOM_SUITE_RESULTS"
-"""the environment's name for the file of a session's figures"""
+"""environment variable with the path of the file for a session's figures"""
 
 CONFTEST = f"""
 import dataclasses, json, os, pytest
@@ -174,13 +174,13 @@ class Fixture:
     size: float
     uses: tuple[str, ...] = ()
     ends: bool = False
-    """whether it frees its memory itself"""
+    """whether the fixture frees its memory at tear-down"""
     autouse: bool = False
     set_up: tuple[str, ...] = ()
-    """lines that follow; the fixture keeps what ``blocks`` has"""
+    """more lines of the set-up; the fixture keeps the tensors in ``blocks``"""
     tear_down: tuple[str, ...] = ()
     params: tuple[int, ...] = ()
-    """MiB more, one at a time"""
+    """parameters: additional MiB"""
 
     def source(self):
         params = f", params={list(self.params)}" if self.params else ""
@@ -208,9 +208,9 @@ class Test:
     fixtures: tuple[str, ...]
     operations: tuple[str, ...]
     unit: bool = False
-    """whether it is a method of a unittest.TestCase"""
+    """whether the test is a method of a unittest.TestCase"""
     params: tuple[str, ...] = ()
-    """of its node id, one for each test that it is, for the fixture with parameters that it uses"""
+    """parameters in the node ids, from the parametrized fixture that the test uses"""
 
     @property
     def path(self):
@@ -253,7 +253,7 @@ class File:
 
 
 def random_suite(seed):
-    """Return the files of a suite, which the seed decides."""
+    """Return the files of the suite with a seed."""
     chance, wide = random.Random(seed), seed >= FIRST_WIDE
     if seed >= FIRST_CHAINED:
         return chained_suite(chance)
@@ -283,7 +283,7 @@ def random_suite(seed):
 
 
 def chained_suite(chance):
-    """Return files whose fixtures ask for each other: by arguments, and late, by their names."""
+    """Return files whose fixtures request each other, by arguments or by ``getfixturevalue``."""
     shared = random_chain(chance, "shared", [], [*CHAIN[:2], *CHAIN])
     files = [File("conftest.py", tuple(shared))]
     for letter in "ab":
@@ -297,7 +297,7 @@ def chained_suite(chance):
 
 
 def random_chain(chance, prefix, shared, scopes):
-    """Return fixtures, most of which ask for one of those before that is as wide or wider."""
+    """Return fixtures, most of which request an earlier one of the same or a wider scope."""
     fixtures = []
     for number, scope in enumerate(scopes):
         if chance.random() < 0.3:
@@ -337,7 +337,7 @@ def random_chain(chance, prefix, shared, scopes):
                 tuple(name for name in asked if name not in late),
                 ends=chance.random() < 0.4,
                 set_up=tuple(lines),
-                # pytest fails the test that ends an instance with another parameter in an error
+                # if this raises, pytest fails the test that requests the next parameter
                 tear_down=tuple(chance.choices(ends, (6, 3, 0 if params else 1))[0]),
                 params=params,
             )
@@ -400,7 +400,7 @@ def random_test(chance, name, fixtures, *, wide):
     return Test(name, marker, used, tuple(operations), unit=unit)
 
 
-def random_operation(  # noqa: PLR0913 - all that operations differ in
+def random_operation(  # noqa: PLR0913 - what an operation depends on
     chance, fixtures, *, marked, unit, wide, depth=0
 ):
     """Return the lines of one operation."""
@@ -508,23 +508,23 @@ OPTIONS = (
 TOLD = re.compile(r"peak reserved may be too high by up to ([0-9.]+) MiB")
 PATHS = os.pathsep.join([str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOTES = ("garbage", "earlier")
-"""of a row: they tell why a figure may differ"""
+"""fields of a row that are notes: they explain why a figure may differ"""
 EXPANDABLE_EVERY = 7
-"""suites of which one has expandable segments"""
+"""one of so many suites uses expandable segments"""
 TOLERANCE = 1 << 20, 20 << 20, 1 << 20
-"""bytes allocated, reserved and pinned that a peak may differ from its baseline by"""
+"""bytes allocated, reserved and pinned by which a peak may differ from its baseline"""
 BROKEN = "broken"
-"""in place of figures: the session itself ended wrongly"""
+"""in place of figures, if the session did not end with status 0 or 1"""
 
 
 class Runner:
     """Runs suites in a folder, in forks of the warm process.
 
     Args:
-        folder: an empty one.
-        cheap: leave torch's own objects out of the garbage collector for good. A collection then
-            takes a millisecond and not a fifth of a second; the suites' own objects are collected
-            as ever.
+        folder: an empty folder.
+        cheap: hide torch's own objects from the garbage collector for the whole session. A
+            collection then takes a millisecond, not a fifth of a second; the suites' own objects
+            are still collected.
     """
 
     def __init__(self, folder, *, cheap=True):
@@ -532,7 +532,7 @@ class Runner:
         self.cheap = cheap
         self.sessions = 0
         self.settings = ""
-        """PyTorch's allocator's"""
+        """value of ``PYTORCH_CUDA_ALLOC_CONF``; "" to leave it as it is"""
         self.program = self.folder / "program.py"
         self.program.write_text(PROGRAM, encoding="utf-8")
 
@@ -547,7 +547,7 @@ class Runner:
             (self.folder / name).write_text(source, encoding="utf-8")
 
     def figures(self, plans):
-        """The figures of each plan, a list of nodeids."""
+        """Run the tests of each plan, a list of nodeids; return the figures of each."""
         for path in [*self.folder.glob("results-*"), *self.folder.glob("status-*")]:
             path.unlink()
         kind = "cheap" if self.cheap else "plain"
@@ -564,7 +564,7 @@ class Runner:
         return found
 
     def figures_of_workers(self):
-        """The figures of a session with two workers."""
+        """Run a session with two pytest-xdist workers; return its figures."""
         path = self.folder / "results-workers"
         done = self._run("-m", "pytest", *OPTIONS, "-n", "2", results=path)
         self.sessions += 1
@@ -591,7 +591,7 @@ class Runner:
 
 
 def read_rows(path):
-    """The figures of a session: of each test and part, in the order of their verdicts."""
+    """Read a session's rows by test and part, in the order of the verdicts."""
     rows = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -603,7 +603,7 @@ def read_rows(path):
 
 
 def differences(runner, files, seed, *, workers=False):
-    """What differs between a suite's sessions and its tests alone: sentences; none if nothing."""
+    """Return sentences on what differs between a suite's sessions and its tests alone."""
     runner.write(files)
     expandable = seed >= FIRST_WIDE and seed % EXPANDABLE_EVERY == 3
     runner.settings = "expandable_segments:True" if expandable else ""
@@ -657,7 +657,7 @@ def differences(runner, files, seed, *, workers=False):
         f"{name}: {rows.get(name)} in {order}, {alone.get(name)} alone"
         for order, rows in sessions
         for name in sorted({*rows, *alone})
-        # What an unmarked test reads is its own business: nothing separates it from others.
+        # Skip what an unmarked test reads: it may depend on other tests.
         if (test_of(name) in marked or not name.endswith(" (reads)"))
         and figures_of(rows, name) != figures_of(alone, name)
         and not (test_of(name) in makers and differ_by_garbage(name, rows, alone))
@@ -666,7 +666,7 @@ def differences(runner, files, seed, *, workers=False):
 
 
 def figures_of(results, name):
-    """The figures and verdicts of a test, without the notes, which are no figures."""
+    """The figures and verdicts of a test, without the notes."""
     rows = results.get(name, BROKEN)
     if rows == BROKEN:
         return rows
@@ -674,7 +674,7 @@ def figures_of(results, name):
 
 
 def pairs_of(row):
-    """Each pair of bytes allocated and reserved that a verdict tells."""
+    """Yield each pair (allocated, reserved) in a row, in bytes."""
     if "values" in row:
         return
     refusal = row["out_of_memory"]
@@ -690,7 +690,7 @@ def test_of(name):
 
 
 def differ_by_garbage(name, rows, alone):
-    """Whether a note tells that the test's garbage decides, or it is within the tolerance."""
+    """Whether figures depend on garbage by a note, or differ by no more than the tolerance."""
     if any(results.get(name, BROKEN) == BROKEN for results in (rows, alone)):
         return False
     verdicts = [row for results in (rows, alone) for row in results.get(test_of(name), ())]
@@ -707,7 +707,7 @@ def differ_by_garbage(name, rows, alone):
 
 
 def differ_as_told(name, rows, alone):
-    """Whether nothing but reserved is more than alone, and by no more than a note says."""
+    """Whether only reserved bytes exceed those of the test alone, by no more than a note says."""
     pair = rows.get(name, BROKEN), alone.get(name, BROKEN)
     if BROKEN in pair or not all("earlier" in row for row in pair[0]):
         return False
@@ -721,7 +721,7 @@ def differ_as_told(name, rows, alone):
 
 
 def without_reserved(results, name):
-    """The figures of a test without all that it reserved."""
+    """The figures of a test without reserved bytes."""
 
     def without(peaks):
         if isinstance(peaks, dict):
@@ -740,7 +740,7 @@ def without_reserved(results, name):
 
 
 def smaller(files):
-    """Suites of two tests; and those with a test or an operation less."""
+    """Yield suites of two tests, then suites with one test, operation or fixture less."""
     tests = [(file.name, test.name) for file in files for test in file.tests]
     for pair in itertools.combinations(tests, min(len(tests) - 1, 2)):
         less = [
@@ -798,7 +798,7 @@ def compiles(source):
 
 
 def shrunk(runner, files, seed, *, workers=False):
-    """A suite as small as dropping one thing at a time makes it, whose figures still differ."""
+    """Shrink a suite, one removal at a time, as long as its figures still differ."""
     again = True
     while again:
         again = False

@@ -1,4 +1,4 @@
-"""Recorded runs on the virtual GPU, and models of a size that can be counted."""
+"""Recorded runs on the virtual GPU, and models whose memory is easy to count."""
 
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ ROOT = TESTS
 
 @contextmanager
 def recorded(devices=1):
-    """A run that is recorded, on a card of 80 GiB."""
+    """Open a recorded run on a card with 80 GiB."""
     with virtual_card(CARD_80GIB, devices) as device:
         spec = MemorySpec(devices=devices)
         with Run.open(spec, device, ROOT, record=True) as run:
@@ -26,7 +26,7 @@ def recorded(devices=1):
 
 
 def explained(run, *parts, timelines=False):
-    """The attribution of each device, which has to add up to the peak, of the test or of a part."""
+    """Return the attributions of the test, and of parts; check that each adds up to its peak."""
     names = ["", *parts]
     measurement = run.measurement()
     found = explanations(run.recorded(names), ROOT, timelines=timelines)
@@ -61,12 +61,12 @@ def categories(run):
 
 
 def rounded(*sizes):
-    """Bytes of blocks for so many elements of 4 bytes each."""
+    """Return the bytes of blocks for tensors with these numbers of 4-byte elements."""
     return sum(-(-4 * size // 512) * 512 for size in sizes)
 
 
 WIDTH = 1024
-"""so that a weight takes 4 MiB: of other sizes blocks have rests that PyTorch does not split off"""
+"""a weight takes 4 MiB, whose block has no remainder that PyTorch does not split off"""
 PARAMETERS = rounded(WIDTH * WIDTH, WIDTH)
 """bytes of the weight and bias of one linear layer"""
 
@@ -82,7 +82,7 @@ def linears(torch, number=3):
 
 
 def train(torch, run, model, optimizer, rows=64, steps=2):  # noqa: PLR0913, PLR0917
-    """Take steps whose parts are "forward", "backward" and "optimizer"."""
+    """Run training steps with the parts "forward", "backward" and "optimizer"."""
     for _ in range(steps):
         with run.part("forward", {}):
             loss = model(data(torch, rows)).sum()
@@ -94,5 +94,5 @@ def train(torch, run, model, optimizer, rows=64, steps=2):  # noqa: PLR0913, PLR
 
 
 def of_part(run, part):
-    """The categories at the peak of a part."""
+    """Return the categories at a part's peak."""
     return explained(run, part)[1][0].breakdown.categories

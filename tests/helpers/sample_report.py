@@ -1,4 +1,4 @@
-"""Results as the page's tests and its benchmark have them: every verdict, and names of markup."""
+"""Sample results for the page's tests and its benchmark: every verdict, and names with markup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEGMENT = 20 * MIB
 
 
 def timeline(layers=12, scale=1.0, retained=0):  # noqa: C901 - a step from beginning to end
-    """A step of a GPT: 25 points a layer; ``retained`` is MiB that backward does not give back."""
+    """The timeline of a GPT's step; the backward pass does not free ``retained`` MiB."""
     mib = dict.fromkeys(CATEGORIES, 0.0)
     mib.update({"parameters": 475, "buffers": 12, "optimizer state": 950, "workspaces": 8})
     points, phases = [], []
@@ -113,7 +113,7 @@ OWNERS = {
 
 
 def breakdown(of, sites=True):
-    """What a timeline holds at its peak, and the lines that it is of."""
+    """The breakdown at a timeline's peak, with its source lines."""
     held = {name: values[of.peak] for name, values in of.categories.items() if values[of.peak]}
     found = []
     for name, size in held.items():
@@ -135,13 +135,13 @@ def breakdown(of, sites=True):
 
 
 def attribution(**how):
-    """Where a peak comes from, with its timeline."""
+    """The attribution of a peak, with its timeline."""
     line = timeline(**how)
     return Attribution(breakdown(line), line)
 
 
 def peak(of):
-    """The peak that an attribution explains."""
+    """Return the peak that an attribution explains."""
     return Peak(sum(of.breakdown.categories.values()), max(of.timeline.reserved))
 
 
@@ -179,7 +179,7 @@ def result(test, measurement, lookup=None, *, part="", module=MODULE, **spec):
 
 
 def sample(more=()):
-    """A report with every verdict, parts, two devices, notes and names of markup."""
+    """A report with every verdict, parts, two devices, notes, and names that contain markup."""
     plain, grown = attribution(), attribution(retained=600, scale=1.13)
     small, half = attribution(layers=4), attribution(layers=6, scale=0.5)
     known = Lookup(entry(plain))
@@ -220,9 +220,9 @@ def sample(more=()):
 
 
 def many(number, *, attributed=0, moved=False):
-    """Results of so many tests, one in a hundred of them failed; some with attributions.
+    """Return results of ``number`` tests, one in a hundred failed; some have attributions.
 
-    ``moved``: each line of each test has a little more than in its baseline.
+    With ``moved``, each line has a little more memory than in the baseline.
     """
     plain, grown = attribution(layers=4), attribution(layers=4, retained=900, scale=1.1)
     bare = {id(it): replace(measured(it), attributions=()) for it in (plain, grown)}

@@ -1,4 +1,4 @@
-"""A skip of tests whose programs use semaphores: multiprocessing's queues and data loaders."""
+"""Skip tests whose programs use semaphores, as multiprocessing's queues and data loaders do."""
 
 import multiprocessing
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def need_semaphores():
-    """Skip the test where a process can make no semaphore, as with a read-only /dev/shm."""
+    """Skip the test if no semaphore can be created, for example with a read-only /dev/shm."""
     try:
         multiprocessing.get_context("spawn").Lock()
     except (OSError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""Device memory shared between processes: importable by a process that is spawned."""
+"""Share device memory between processes; a spawned process imports this module."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ def in_another_process(folder, raw, pipe):
     out = (ctypes.c_int * 32)()
     library.call("cudaPointerGetAttributes", out, ctypes.c_void_p(first.value + MIB))
     found += [status, out[0], out[1], library.account(1).charged]
-    found += [open_handle(library, raw)[1].value == first.value]  # the same memory, once more
+    found += [open_handle(library, raw)[1].value == first.value]  # the same address again
     found += [library.call("cudaIpcCloseMemHandle", first) for _ in range(3)]
     library.show(1)
     found += [open_handle(library, raw)[0]]
@@ -38,7 +38,7 @@ def in_another_process(folder, raw, pipe):
 
 
 def exchange(folder, raw, pipe):
-    """Open memory, write the bytes that the pipe brings, and read them."""
+    """Open shared memory, write the bytes received from the pipe, and send back what it reads."""
     library = private_library(folder, small_card(100 * MIB), count=2)
     _, address = open_handle(library, raw)
     write(library, address.value, pipe.recv())
@@ -46,7 +46,7 @@ def exchange(folder, raw, pipe):
 
 
 def read(library, address, size):
-    """Return bytes of device memory, or None where they are unknown."""
+    """Return bytes of device memory, or None if they are unknown."""
     counted = library.readbacks()
     out = ctypes.create_string_buffer(size)
     assert library.call("cudaMemcpy", out, ctypes.c_void_p(address), ctypes.c_size_t(size), 2) == 0

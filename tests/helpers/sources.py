@@ -1,4 +1,4 @@
-"""Source texts of inner sessions and of programs: the files of tests/programs, and short ones."""
+"""Sources of inner sessions and of programs: the files of tests/programs, and short texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_too_much(gpu_memory, x):
 def test_unmarked():
     pass
 """
-"""a test that has no baseline, one that is over its budget with a part, one that is not marked"""
+"""a test without a baseline, a test over its budget that has a part, and an unmarked test"""
 
 SIZED = """
 log = []
@@ -33,11 +33,11 @@ def step(size, fixed={fixed}, per_sample={per_sample}):
     tensors = [mib(fixed), mib(per_sample * size)]
     assert tensors
 """
-"""a step that takes so many MiB, by its size, and notes it down"""
+"""a step that allocates ``fixed`` MiB plus ``per_sample`` MiB per sample, and logs its size"""
 
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
-"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
-for the tests that ask for them (``-p randomly``)."""
+"""options without plugins: Hypothesis's imports Hypothesis at the end of every session, which takes
+seconds; tests that need one of the others load it themselves (``-p randomly``)"""
 
 
 def program(name):

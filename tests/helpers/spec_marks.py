@@ -1,4 +1,4 @@
-"""Markers' arguments to try: good ones, and all sorts of junk."""
+"""Arguments of markers for tests: valid ones, and Hypothesis strategies for invalid ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FIELDS = [field.name for field in fields(MemorySpec) if field.name != "variant"]
-"""what can be declared"""
+"""the marker's arguments"""
 BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"]
 WORLD = {"world_size": 64, "rank": 3}
-"""what goes with no number of devices above 1"""
+"""arguments that are refused together with ``devices`` above 1"""
 NAN, INF = float("nan"), float("inf")
 
 
@@ -30,7 +30,7 @@ def find_card(name: str) -> str:
 
 
 def spec(*marks: Mapping[str, object]) -> MemorySpec:
-    """Return the spec of these markers, the nearest first."""
+    """Parse markers, the nearest first."""
     return spec_from_marks([((), mark) for mark in marks], find_card=find_card)
 
 
@@ -41,7 +41,7 @@ def refusal(**mark: object) -> SpecError:
 
 
 class Hostile:
-    """An object on which nothing works."""
+    """An object whose every special method raises."""
 
     def _raise(self, *_: object) -> Any:
         raise RuntimeError
@@ -50,7 +50,7 @@ class Hostile:
 
 
 class Indexable:
-    """An integer of another library, as numpy's are."""
+    """An integer type of another library, like numpy's."""
 
     def __init__(self, value: int) -> None:
         self.value = value

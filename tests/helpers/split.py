@@ -1,4 +1,4 @@
-"""A conftest.py that shares tests out as pytest-split does, in their order."""
+"""A conftest.py that splits tests into groups, with the options of pytest-split."""
 
 SPLIT = """
 def pytest_addoption(parser):

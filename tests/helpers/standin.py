@@ -1,4 +1,4 @@
-"""The stand-in accelerator (programs/standin), built once for all workers of a run of the tests."""
+"""Build the stand-in accelerator (programs/standin) once for all workers of a run of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packaging.version import Version
 from helpers.paths import TESTS
 
 STANDIN = "STANDIN"
-"""the variable with its folder, in a session of tests that run on it"""
+"""variable with the accelerator's folder, in sessions whose tests run on it"""
 SOURCES = TESTS / "programs" / "standin"
 BUILD = """
 import sys
@@ -35,7 +35,7 @@ METADATA = "Metadata-Version: 2.1\nName: standin\nVersion: 1\n"
 
 
 def built_standin(tmp_path_factory):
-    """The folder of the stand-in's module; skips where it cannot be built."""
+    """Return the folder of the stand-in's module; skip the test if it cannot be built."""
     if Version(version("torch")) < Version("2.10"):
         pytest.skip("the stand-in accelerator is written for torch 2.10 and newer")
     for tool in ("c++", "ninja"):
@@ -50,9 +50,9 @@ def built_standin(tmp_path_factory):
 
 
 def build(folder):
-    """Build it; with the folder on the path, torch imports it by itself, as an installed package.
+    """Build the stand-in into a folder with an entry point, by which torch imports it.
 
-    A process of its own does it: PyTorch loads what it has built.
+    The build runs in a process of its own, as PyTorch loads the library that it built.
     """
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-c", BUILD, SOURCES / "standin.cpp", folder]

@@ -1,4 +1,4 @@
-"""Lines of the terminal, for tests."""
+"""Styled lines of the terminal, for tests."""
 
 
 def plain_text(lines):

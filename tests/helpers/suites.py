@@ -19,7 +19,7 @@ class Suite:
         self.path = pytester.path
 
     def write(self, name, text):
-        """Write a file; test files get the imports that they all need."""
+        """Write a file; add the usual imports to test files that have none."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = text.strip("\n")
@@ -36,15 +36,15 @@ class Suite:
             self.write("test_it.py", source)
         result = self.pytester.runpytest_inprocess(*WITHOUT, *args)
         if hasattr(result.reprec, "clear"):  # a session that a usage error ended has none
-            result.reprec.clear()  # it records every hook call, with all that the tests hold
+            result.reprec.clear()  # it records every hook call, whose arguments keep tensors alive
         return Session(self, result)
 
     def run_warm(self, *args, source=None):
-        """Run a session in a process of its own that has torch in memory: see helpers/warm.py."""
+        """Run a session in a process that has torch in memory: see helpers/warm.py."""
         return self.run_apart(*args, source=source, python=warm_python())
 
     def run_apart(self, *args, source=None, python=sys.executable):
-        """Run a session in a new interpreter, which imports all by itself."""
+        """Run a session in a new interpreter, or in ``python``."""
         if source is not None:
             self.write("test_it.py", source)
         command = (python, "-m", "pytest", *WITHOUT, *args)
@@ -57,12 +57,12 @@ class Suite:
         return SimpleNamespace(out=done.stdout.str(), err=done.stderr.str(), ret=done.ret)
 
     def baselines(self, folder="baselines"):
-        """The content of every baseline file, by its path in the folder."""
+        """Return the content of each baseline file by its path in the folder."""
         root = self.path / folder
         return {str(p.relative_to(root)): p.read_text() for p in sorted(root.rglob("*.json"))}
 
     def baselined(self, folder="baselines"):
-        """The tests that have a baseline, as nodeids, with their peaks in MiB."""
+        """Return the peaks in MiB of each test or part with a baseline, by nodeid."""
         found = {}
         for content in map(json.loads, self.baselines(folder).values()):
             for test, entry in content["tests"].items():
@@ -75,7 +75,7 @@ class Suite:
 
 
 class Session:
-    """What came of a session."""
+    """The outcome and output of a session."""
 
     def __init__(self, suite, result):
         self.suite = suite
@@ -93,7 +93,7 @@ class Session:
 
     @property
     def table(self):
-        """The rows of the summary's table, by test: a dict of columns each."""
+        """The rows of the summary's table by test, each as a dict of its columns."""
         lines = self.out.splitlines()
         heads = [i for i, line in enumerate(lines) if re.match(r"test +allocated", line)]
         if not heads:

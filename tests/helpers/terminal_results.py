@@ -1,4 +1,4 @@
-"""Results of every verdict as the terminal's report has them, and the gold files of that."""
+"""Results with every verdict, and a comparison of their texts with gold files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SPEC = MemorySpec(max_gib=8, batch_size=32)
 
 
 def section(one, **how):
-    """The text of a failure in full."""
+    """The full text of a failure."""
     return "\n".join(line.text for line in failure_section(one, **how))
 
 
 def sections(results, **how):
-    """The text of a test's failures in full."""
+    """The full text of a test's failures."""
     return "\n".join(line.text for line in failure_sections(results, **how))
 
 
@@ -53,7 +53,7 @@ def matches_gold(name, text, width=80):
 
 
 def peak(allocated, reserved):
-    """A peak from MiB."""
+    """Return a peak given in MiB."""
     return Peak(int(allocated * MIB), int(reserved * MIB))
 
 
@@ -67,7 +67,7 @@ def known(*peaks, provenance=NOW, batch_size=32):
     return Lookup(BaselineEntry(peaks, provenance, batch_size))
 
 
-def result(  # noqa: PLR0913 - as many things make a result
+def result(  # noqa: PLR0913 - the parts of a result
     test, measurement, lookup=None, spec=SPEC, *, part="", module=MODULE, policy=None
 ):
     """A result as the plugin makes one."""
@@ -161,7 +161,7 @@ USUAL = Breakdown({"activations": 64 * MIB, "parameters": 36 * MIB}, 0, (LINE,))
 
 
 def grown(test, by=250, *, line=LINE, part=""):
-    """A test whose line of the model allocates so many MiB more."""
+    """A failed test in which a line of the model allocates ``by`` MiB more than in the baseline."""
     site = replace(line, nbytes=(64 + by) * MIB)
     now = Breakdown({"activations": site.nbytes, "parameters": 36 * MIB}, 0, (site,))
     baseline = replace(entry(peak(100, 120)), breakdowns=(USUAL,))

@@ -1,6 +1,6 @@
-"""``gpumem verify`` with few steps, over a stand-in for a GPU.
+"""Run ``gpumem verify`` with few steps, without a real GPU.
 
-The stand-in is the virtual GPU in its place, as in tests/gpu (``fake_gpu``).
+A virtual GPU stands in for the real one, as in tests/gpu (``fake_gpu``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from helpers.paths import TESTS
 from helpers.warm import HANGS
 
-# The child that measures finds its GPU there; the one that predicts does not.
+# Only the child process that measures imports the stand-in; the one that predicts does not.
 STAND_IN = """
 import sys
 if sys.orig_argv[-1].endswith("measured.json"):
@@ -20,7 +20,7 @@ if sys.orig_argv[-1].endswith("measured.json"):
 """
 FEW = ("matrix product, float32", "attention, float32", "convolutions in 1D, float32")
 NOTED = "a transform"
-"""a step that is added, of which the virtual GPU has a note"""
+"""an additional step, on which the virtual GPU has a note"""
 ONLY_FEW = f"""
 from pytest_gpumem.cli.verify import battery
 for name in set(battery.STEPS) - set({FEW!r}):
@@ -35,7 +35,7 @@ battery.STEPS[{NOTED!r}] = transform
 
 
 def verify(folder, *arguments, card="L4"):
-    """Run the command in a process, over a stand-in for a GPU; few steps."""
+    """Run the command in a new process, with few steps and a stand-in for the real GPU."""
     (folder / "sitecustomize.py").write_text(STAND_IN + ONLY_FEW, encoding="utf-8")
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""What tests of the virtual GPU share: opening it, its library alone, own processes."""
+"""Open the virtual GPU, use its native library directly, and run programs on virtual GPUs."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ PAGE = 2 * MIB
 CARD_80GIB = replace(
     CARDS["H100"], name="80 GiB", total_memory=80 * GIB, capability=(9, 0), sm_count=132, context=0
 )
-"""the device that virtual-gpu.md's figures were made on"""
+"""the device of the figures in virtual-gpu.md"""
 
 
 class Values(NamedTuple):
-    """The bytes that device memory holds."""
+    """The values in device memory, in bytes."""
 
     known: int
-    """bytes that a real GPU would hold there too"""
+    """bytes with the value that a real GPU would have there"""
     backed: int
-    """bytes of pages that may take the host's memory"""
+    """bytes of pages that may use host memory"""
 
 
 def values_of(library):
-    """How many bytes of device memory are known, and how many the host gives."""
+    """Return how many bytes of device memory are known, and how many use host memory."""
     return Values(*library._figures("values", 2))
 
 
 def small_card(memory, context=0):
-    """A card with so many bytes."""
+    """Return a card with ``memory`` bytes."""
     return replace(CARDS["T4"], name="small", total_memory=memory, context=context)
 
 
 def virtual_device():
-    """This process's virtual GPU; skips where there can be none, fails where there should be."""
+    """Return this process's virtual GPU; skip if there can be none, fail if it was not loaded."""
     device = VirtualDevice.loaded()
     if device is None:
         reason = obstacle()
@@ -72,14 +72,14 @@ def virtual_device():
 
 
 def tensor(size, index=0):
-    """A tensor of so many bytes."""
+    """Return a tensor of ``size`` bytes."""
     import torch
 
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 def highest(device):
-    """The peaks of a device since they were last reset."""
+    """Return a device's peaks since they were last reset."""
     return peak_in(VIEW.stats(device))
 
 
@@ -87,9 +87,9 @@ LEFT = "an earlier test of this process left memory behind"
 
 
 def settle_all(count):
-    """Settle the devices, once autograd's threads have let go of the last backward pass.
+    """Settle the devices after autograd's threads have released the last backward pass.
 
-    They may do so after the test that ran it: FSDP's callback, which they hold, has the module.
+    A thread may keep references after the test has ended: FSDP's callback refers to the module.
     """
     await_autograd()
     settle(count)
@@ -97,7 +97,7 @@ def settle_all(count):
 
 @contextmanager
 def virtual_card(card="H100", count=1):
-    """The virtual GPU, settled, as a card (a name or a Card); hidden again at the end."""
+    """Open the virtual GPU as a card (a name or a Card), and settle it; hide it at the end."""
     device = virtual_device()
     device.open(CARDS[card] if isinstance(card, str) else card, count)
     try:
@@ -112,7 +112,7 @@ def virtual_card(card="H100", count=1):
 def child(code, *, card="H100", args=(), devices=1, warm=False, **environment):
     """Run a program on a virtual GPU of its own; return its standard output.
 
-    ``card=None``: a bare program, which loads what it wants itself; ``warm``: see warm.py.
+    With ``card=None`` the program itself must load a virtual GPU. For ``warm`` see warm.py.
     """
     head = ""
     if card is not None:
@@ -123,13 +123,13 @@ def child(code, *, card="H100", args=(), devices=1, warm=False, **environment):
 
 
 def run_python(code, *args, warm=False, **environment):
-    """Run Python code in a process of its own; it finds this package as this process does."""
+    """Run Python code in a new process, which can import this package and the tests' helpers."""
     process = _process(code, args, environment, python=warm_python() if warm else sys.executable)
     return subprocess.run(**process, capture_output=True, timeout=HANGS, check=False)
 
 
 def start_python(code, *args, **environment):
-    """Start Python code in a process of its own, whose output can be read while it runs."""
+    """Start Python code in a new process, whose output can be read while it runs."""
     process = _process(code, args, environment, python=sys.executable)
     return subprocess.Popen(**process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -145,12 +145,12 @@ def _process(code, args, environment, *, python):
 
 
 class PrivateLibrary(NativeLibrary):
-    """A copy of the native library with a state of its own, that nothing else is bound to."""
+    """A copy of the native library with its own state, to which no other library is linked."""
 
     def __init__(self, folder):
         path = Path(folder) / "libprivate.so"
         path.write_bytes(native.LIBRARY.read_bytes())
-        mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND  # its own functions call each other, not others'
+        mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND  # its functions call only each other
         with patch.object(ctypes, "RTLD_GLOBAL", mode):
             super().__init__(path)
 
@@ -175,7 +175,7 @@ class PrivateLibrary(NativeLibrary):
         return self.call("cudaFree", ctypes.c_void_p(address))
 
     def number(self, name, *args, kind=ctypes.c_int):
-        """Call a function that writes a number through its first argument; return that."""
+        """Call a function that writes a number through its first argument; return the number."""
         value = kind()
         status = self.call(name, ctypes.byref(value), *args)
         assert status == 0, f"{name}: {status}"
@@ -189,7 +189,7 @@ class PrivateLibrary(NativeLibrary):
 
 
 def private_library(folder, card="T4", count=1):
-    """A private library that shows devices; skips where there is none."""
+    """Return a private library that shows ``count`` devices; skip if it was not built."""
     problem = native.build_problem()
     if problem is not None:
         pytest.skip(f"no virtual GPU here: {problem.problem}")

@@ -1,8 +1,8 @@
-"""An interpreter that has torch in memory already: its processes are forks of a warm process.
+"""An interpreter with torch in memory: its processes are forks of a warm process.
 
-Importing torch takes two seconds, and a process that a test starts seldom has to do that itself.
-Where it has to (what is loaded first, hidden, or imported at all; variables that are read while
-Python or torch are loaded; how an interpreter ends), a test takes ``sys.executable``.
+Importing torch takes two seconds, and few tests need a process that imports it itself. A test that
+does runs ``sys.executable``: it depends on the order of imports, on missing modules, on variables
+that are read while Python or torch are loaded, or on how an interpreter ends.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from helpers.paths import HELPERS, ROOT, TESTS
 
 SERVER = HELPERS / "warm_server.py"
 HANGS = 900
-"""seconds after which a process is taken to hang: no test is to fail on a busy machine"""
+"""seconds after which a process counts as hanging; high, so that no test fails on a busy machine"""
 
 
 SHARED = "WARM_PYTHON"
-"""the variable by which the workers of a run have one warm process, their controller's"""
+"""variable with the interpreter's path, for the workers: all use the controller's warm process"""
 
 
 @functools.cache
 def warm_python() -> str:
-    """Return the path of the interpreter; the first call of a process starts the warm process."""
+    """Return the interpreter's path; the first call in a process starts the warm process."""
     if SHARED in os.environ:
         return os.environ[SHARED]
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
@@ -37,14 +37,14 @@ def warm_python() -> str:
     paths = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    # numpy's OpenBLAS and Inductor start no threads then: a process that forks is to have none
+    # Keep numpy's OpenBLAS and Inductor from starting threads: a process that forks must have none.
     environment |= {"OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # as tests/conftest.py sets it
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, SERVER, folder],
             env=environment,
-            stdin=subprocess.PIPE,  # never written to: it ends with this process
+            stdin=subprocess.PIPE,  # never written to; the server ends when it is closed
             stdout=subprocess.PIPE,
             stderr=log,
         )

@@ -1,9 +1,9 @@
-"""The program that stands in for ``python``: has the warm process of warm_server.py fork for it.
+"""The program that stands in for ``python``: requests a fork of the warm process (warm_server.py).
 
-It starts in 10 ms, with ``python -IS``, and passes on its arguments, environment, folder, standard
-streams and signals; it ends as the forked process does. What a fork cannot do as a new interpreter
-would is left to a new one: other options than ``-u``, ``-c`` and ``-m``, and other values of the
-variables that are read while Python or torch are loaded.
+It starts in 10 ms, with ``python -IS``. It passes its arguments, environment, folder, standard
+streams and signals on to the fork, and ends with the fork's exit code or signal. It runs a new
+interpreter if a fork would behave differently: for options other than ``-u``, ``-c`` and ``-m``,
+and for other values of variables that are read while Python or torch are loaded.
 """
 
 import os
@@ -17,15 +17,15 @@ MAY_DIFFER = {
     "PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_CACHE_DIR",
 }  # fmt: skip
-"""variables of any value: a fork sets its own paths and threads, CUDA's are read as CUDA is
-initialised, those of caches as something is compiled"""
+"""variables that may have other values in a fork: it sets paths and threads itself, CUDA reads its
+variables when it is initialised, and compilers read the folders of caches when they compile"""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""variables that are read as CUDA is initialised, but for a backend, which is chosen at load"""
+"""variables that are read when CUDA is initialised, except for ``backend``, read at load"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def forkable(arguments, environment, server_environment, read_at_load):
-    """Whether a fork of the warm process does what a new interpreter would do."""
+    """Whether a fork of the warm process behaves like a new interpreter."""
     if arguments[:1] == ["-u"]:
         arguments = arguments[1:]
     if not arguments or (arguments[0][:1] == "-" and arguments[0][:2] not in ("-c", "-m")):
@@ -39,12 +39,12 @@ def forkable(arguments, environment, server_environment, read_at_load):
 
 
 def names_backend(name, *environments):
-    """Whether the allocator's settings choose another allocator in one of the environments."""
+    """Whether the allocator's settings name a backend in one of the environments."""
     return any("backend" in environment.get(name, "") for environment in environments)
 
 
 def request(arguments, environment):
-    """The message that asks for a fork."""
+    """Encode the request for a fork."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     folder = os.getcwd()  # noqa: PTH109 - importing pathlib takes longer than all of this
     words = [folder, str(len(arguments)), *arguments, *variables]
@@ -53,7 +53,7 @@ def request(arguments, environment):
 
 
 def received(connection):
-    """One number from the server; None: it has ended."""
+    """Receive a number from the server; None if the server has ended."""
     data = b""
     while len(data) < 8:
         piece = connection.recv(8 - len(data))
@@ -64,10 +64,10 @@ def received(connection):
 
 
 def await_number(connection, wake_up):
-    """One number from the server, as ``received``; signals that come meanwhile are passed on.
+    """Receive a number as ``received`` does, passing on signals that arrive meanwhile.
 
-    A signal that came just before ``recv`` would be handled after it: never, where the process is
-    to end by that signal.
+    Python would handle a signal that arrives just before ``recv`` only after it returns, which is
+    never if that signal is to end the forked process.
     """
     while connection not in select.select([connection, wake_up], [], [])[0]:
         os.read(wake_up, 512)  # Python has handled the signals by now
@@ -75,7 +75,7 @@ def await_number(connection, wake_up):
 
 
 def main(address, python, server_environment, read_at_load):
-    """Run as ``python`` would with this process's arguments."""
+    """Run the fork, or ``python``, with this process's arguments; exit as it does."""
     arguments, environment = sys.argv[1:], dict(os.environ)
     if not forkable(arguments, environment, server_environment, read_at_load):
         os.execv(python, [python, *arguments])
@@ -94,12 +94,12 @@ def main(address, python, server_environment, read_at_load):
         for number in FORWARDED:
             signal.signal(number, lambda number, _frame: os.kill(process, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        for stream in (0, 1, 2):  # or a pipe would not end before this process does
+        for stream in (0, 1, 2):  # else a pipe's reader would wait for this process, too
             os.close(stream)
         status = await_number(connection, wake_up)
     if status is None:
         os._exit(255)
-    if status < 0:  # it was ended by a signal, and so is this
+    if status < 0:  # a signal ended the fork: end this process by the same one
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -1,9 +1,9 @@
 """The warm process: has torch, pytest and its plugins in memory, and forks for each session.
 
-A program, started by warm.py: ``python warm_server.py FOLDER``. In the folder it makes ``python``,
-an executable that does what the interpreter does (warm_client.py says when not), in a process of
-its own that was forked from this one. It prints that path, imports what it has to once that is
-run, and ends when its standard input does.
+warm.py starts this program: ``python warm_server.py FOLDER``. It writes the executable ``python``
+into the folder, and prints its path. Running the executable is like running the interpreter
+(warm_client.py has the exceptions), in a process that is forked from this one. The modules are
+imported at the first run. This process ends when its standard input is closed.
 """
 
 import atexit
@@ -32,10 +32,10 @@ READ_AT_LOAD = (
     "LD_", "PYTHON", "GPUMEM_VIRTUAL", "PYTORCH_", "TORCH_LOGS", "TORCH_COMPILE", "CUDA_",
     "TRITON_", "TORCHINDUCTOR_", "COV", "LC_", "LANG", "MALLOC_", "GLIBC_",
 )  # fmt: skip
-"""beginnings of the variables that Python, torch or this package read while they are loaded"""
+"""prefixes of the variables that Python, torch or this package read while they are loaded"""
 STARTED_WITH = {"OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"}
-"""numpy's OpenBLAS and Inductor start threads while they are loaded, unless these are 1; no child
-inherits them"""
+"""variables that are 1 here, so that numpy's OpenBLAS and Inductor start no threads while they are
+loaded; forks do not inherit the values"""
 
 WARM_UP = """
 import importlib
@@ -56,18 +56,18 @@ for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
     if ".native." not in module.name:
         importlib.import_module(module.name)
 """
-"""a file that pytest collects in this process: the plugin loads the virtual GPU and hides it"""
+"""a file for pytest to collect in this process: the plugin loads the virtual GPU and hides it"""
 
 
 def warm_up(folder):
-    """Import what sessions need, by a session that collects a file."""
+    """Import what sessions need, in a session that only collects a file."""
     import pytest
 
     (folder / "test_warm_up.py").write_text(WARM_UP, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     path, before = list(sys.path), Path.cwd()
     os.chdir(folder)
-    # rerunfailures starts a thread; the others are left out of inner sessions as well
+    # rerunfailures starts a thread; inner sessions do not load the other plugins either
     left_out = ("cacheprovider", "rerunfailures", "hypothesispytest", "randomly", "asyncio")
     options = [word for name in left_out for word in ("-p", f"no:{name}")]
     status = pytest.main(["--collect-only", "--gpumem-device=virtual", *options])
@@ -79,7 +79,7 @@ def warm_up(folder):
     prepare_virtual_gpu()
     prepare_inductor()
     remember_driver()
-    # or each collection in a fork goes through, and copies, all of torch's objects
+    # else each collection in a fork traverses all of torch's objects, and thus copies their pages
     if not hide_objects():
         gc.collect()
         gc.freeze()
@@ -89,7 +89,7 @@ def warm_up(folder):
 
 
 def remember_driver():
-    """Ask the driver for GPUs: forks remember the answer."""
+    """Query the driver for GPUs once; forks inherit the cached answer."""
     from helpers import known_driver  # imports this package, after the warm-up
 
     known_driver.ask_once()
@@ -97,11 +97,10 @@ def remember_driver():
 
 
 def prepare_virtual_gpu():
-    """Do once what takes each process some 0.1 s: register the operators, take torch's own back.
+    """Do once what would take each process about 0.1 s: register operators, skip finalizers.
 
-    Values are computed by these in forks that ask for it, as in a process that registers them
-    itself. What torch has registered need not be taken back in a process that ends without taking
-    its modules apart.
+    Forks that compute values use the operators registered here. Finalizers of torch.library remove
+    torch's registrations at exit, which a process that ends by ``os._exit`` does not need.
     """
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.devices.virtual.values.interception import Interception
@@ -126,13 +125,13 @@ LATE_MODULES = (
     "torch.export._trace",
     "triton.compiler.code_generator",
 )
-"""imported as something is compiled, each with many others"""
+"""modules that PyTorch imports while it compiles; each imports many others"""
 
 
 def prepare_inductor():
-    """Do once what takes each process that compiles some 0.6 s: import modules, hash sources.
+    """Do once what would take each compiling process about 0.6 s: import modules, hash sources.
 
-    Keys of Inductor's caches have hashes of all of PyTorch's sources and of Triton's library.
+    Keys of Inductor's caches contain hashes of PyTorch's sources and of Triton's library.
     """
     from torch._inductor import codecache
 
@@ -145,7 +144,7 @@ def prepare_inductor():
 
 
 class Request:
-    """What a client asks for: a process with these streams, arguments and environment."""
+    """A client's request for a process with these streams, arguments and environment."""
 
     def __init__(self, connection):
         data, self.streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
@@ -166,7 +165,7 @@ class Request:
 
 
 class Server:
-    """Accepts clients, forks for each, and tells it how its process ended."""
+    """Accepts clients, forks a process for each, and sends each its process's exit code."""
 
     def __init__(self, listener):
         self.processes = {}
@@ -182,7 +181,7 @@ class Server:
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
 
     def serve(self):
-        """Return a request, in the process that was forked for it."""
+        """Serve clients; return only in forked processes, each with its request."""
         while True:
             for key, _ in self.selector.select():
                 request = key.data(key.fileobj)
@@ -190,13 +189,13 @@ class Server:
                     return request
 
     def end(self, _stream):
-        """End with the process that started this one."""
+        """Kill all forked processes and exit, as the process that started this one has ended."""
         for process in self.processes.values():
             os.kill(process, signal.SIGKILL)
         os._exit(0)
 
     def reap(self, _pipe):
-        """Tell clients how their processes ended."""
+        """Send the exit codes of ended processes to their clients."""
         os.read(self.wake_up, 4096)
         for connection, process in list(self.processes.items()):
             ended, status = os.waitpid(process, os.WNOHANG)
@@ -206,10 +205,10 @@ class Server:
                 self.forget(connection)
 
     def hang_up(self, connection):
-        """End the process of a client that was ended, and no other."""
+        """Kill the process of a client that has ended."""
         process = self.processes.pop(connection, None)
         if process is None:
-            return  # it ended by itself meanwhile, and was reaped
+            return  # the process has ended by itself, and was reaped
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         self.forget(connection)
@@ -243,7 +242,7 @@ class Server:
         return None
 
     def leave(self, connection):
-        """Let go of what is the server's, in a forked process."""
+        """Close the server's descriptors in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -254,7 +253,7 @@ class Server:
 
 
 def take_streams(streams, *, unbuffered):
-    """Make three descriptors the standard streams."""
+    """Use three descriptors as the standard streams."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -275,8 +274,8 @@ def take_streams(streams, *, unbuffered):
 
 
 def become(request, python):
-    """Make this process the one that was asked for; return its arguments."""
-    # imported by pytest in the warm-up, which rewrites assertions and warns where it comes too late
+    """Turn this process into the requested one; return its arguments."""
+    # The warm-up's session has imported these; pytest warns if it cannot rewrite a module in time.
     import torch._inductor.config
 
     from pytest_gpumem.devices.virtual import uncaptured_stderr
@@ -286,7 +285,7 @@ def become(request, python):
     take_streams(request.streams, unbuffered=unbuffered)
     os.dup2(2, uncaptured_stderr())
     os.chdir(request.folder)
-    multiprocessing.process.ORIGINAL_DIR = request.folder  # by which children find the program
+    multiprocessing.process.ORIGINAL_DIR = request.folder  # from which children find the program
     os.environ.clear()
     os.environ.update(request.environment)
     torch._inductor.config.compile_threads = torch._inductor.config.decide_compile_threads()
@@ -299,7 +298,7 @@ def become(request, python):
 
 
 def run(arguments):
-    """Run as the interpreter does: ``-c code``, ``-m module`` or a file."""
+    """Run the program as the interpreter would: ``-c code``, ``-m module`` or a file."""
     kind, rest = arguments[0], arguments[1:]
     main = sys.modules["__main__"]
     # A new interpreter has no finder of pytest's, whose loaders runpy cannot use.
@@ -311,9 +310,9 @@ def run(arguments):
         sys.argv = [kind[:2], *rest]
     if kind[:2] == "-m":
         sys.path.insert(0, str(Path.cwd()))
-        if not hasattr(sys.modules.get(operand), "__path__"):  # run anew, as a program is
+        if not hasattr(sys.modules.get(operand), "__path__"):  # a program is executed again
             sys.modules.pop(operand, None)
-        sys.modules.pop(f"{operand}.__main__", None)  # of a package
+        sys.modules.pop(f"{operand}.__main__", None)  # if it is a package
         runpy._run_module_as_main(operand)
     elif kind[:2] == "-c":
         sys.path.insert(0, "")
@@ -340,7 +339,7 @@ def ended_by(error):
 
 
 def end(status):
-    """End without taking the modules apart, which takes longer than most sessions."""
+    """Exit without clearing modules, which takes longer than most sessions."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -350,7 +349,7 @@ def end(status):
 
 
 def main(folder):
-    """Serve; return the interpreter's stand-in and a request, in a forked process."""
+    """Serve clients; return a request and the path of ``python``, in a forked process."""
     address, python = str(folder / "socket"), folder / "python"
     server_environment = {k: v for k, v in os.environ.items() if k not in STARTED_WITH}
     listener = socket.socket(socket.AF_UNIX)
@@ -362,7 +361,7 @@ def main(folder):
     python.write_text(f"#!{sys.executable} -IS\n{client}\n\n{call}\n", encoding="utf-8")
     python.chmod(0o700)
     os.write(1, os.fsencode(python) + b"\n")
-    os.dup2(2, 1)  # the starter's pipe ends
+    os.dup2(2, 1)  # closes the pipe to the process that started this one
     if listener not in select.select([0, listener], [], [])[0]:
         sys.exit()  # nobody has run it
     installed_packages.read_once()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def wrapped(tensor):
-    """A tensor of four times as many elements, by its shape, that has no storage of its own."""
+    """Wrap a tensor in one without storage, whose shape has four times as many elements."""
     import torch
 
     class Wrapped(torch.Tensor):

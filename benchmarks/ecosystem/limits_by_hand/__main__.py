@@ -4,9 +4,9 @@
     python -m benchmarks.ecosystem.limits_by_hand table > benchmarks/results/limits_by_hand.md
 
 ``run`` runs the tests of this folder on the virtual GPU, each library in a session of its own, and
-once more with wrong limits planted, which then must fail; benchmarks/results/limits_by_hand.json
-keeps the outcomes. limits.toml has the facts on the libraries' tests; nothing of theirs is run. The
-libraries are those that are installed; Megatron-LM is a checkout on PYTHONPATH.
+once more with wrong limits planted, which must fail. The outcomes are stored in
+benchmarks/results/limits_by_hand.json. limits.toml describes the libraries' own tests, which are
+not run. Only installed libraries are tested; Megatron-LM is a checkout on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(path: Path, names: list[str]) -> dict[str, list[str]]:
 
 
 def planted(source: str, rows: list[Row]) -> str:
-    """Return a test file with the wrong limit of each row in its test."""
+    """Return a test file's source with the right limit of each row replaced by the wrong one."""
     for row in rows:
         right, wrong = row["planted"]
         # From the decorators to the next definition.
@@ -88,7 +88,7 @@ def planted(source: str, rows: list[Row]) -> str:
 
 
 def run_library(library: str, rows: list[Row]) -> None:
-    """Run a library's tests, and keep the outcomes."""
+    """Run a library's tests, and store the outcomes."""
     path = FOLDER / f"test_{library}.py"
     held = run(path, list(dict.fromkeys(row["ours"] for row in rows)))
     with_wrong = [row for row in rows if "planted" in row]
@@ -105,7 +105,7 @@ def run_library(library: str, rows: list[Row]) -> None:
 
 
 def own_lines(source: str, test: str) -> int:
-    """Return how many lines of a test are on memory, with those that compute its limits."""
+    """Count the lines of a test that measure memory or compute its limits."""
     function = next(
         node
         for node in ast.walk(ast.parse(source))
@@ -141,7 +141,7 @@ def words(ends: list[str]) -> str:
 
 
 def table(facts: Row) -> tuple[list[str], bool]:
-    """Return the page's lines, and whether a test has not done what it is to do."""
+    """Return the page's lines, and whether a test had an unexpected outcome."""
     outcomes = json.loads(OUTCOMES.read_text())
     cells, theirs, ours, number, wrong = [], 0, 0, 0, []
     for row in facts["limits"]:

@@ -19,7 +19,7 @@ def test_released_memory(gpu_memory):
 
 
 class Tied(torch.nn.Sequential):
-    """Layers that share one weight, but for the second layer."""
+    """Layers that share one weight, except the second layer."""
 
     def __init__(self, layers, own=None):
         super().__init__(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))

@@ -14,7 +14,8 @@ STATES = {
     OffloadStateTypeEnum.contiguous_grad_buffer: (3,),
     None: (1, 2),
 }
-"""with the stages of ZeRO; stage 3 offloads others of FusedAdam only, which needs a compiler"""
+"""by state: the stages of ZeRO that offload it; stage 3 offloads other states only of FusedAdam,
+which needs a compiler"""
 KEPT = pytest.mark.xfail(reason="tensor_fragment keeps the states of the optimizer", strict=True)
 CASES = [
     pytest.param(state, stage, marks=[KEPT] * (state == OffloadStateTypeEnum.optim_states))

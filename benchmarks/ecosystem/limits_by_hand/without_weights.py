@@ -3,8 +3,8 @@
     RUN_SLOW=1 PYTHONPATH=benchmarks/ecosystem/limits_by_hand:. python -m pytest \\
         -p without_weights CHECKOUT/tests/pipelines/stable_diffusion_2/test_stable_diffusion.py
 
-``StableDiffusionPipeline.from_pretrained`` makes a pipeline from configurations, and fetches
-nothing. The tests are those of the checkout, unmodified; pytest's options measure them.
+``StableDiffusionPipeline.from_pretrained`` makes a pipeline from configurations, and downloads
+nothing. The checkout's tests run unmodified; options of pytest measure them.
 benchmarks/results/diffusers_unittest.txt is a recorded run.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def pytest_collection_modifyitems() -> None:
-    """Replace the function that fetches, when the tests' modules are imported."""
+    """Replace ``from_pretrained`` once the tests' modules are imported."""
     import diffusers
 
     diffusers.StableDiffusionPipeline.from_pretrained = staticmethod(pipeline)

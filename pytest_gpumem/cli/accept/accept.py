@@ -153,13 +153,13 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         *(f"{test.nodeid} on {test.device} is not accepted: {reason}" for test, reason in refusals),
         *(f"{nodeid} has no figures: {reason}" for nodeid, reason in without.items()),
     ]
-    told = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
+    trouble_lines = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
     if len(lines) > MAX_NAMES:
-        told += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
+        trouble_lines += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
     # A test that was not named, and failed before it had figures, keeps its baseline.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
-        return Outcome("", BAD_INPUT, (*told, remedy))
+        return Outcome("", BAD_INPUT, (*trouble_lines, remedy))
     refused = {id(test) for test, _ in refusals}
     groups: dict[str, _Accepted] = {}
     for test in tests:
@@ -171,7 +171,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
             device = test.measured[0][1].device
             group.baselines.append(NewBaseline(device, *split_nodeid(test.nodeid), parts))
     names = [name for name, _ in reports]
-    return _write(merged, list(groups.values()), names, told, sure=arguments.yes)
+    return _write(merged, list(groups.values()), names, trouble_lines, sure=arguments.yes)
 
 
 def _require_origins(name: str, saved: SavedReport) -> None:
@@ -351,11 +351,11 @@ def _write(
     merged: Merged,
     groups: Sequence[_Accepted],
     names: Sequence[str],
-    told: tuple[str, ...],
+    trouble_lines: tuple[str, ...],
     *,
     sure: bool,
 ) -> Outcome:
-    """Show the changes, ask unless ``sure``, and write; ``told`` are lines on refused tests."""
+    """Show the changes, ask unless ``sure``, and write; ``trouble_lines`` name refused tests."""
     source = names[0] if len(names) == 1 else f"{len(names)} reports"
     remarks = [
         f"{name} was made with uncommitted changes"
@@ -372,17 +372,17 @@ def _write(
         if changes is not None:
             texts.append(table(changes, width))
     if not texts:
-        adjective = "other " if told else ""
+        adjective = "other " if trouble_lines else ""
         sentence = f"gpumem: nothing to accept: no {adjective}figure differs from its baseline"
-        return Outcome(sentence, OK, told)
+        return Outcome(sentence, OK, trouble_lines)
     if not sure:
-        show(Outcome("\n\n".join(texts), trouble=told))
-        texts, told = [], ()
+        show(Outcome("\n\n".join(texts), trouble=trouble_lines))
+        texts, trouble_lines = [], ()
         if not confirmed("write these baselines?"):
             return Outcome("gpumem: nothing was written; --yes writes the baselines", FOUND)
     files = write_all({group.store: group.baselines for group in groups})
     lines = [f"gpumem: written: {os.path.relpath(file)}" for file in files]
-    return Outcome("\n\n".join([*texts, "\n".join(map(printable, lines))]), OK, told)
+    return Outcome("\n\n".join([*texts, "\n".join(map(printable, lines))]), OK, trouble_lines)
 
 
 def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes | None:
@@ -395,7 +395,7 @@ def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes
         place = baseline.device.key, baseline.module, baseline.test
         check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
         old_parts = store.parts(*place)
-        if WHOLE_TEST not in baseline.parts:  # the update leaves its other parts as they are
+        if WHOLE_TEST not in baseline.parts:  # the update keeps the test's other parts
             old_parts = {part: entry for part, entry in old_parts.items() if part in baseline.parts}
         parts = {*old_parts, *baseline.parts}
         pairs = [(old_parts.get(part), baseline.parts.get(part)) for part in parts]

@@ -121,7 +121,7 @@ def edits_since(revision: str) -> list[Group]:
         try:
             groups += grouped(path, decode_source(content), decode_source(path.read_bytes()))
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            _tell(f"gpumem blame: {name} cannot be read, so its edits stay: {error}")
+            _print_line(f"gpumem blame: {name} cannot be read, so its edits stay: {error}")
     return groups
 
 
@@ -208,12 +208,12 @@ class EditSearch:
     least: float = 0
     """least bytes that an edit must add to be reported"""
     known: dict[tuple[Group, ...], float | None] = field(default_factory=dict)
-    """the figure without some edits; None: the tests do not run then, or do not have it"""
+    """by undone edits: the figure; None if the tests do not run then, or lack it"""
 
     def answer(self, groups: Sequence[Group]) -> Outcome:
         """Return the edits that increased memory, the largest increase first."""
         edits = "1 edit" if len(groups) == 1 else f"{len(groups)} edits"
-        _tell(f"gpumem blame: {edits} since {self.revision}")
+        _print_line(f"gpumem blame: {edits} since {self.revision}")
         try:
             present, before = self.figures_without(()), self.figures_without(groups)
         except SkippedError as error:
@@ -230,7 +230,7 @@ class EditSearch:
         name, old = self.followed.name, before.value(self.followed) or 0
         self.known = {(): present.value(self.followed), tuple(groups): old}
         growth = self._less_without(groups)
-        _tell(f"  {name}: {_size(self.known[()])}; without all: {_size(old)}")
+        _print_line(f"  {name}: {_size(self.known[()])}; without all: {_size(old)}")
         allowance = DEFAULT_TOLERANCES[self.followed.peak].allowance(int(old))
         self.least = max(growth / MIN_SHARE, allowance)
         sizes = f"{_size(old)} -> {_size(self.known[()])}"
@@ -264,7 +264,7 @@ class EditSearch:
                 self.known[key] = self.figures_without(groups).value(self.followed)
                 size = _size(self.known[key])
             places = ", ".join(edit.place for edit in chain.from_iterable(groups))
-            _tell(f"  without {places}: {size}")
+            _print_line(f"  without {places}: {size}")
         most, without = self.known[()], self.known[key]
         return 0 if most is None or without is None or most == without else most - without
 
@@ -275,5 +275,5 @@ def _size(nbytes: float | None) -> str:
     return "out of memory" if nbytes == OUT_OF_MEMORY else format_size(int(nbytes))
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)  # noqa: T201 - as it goes

@@ -138,10 +138,10 @@ def clean_environment() -> dict[str, str]:
 def reason_of(output: str, status: int) -> str:
     """Return the line of an installer's output that says why it failed.
 
-    The first of the causes that uv lists below follows it.
+    If uv lists causes below that line, the first cause is appended.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error)\b|[×]", line)]  # noqa: RUF001 - uv's
     causes = [line for line in lines if re.match(r"cause: |╰─▶ ", line)]
-    told = [*(errors or lines[-1:] or [f"exit status {status}"])[:1], *causes[:1]]
-    return ": ".join(re.sub(r"^(ERROR|error|cause): |^[×╰─▶ ]+", "", line) for line in told)  # noqa: RUF001 - uv's
+    messages = [*(errors or lines[-1:] or [f"exit status {status}"])[:1], *causes[:1]]
+    return ": ".join(re.sub(r"^(ERROR|error|cause): |^[×╰─▶ ]+", "", line) for line in messages)  # noqa: RUF001 - uv's

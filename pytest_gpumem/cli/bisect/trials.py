@@ -38,7 +38,7 @@ class VersionQuestion:
     """The tests to run with each version, and what to install beside it."""
 
     package: str
-    """its name on the index"""
+    """the package's name on the index"""
     tests: tuple[str, ...]
     """arguments of pytest: node ids, files, options"""
     requirements: tuple[str, ...]
@@ -50,7 +50,7 @@ class VersionQuestion:
 
     @property
     def slug(self) -> str:
-        """A name for the folder of its reports; it changes when the tests are edited."""
+        """A name for the folder of the reports, which changes when the tests are edited."""
         package = re.sub(r"\W+", "-", self.package).strip("-")
         asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
@@ -104,7 +104,7 @@ class Trials:
         if path.exists():
             try:
                 return read_report(path)
-            except ReportError:  # cut short by a full disk, or of another version of this package
+            except ReportError:  # truncated, or written by another version of this package
                 path.unlink()
         try:
             self._measure(version, path)

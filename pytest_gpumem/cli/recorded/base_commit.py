@@ -38,7 +38,7 @@ LAST_LINES: Final = 15
 
 
 def compare_with_commit(revision: str, arguments: Sequence[str]) -> Outcome:
-    """Measure a commit's tests in a worktree, then compare the working tree's with them.
+    """Measure a commit's tests in a worktree, then the working tree's, and compare the two.
 
     The second session prints the growth and its cause, and gives the exit status.
     """

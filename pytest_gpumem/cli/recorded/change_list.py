@@ -96,13 +96,13 @@ def _notes(changes: Changes) -> Iterator[str]:
             f"{common.sentence} (--across shows these as one change)"
             for common in changes.common_changes
         )
-    told = {(group.old, group.new) for group in changes.common_changes}
+    grouped = {(group.old, group.new) for group in changes.common_changes}
     toolchains: dict[tuple[str, str], int] = {}
     for move in changes.entries:
         if not move.rows or move.old is None or move.new is None:
             continue
         old, new = move.old.provenance, move.new.provenance
-        if old != new and (old, new) not in told:
+        if old != new and (old, new) not in grouped:
             pair = provenance_text(old, new), provenance_text(new, old)
             toolchains[pair] = toolchains.get(pair, 0) + 1
     for (old_text, new_text), number in toolchains.items():

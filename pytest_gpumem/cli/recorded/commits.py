@@ -112,7 +112,7 @@ def read_history(
     root = repository_root(existing)
     folder, ending = path_in_repository(directory, root), ENDING
     if module:
-        # The end of the file's path, which follows the folder of any device.
+        # The path of the module's file within the folder of any device.
         ending = baseline_path(Path(), "device", module).as_posix().removeprefix("device")
     log = commits_of(root, folder, ending)
     current = working_files(root, folder, ending)

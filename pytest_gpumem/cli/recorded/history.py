@@ -99,7 +99,7 @@ def matching_history(
         raise BaselineError(arguments.baseline_dir, problem, remedy)
     words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
     if name and not nodeids:
-        # The file that it names has no history: look for similar names in all files.
+        # ``name`` is of a file without a history: look for similar names in all files.
         read_history(directory, accept=accepts)
     tests = {nodeid.partition("::")[2] for nodeid in nodeids}
     similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(

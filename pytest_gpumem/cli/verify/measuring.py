@@ -2,7 +2,7 @@
 
     python -m pytest_gpumem.cli.verify.measuring OUT.json [CARD]
 
-With a card it runs on the virtual GPU, otherwise on the GPU that torch sees.
+With a CARD, the steps run on the virtual GPU; without one, on the GPU that torch sees.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         try:
             with measure() as block:
                 step()
-        except Exception as error:  # noqa: BLE001 - of a step: it is reported, the others go on
+        except Exception as error:  # noqa: BLE001 - the report has it, and the next step runs
             problem = next(iter(str(error).splitlines()), "")
             document["steps"][name] = {"error": f"{type(error).__name__}: {problem}"[:300]}
         else:

@@ -47,7 +47,7 @@ TIMEOUT: Final = 1800
 
 @dataclass(frozen=True)
 class Row:
-    """A step's figures on the GPU and on the virtual GPU, in bytes; only "error" if it failed."""
+    """A step's figures on the GPU and on the virtual GPU, in bytes; if it failed, "error" alone."""
 
     name: str
     measured: Mapping[str, Any]
@@ -83,10 +83,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
         folder = Path(name)
-        _tell("on the GPU:")
+        _print_line("on the GPU:")
         measured = measure_in_child(folder / "measured.json", ())
         card = card_of(measured["device"], folder)
-        _tell(f"on a virtual GPU ({card[0]}):")
+        _print_line(f"on a virtual GPU ({card[0]}):")
         predicted = measure_in_child(folder / "predicted.json", (card[1],))
     rows = [
         Row(step, figures, predicted["steps"].get(step, {"error": "this step did not run"}))
@@ -175,5 +175,5 @@ def verdict(rows: Sequence[Row], figure: str) -> str:
     return sentence
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"gpumem verify: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress

@@ -3,7 +3,7 @@
 With a virtual GPU this adapts torch.distributed; under ``gpumem run`` the process writes its peaks.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
-one, and costs little more until torch is imported. See :mod:`pytest_gpumem.devices.children`.
+one, and does little else until torch is imported. See :mod:`pytest_gpumem.devices.children`.
 """
 
 from __future__ import annotations

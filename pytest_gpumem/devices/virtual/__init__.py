@@ -1,11 +1,12 @@
-"""The facade of the virtual GPU: PyTorch over a native library that keeps the accounts.
+"""The facade of the virtual GPU: PyTorch over a native library that counts allocated bytes.
 
-Other rooms import nothing below this module: import-linter checks it. The virtual GPU itself
-imports devices and base modules. The facade promises:
+Other packages of pytest_gpumem ("rooms" in docs/architecture.md) import nothing below this module:
+import-linter checks it. The virtual GPU itself imports devices and base modules. The facade
+promises:
 
 - This import loads nothing and imports no other module: a session on a real GPU costs no more.
 - ``load``, before torch is imported, gives the process a :class:`pytest_gpumem.devices.base.Device`
-  that PyTorch takes for an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code asks for them.
+  that PyTorch takes for an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code requests them.
 - The device is visible between its ``open`` and ``close``, or always after ``show_always``.
 - Processes that are started while the device is visible have the same virtual GPU
   (``begin_in_child``).
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 INHERITED: Final = "GPUMEM_VIRTUAL"
 """environment variable that describes the virtual GPU to child processes, which see no driver"""
 VALUES: Final = "GPUMEM_VALUES"
-"""environment variable that says which values child processes compute ("auto", "full", "off")"""
+"""environment variable that selects the values that child processes compute ("auto", "full",
+"off")"""
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def uncaptured_stderr() -> int:
     """
     try:
         return os.dup(2)
-    except OSError:  # it is closed, as in a daemon
+    except OSError:  # standard error is closed, as in a daemon
         return 2
 
 
@@ -59,7 +61,7 @@ def load(card: Card | str) -> VirtualDevice:
 
     Raises:
         SpecError: no card has this name.
-        DeviceError: it cannot be loaded here, or torch is already imported.
+        DeviceError: the virtual GPU cannot be loaded here, or torch is already imported.
     """
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
@@ -75,7 +77,10 @@ def loaded() -> VirtualDevice | None:
 
 
 def begin_in_child() -> InheritedGpu | None:
-    """Set up this process for its parent's virtual GPU before torch's import; None: it has none."""
+    """Set up this process for its parent's virtual GPU before torch is imported.
+
+    None: the parent has no virtual GPU.
+    """
     if INHERITED not in os.environ:
         return None
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
@@ -121,11 +126,11 @@ class Status(NamedTuple):
     """Whether a virtual GPU works on this machine."""
 
     problem: str = ""
-    """why the libraries were not built, with the remedy; "": they were"""
+    """why the libraries were not built, with the remedy; "": they were built"""
     cudnn: int = 0
-    """version of the cuDNN that computes workspaces (92600 is 9.26.0); 0: none"""
+    """version of the cuDNN that was found (92600 is 9.26.0); 0: none"""
     computes_workspaces: bool = False
-    """whether that cuDNN can compute them"""
+    """whether that cuDNN can compute workspaces without a GPU"""
     stubs: Sequence[str] = ()
     """SONAMEs of the CUDA libraries that are not installed"""
     linked: tuple[int, Sequence[str]] = (0, ())
@@ -138,7 +143,7 @@ def status() -> Status:
     The process must not have imported torch.
 
     Raises:
-        DeviceError: it cannot be loaded here.
+        DeviceError: the virtual GPU cannot be loaded here.
     """
     from pytest_gpumem.devices.virtual.cudnn_notes import MIN_CUDNN
     from pytest_gpumem.devices.virtual.native import build_problem

@@ -49,7 +49,7 @@ class AccountWatch(UseWatch):
         self.forget()
 
     def notes(self, use: Sequence[DeviceUse], name: str, peak: int) -> list[Note]:
-        """See :meth:`UseWatch.notes`; the notes are exact, because a virtual GPU's account is."""
+        """See :meth:`UseWatch.notes`; adds notes on outside memory and on unwaited collectives."""
         notes = super().notes(use, name, peak)
         outside = max((device.outside for device in use), default=0)
         if outside >= MIN_OUTSIDE:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Aspects:
-    """Everything that a virtual GPU has besides its memory accounts, in one process."""
+    """Computes values, collects alternatives and watches the compiler, in one process."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library

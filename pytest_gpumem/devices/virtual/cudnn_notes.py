@@ -52,7 +52,7 @@ class ConvolutionWatch:
         self._largest = 0
         self._can_be_asked = False
         self.missing_package = ""
-        """package to install; "" unless cuDNN is not installed"""
+        """name of the package that contains cuDNN; "": cuDNN is installed"""
 
     def set_version(self, version: int) -> None:
         """Set the version of the cuDNN that PyTorch was compiled for (90100 is 9.1.0)."""
@@ -61,7 +61,7 @@ class ConvolutionWatch:
     def begin(self) -> None:
         """Start counting."""
         if not self._can_be_asked or os.environ.get(LIBRARY):
-            keep_no_plans()  # the test runs again with workspaces of another size
+            keep_no_plans()  # a second run with other workspace sizes needs new plans
         self._start = self._library.convolutions()
         self._sizes_at_start = self._library.size_counts()
         self._library.largest_convolution()  # reading resets it

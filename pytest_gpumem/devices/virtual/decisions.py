@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     Site = tuple[str, int, str]
-    """file and line of user code, and the line of PyTorch that branches; "": user code does"""
+    """file and line of user code, and the line of PyTorch that branches; "": user code branches"""
     Row = tuple[str, int, str, int, int, int]
     """a site; the number of values that it branched on; the number of rows or elements that it
     selected by them, and from how many"""
@@ -31,11 +31,17 @@ MAX_READ: Final = 20_000
 """maximum number of values not computed that one line may branch on: no generated text is so long,
 and a loop that waits for such values ends within seconds"""
 MAX_SIZE: Final = 8
-"""bytes of the largest size that an operator reads from the device while no values are computed"""
+"""while no values are computed, a larger copy to the host (in bytes) counts as a tensor, not as a
+size that an operator reads"""
 MAX_SITES: Final = 3
 """maximum number of lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
-HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
+FORWARDING_FILES: Final = (
+    "torch/_ops.py",
+    "torch/_tensor.py",
+    "torch/overrides.py",
+    "/functional.py",
+)
 """PyTorch's files whose functions only forward calls, which are attributed to their callers"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 NO_OVERFLOW: Final = (
@@ -55,7 +61,8 @@ class Guesses:
     offered: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """for each read of an integer whose use was not seen: the line; it may have become a size"""
+    """for each read of an integer whose use was not seen: the line; the integer may have become a
+    size"""
 
     def all_lines(self) -> Counter[Site]:
         """Return the number of values per line, including those that may have become sizes."""
@@ -297,7 +304,7 @@ def site_of_read(frame: FrameType | None) -> Site:
         filename = frame.f_code.co_filename
         if is_users(filename):
             break
-        if not filename.startswith(OWN_FOLDER) and not filename.endswith(HANDING_ON):
+        if not filename.startswith(OWN_FOLDER) and not filename.endswith(FORWARDING_FILES):
             path = package_path(filename)
             within = f"{path}:{frame.f_lineno}" if path.startswith("torch/") else ""
         frame = frame.f_back

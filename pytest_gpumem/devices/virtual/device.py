@@ -169,7 +169,7 @@ class VirtualDevice(Device):
         """Load the library at ``path``, once per process; ``card`` is the devices' default card.
 
         Raises:
-            DeviceError: it cannot be loaded here, or torch is already imported.
+            DeviceError: the virtual GPU cannot be loaded here, or torch is already imported.
         """
         # obstacle() looks for torch, which may make the plugin load its session's virtual GPU: so
         # _loaded is read again afterwards.

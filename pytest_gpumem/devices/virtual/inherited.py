@@ -32,8 +32,9 @@ COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
-"""environment variable that passes the value of VISIBLE for the machine's own GPUs to child
-processes: "=" and the value, or nothing if VISIBLE is unset"""
+"""environment variable that passes the session's value of VISIBLE, which refers to real GPUs, to
+child processes: "=" and the value, or nothing if VISIBLE is unset. The native library ignores
+VISIBLE there unless it has another value"""
 LIBRARIES: Final = ":".join(map(str, native.ALL))
 SHAPE_CHECK: Final = Patch(
     "torch.distributed",

@@ -47,15 +47,16 @@ class ValueLimits(NamedTuple):
     budget: int
     """total bytes per test of all stored tensors larger than ``small``"""
     backed_small: int
-    """host memory used for device memory beyond which only small tensors are stored"""
+    """maximum host memory that device memory uses while no values are computed; also the maximum
+    size of a deferred tensor"""
     backed: int
-    """host memory that device memory may use"""
+    """maximum host memory that device memory uses while values are computed"""
     lost: int
-    """unknown results of operators beyond which only small tensors are stored"""
+    """if operators' unknown results exceed this, only small tensors are stored"""
 
 
 LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 4 << 30, 256 << 20, 2 << 30, 128 << 20)
-"""the native library's own limits: ``_check_layouts`` compares them"""
+"""a copy of the native library's limits: ``_check_layouts`` compares both"""
 
 
 class Capacities(NamedTuple):
@@ -120,7 +121,7 @@ class _AnswerStruct(ctypes.Structure):
 
 
 class EstimatedLibrary(NamedTuple):
-    """A library whose vendor does not document its sizes: native/base/estimated_libraries.h."""
+    """A library with undocumented workspace sizes (native/base/estimated_libraries.h)."""
 
     name: str
     note: str
@@ -139,7 +140,7 @@ class CopyFaults(NamedTuple):
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the copy that was queued when the first stray was made; of its last form"""
+    """bytes of the copy that was queued when the first stray was made, in its last form"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -166,7 +167,7 @@ class Account(NamedTuple):
 CAPACITIES: Final = Capacities(
     MAX_DEVICES, 1 << 40, 64, ctypes.sizeof(_CardStruct), 8 * len(Account._fields)
 )
-"""the native library's own sizes: ``_check_layouts`` compares them"""
+"""a copy of the native library's sizes: ``_check_layouts`` compares both"""
 
 
 class SizeCounts(NamedTuple):
@@ -245,7 +246,7 @@ class NativeLibrary:
     """The loaded library. It implements CUDA for every library that is loaded after it.
 
     Raises:
-        OSError: it is missing, cannot be loaded or was built from other sources.
+        OSError: the library is missing, cannot be loaded or was built from other sources.
     """
 
     # -- functions of the library, which run without a Python frame --
@@ -301,7 +302,7 @@ class NativeLibrary:
     short_ways: Callable[[int], None]
     """sets whether operators that compute nothing bypass Python"""
     tell_assumed: Callable[[int], None]
-    """tells whether any values are assumed: then every computed operator goes through Python"""
+    """sets whether any values are assumed: then Python handles every operator that is computed"""
     compute_values: Callable[[int], None]
     """sets whether Python writes operators' results: then their kernel launches change nothing"""
     tell_nonzeros: Callable[[int], None]
@@ -316,7 +317,8 @@ class NativeLibrary:
     forget_allocator_events: Callable[[], None]
     """clears the allocator's events at the start of a run"""
     cudnn_found: Callable[[], int]
-    """returns the version of the cuDNN that computes workspaces (90501 is 9.5.1); 0: none"""
+    """returns the version of the cuDNN that was found (90501 is 9.5.1); 0: none, or none was looked
+    for yet"""
 
     def __init__(self, path: Path = native.LIBRARY) -> None:
         self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)

@@ -67,7 +67,7 @@ def is_compared(version: str) -> bool:
 
 
 def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:
-    """Return NVIDIA's functions that torch's libraries import, and which the native library lacks.
+    """Return NVIDIA's functions that torch's libraries import, and those that are missing.
 
     Args:
         folder: torch's ``lib``.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLACEHOLDER: Final = b"libgpumem-stub-" + b"x" * 48
-"""SONAME of the stub that setup.py builds; each copy replaces it"""
+"""SONAME of the stub that setup.py builds; a copy has a missing library's SONAME in its place"""
 
 STUBBED: Final = re.compile(
     r"lib(cudart|cublas|cublasLt|cudnn\w*|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|"
@@ -41,7 +41,7 @@ STUBBED: Final = re.compile(
 CUDNN: Final = "libcudnn.so."
 
 OWN: Final = re.compile(r"lib(c10|caffe2|shm|torch)")
-"""prefixes of torch's own libraries; some of the others in their folder are never loaded"""
+"""prefixes of torch's own libraries: their folder contains other libraries that nothing loads"""
 
 _NEEDED, _HASH, _STRINGS, _SYMBOLS, _RPATH, _RUNPATH = 1, 4, 5, 6, 15, 29  # DT_NEEDED ... of elf.h
 _GNU_HASH = 0x6FFFFEF5
@@ -120,8 +120,8 @@ class SharedObject:
     def wanted_symbols(self) -> Iterator[bytes]:
         """Yield the global symbols that other libraries must define.
 
-        These symbols precede the first symbol in the hash table, so the hundreds of thousands that
-        torch defines are skipped.
+        They precede the first symbol in the GNU hash table, so the hundreds of thousands of symbols
+        that torch defines are skipped.
         """
         symbols, tables = self._values(_SYMBOLS), self._values(_GNU_HASH) or self._values(_HASH)
         if not symbols or not tables:
@@ -148,7 +148,7 @@ def missing_libraries(folder: Path) -> list[str]:
     needed_paths = [path for name, path in beside.items() if OWN.match(name)]
     present = {path.name for path in (*needed_paths, *native.ALL)}
     missing = set()
-    for path in needed_paths:  # the loop appends to it
+    for path in needed_paths:  # the loop appends to this list
         try:
             needed = SharedObject(path).dependencies()
         except (OSError, ValueError, struct.error):
@@ -207,7 +207,7 @@ def supply_missing_libraries(folder: Path | None = None, stub: Path = native.STU
             "installed, and which the virtual GPU cannot replace",
             "install torch with all packages that it requires, and report this torch",
         )
-    if not missing or unknown:  # torch's own import error is the better message then
+    if not missing or unknown:  # no CUDA library is missing: torch's import error names the others
         return []
     content = stub.read_bytes()
     with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as scratch:

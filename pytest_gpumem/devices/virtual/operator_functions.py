@@ -125,7 +125,7 @@ class OperatorFunctions:
         self.__dict__.update(functions)
         self.count_opened: Callable[[int], None] = library.gpumem_count_opened
         """counts this thread's operators that begin to run (1) or have ended (-1) and whose inner
-        operators are intercepted: none of these takes the short way"""
+        operators are intercepted: until they end, no operator of the thread takes the short way"""
 
 
 def _exchanging_functions() -> tuple[int | None, int | None]:

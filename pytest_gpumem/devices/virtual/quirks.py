@@ -46,7 +46,7 @@ FIRST_CUDA: Final = 13
 """oldest CUDA whose functions are replaced: CUDA 12's headers rename functions such as
 cudaGetDeviceProperties in C, so the library's function of that name is a different one"""
 OTHER_NAMES: Final = {"cudaGetDeviceCount": "gpumem_visible_device_count"}
-"""functions that return something else to PyTorch than to others, and those to use instead"""
+"""functions whose result for PyTorch is wrong for other callers, and their replacements"""
 _NAME_OF: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
 _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 
@@ -140,6 +140,6 @@ HOOKS: Final = {
 
 
 def install_hooks() -> None:
-    """Register the hooks for the imports of these libraries."""
+    """Register the functions of HOOKS for the imports of their modules."""
     for module, hook in HOOKS.items():
         IMPORTS.call_after(module, hook)

@@ -63,7 +63,7 @@ SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
 class NumberRead:
-    """The read of a number that no kernel computed, or of those that it was computed from."""
+    """Records how a program uses a number that no kernel computed, or that depends on such ones."""
 
     __slots__ = ("_decisions", "_guesses")
 
@@ -72,7 +72,7 @@ class NumberRead:
         if whole:
             guesses.unseen[self] = site_of_read(sys._getframe(1))
 
-    def tell(self) -> None:
+    def decide(self) -> None:
         """Record that the program branches on the number."""
         self.use()
         if self._decisions.holds(self._guesses):
@@ -83,7 +83,7 @@ class NumberRead:
         self._guesses.unseen.pop(self, None)
 
     def derive(self, *, whole: bool) -> NumberRead:
-        """Return the read of a number computed from this one."""
+        """Return the record of a number computed from this one."""
         return NumberRead(self._decisions, self._guesses, whole=whole)
 
 
@@ -116,7 +116,7 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 
     Args:
         number: a plain number, or a nested list of numbers.
-        read: the read that returned it.
+        read: records the use of the number, or of all numbers in the list.
     """
     if isinstance(number, list):
         return [uncertain(each, read) for each in number]
@@ -139,7 +139,7 @@ def plain_number(number: object) -> float | int | None:
     if isinstance(number, UncertainFloat):
         number.read.use()
     elif isinstance(number, UncertainInt):
-        number.read.tell()
+        number.read.decide()
     else:
         return None
     return _as_plain(number)
@@ -152,7 +152,7 @@ def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
     """
     if not isinstance(number, (UncertainFloat, UncertainInt)):
         return number
-    number.read.tell()
+    number.read.decide()
     return _as_plain(number)
 
 
@@ -171,7 +171,7 @@ def _telling(
         result, read = method(self, *operands), self.read
         if result is NotImplemented:
             return result
-        (read.tell if decides else read.use)()
+        (read.decide if decides else read.use)()
         return uncertain(result, read.derive(whole=type(result) is int)) if computes else result
 
     return call

@@ -33,8 +33,8 @@ class VirtualValues(ValueEngine):
         self._mode: ValueMode | None = None
         """the mode that computes values; None: none are computed"""
         self._kept_mode: ValueMode | None = None
-        """the process's only mode, kept because it knows the values of wider fixtures; None: no
-        values have been computed yet"""
+        """the process's only mode, kept because it knows the values of fixtures that several tests
+        share; None: no values have been computed yet"""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class VirtualValues(ValueEngine):
     @contextmanager
     def least_sizes(self) -> Iterator[None]:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.least_sizes`."""
-        assert self._mode is not None  # noqa: S101 - called only with such sizes
+        assert self._mode is not None  # noqa: S101 - upper bounds come from the mode
         assumptions = self._mode.host.assumptions
         assumptions.least_sizes = True
         try:

@@ -1,10 +1,10 @@
 """Hides the virtual GPU outside of marked tests, once torch is imported.
 
 PyTorch counts its devices once per process and caches the number, so the native runtime always
-reports the real number. The GPU is hidden above PyTorch: in the bindings behind
-``torch.cuda.is_available`` and ``torch.cuda.device_count``, so that even a name imported earlier
-(``from torch.cuda import is_available``) shows the real machine. (Below PyTorch, the native library
-hides the GPU from code that calls the driver or NVML.)
+reports all virtual devices. They are hidden in PyTorch's bindings behind
+``torch.cuda.is_available`` and ``torch.cuda.device_count``: a function imported earlier
+(``from torch.cuda import is_available``) finds no GPU either. (Below PyTorch, the native library
+hides the devices from code that calls the driver or NVML.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INITIALISATION: Final = Patch(
     "_cuda_init",
     reason="CUDA is not initialised while no GPU is shown: PyTorch keeps what its first try sees",
 )
-OTHERS_CODE: Final = ("site-packages", "dist-packages")
+INSTALLED_CODE: Final = ("site-packages", "dist-packages")
 """folders of installed packages, whose lines are not the user's"""
 HIDDEN: Final = (
     "No CUDA GPUs are available: the virtual GPU is visible only inside tests marked "
@@ -82,7 +82,7 @@ class Curtain:
         # torch.cuda's count, and torch.accelerator's, which is a count of its own before torch 2.8
         COUNTS.wrap(torch._C, self._counting)
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
-        INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # not in a build without CUDA
+        INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # a build without CUDA has none
 
     def _count(self) -> int:
         frame: FrameType | None = sys._getframe(1)
@@ -124,12 +124,12 @@ class Curtain:
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, or else of its project's; None: there is none."""
+        """Return the question of a test's file, or else of a file in its project, or None."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():
             place = Path(question.path)
-            if place.is_relative_to(root) and not set(place.parts) & set(OTHERS_CODE):
+            if place.is_relative_to(root) and not set(place.parts) & set(INSTALLED_CODE):
                 return question
         return None
 
@@ -137,7 +137,7 @@ class Curtain:
         """Set how many devices PyTorch's users see; 0 hides them."""
         self._shown = count
         LAST_COUNT.put(self._torch.cuda, {"_cached_device_count": None})
-        # The compiler caches for the whole process what it finds first, which may be no GPU, or an
+        # torch.compile caches these functions' first results for the whole process: no GPU, or an
         # earlier test's card.
         for name in COMPILERS_ANSWERS:
             module = sys.modules.get(name)

@@ -26,7 +26,7 @@ STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
     "may keep them until the program has waited for these streams, so peaks may be higher"
 )
-"""the note on such tensors if no range is reported"""
+"""the note on tensors that other streams use, if no range is reported"""
 
 
 class VirtualWorkspaces:
@@ -52,9 +52,9 @@ class VirtualWorkspaces:
         self._library.forget_allocator_events()
 
     def take(self, end: RangeEnd) -> None:
-        """Give each workspace of unknown size the size at one end of its range from now on.
+        """Use the usual, the smallest or the largest size of each range from now on.
 
-        A test has the usual sizes; benchmarks run a step at both ends of its range.
+        A test runs with the usual sizes; benchmarks run a step at both ends of its range.
         """
         import torch
 

@@ -125,8 +125,8 @@ def failure_words(test: Result | OwnOutcome) -> FailureWords:
     keeper = reasons[0] if reasons else ""
     cause = row_cause(test)
     # The cause of a growth or a leak already names the keepers.
-    is_told = verdict.kind is Kind.LEAKED or (verdict.causes and verdict.causes[0].keepers)
-    why = cause if is_told and cause else "; ".join(filter(None, (cause, keeper)))
+    cause_says_all = verdict.kind is Kind.LEAKED or (verdict.causes and verdict.causes[0].keepers)
+    why = cause if cause_says_all and cause else "; ".join(filter(None, (cause, keeper)))
     group = str(verdict.kind)
     if verdict.lead is not None:
         # A report that another program wrote may have no causes.
@@ -360,8 +360,8 @@ def name_html(test: Result | OwnOutcome) -> str:
 def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
     """Return a size's table cell.
 
-    Sections consist mostly of these, and a macro of the template takes ten times as long. ``label``
-    names the figure on a narrow screen, where the table has no columns.
+    Sections consist mostly of such cells, and a macro of the template takes ten times as long to
+    render one. ``label`` names the figure on a narrow screen, where the table has no columns.
     """
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
@@ -410,7 +410,7 @@ def row_html(entry: PageEntry) -> str:
     if isinstance(test, Result):
         batch, lead = test.batch_size, test.leading_comparison
         cells = [test.device_key, "" if batch is None else str(batch), *figure_cells(test)]
-        beyond = lead is not None and bool(beyond_tolerance([lead]))  # only that is colored
+        beyond = lead is not None and bool(beyond_tolerance([lead]))  # colors the change
     figures = []
     name = f"{test.nodeid} ({test.part})" if test.part else test.nodeid
     keys: list[str | float | None] = [printable(name)]

@@ -90,7 +90,7 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
     """Yield one test's failures, parts first, and whether a later one has the same command.
 
     A command that accepts the whole test also accepts its parts, and the snapshot is of the whole
-    test, so only the last result keeps them.
+    test: only the last result has the snapshot.
     """
     failed = [result for result in with_alike_ranks(results) if result.verdict.failed]
     failed.sort(key=lambda result: not result.part)

@@ -101,19 +101,19 @@ def _amount_lines(
     amount_width = max((len(row.nbytes) for row in rows), default=0)
     category_width = max((len(row.category) for row in rows), default=0)
     lines = []
-    told: set[str] = set()
+    named: set[str] = set()
     for row in rows:
         head = f"  {row.nbytes:>{amount_width}}  {row.category:<{category_width}}".rstrip(" ")
         place = _fitting(f"{head}  ", [printable(words) for words in row.places], cut_at)
         lines.append(CauseLine(place))
         names = {keeper.text for keeper in row.keepers}
-        if names and len(row.reasons) == len(row.keepers) and names <= told:
+        if names and len(row.reasons) == len(row.keepers) and names <= named:
             lines.append(CauseLine(f"{REASON_INDENT}kept by the same", below=True))
             continue
         for reason in row.reasons[:max_reasons]:
             clause = wrapped(REASON_INDENT, reason, width).splitlines()
             lines += [CauseLine(line, below=True) for line in clause]
-        told |= names
+        named |= names
     return lines
 
 

@@ -42,8 +42,8 @@ def failure_sections(
 ) -> list[StyledText]:
     """Return the lines on one test's failures, its parts' first: they are more specific.
 
-    If several results have the same command as next step, it is shown with the last, as is their
-    snapshot.
+    If several results have the same command as next step, only the last of them shows it, and only
+    the test's last failure shows its snapshot.
 
     ``max_rows`` None shows all; with ``whole_code`` source lines are not cut.
     """
@@ -106,8 +106,8 @@ def failure_section(
 def _explanation(result: Result, width: int, max_rows: int | None) -> list[str]:
     """Return two tables: a peak's categories, and the source lines that allocated it.
 
-    They are for the device that grew most, or else the fullest. A leak has one table, of the lines
-    whose memory stayed.
+    They are for the device of the leading comparison, or else the first device. A leak has one
+    table, of the lines whose memory stayed.
     """
     measurement = result.measurement
     if measurement is None:

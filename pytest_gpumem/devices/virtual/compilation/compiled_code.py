@@ -36,15 +36,15 @@ BESIDE_OTHERS: Final = (
 )
 
 
-def preceded_by(tell: Callable[..., object]) -> Callable[[Any], Any]:
-    """Return a wrapper for a function of PyTorch that calls ``tell`` first, with its arguments."""
+def preceded_by(call_first: Callable[..., object]) -> Callable[[Any], Any]:
+    """Return a wrapper for PyTorch functions that first calls ``call_first`` with the arguments."""
 
-    def told(function: Any, *args: Any, **options: Any) -> Any:
+    def wrapper(function: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        tell(*args, **options)
+        call_first(*args, **options)
         return function(*args, **options)
 
-    return wrapped_by(told)
+    return wrapped_by(wrapper)
 
 
 class CompiledCode:

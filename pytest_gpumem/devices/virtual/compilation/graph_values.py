@@ -132,7 +132,7 @@ class GraphProgram:
         """for each input that the code writes: index of the node of its last value; -1: unknown"""
         self.roots: dict[int, int] = {place: place for place in self.inputs}
         """for each input, and for each view of one: index of the input"""
-        self.is_told = True
+        self.is_complete = True
         """whether the graph contains everything that the code writes"""
         self._read()
         last: dict[int, int] = {}
@@ -166,7 +166,7 @@ class GraphProgram:
             if traits.op._schema.name == COPY and target in self.inputs:
                 self.changed[target] = args[1].place if isinstance(args[1], Ref) else -1
             else:
-                self.is_told = False
+                self.is_complete = False
 
 
 class Read(NamedTuple):
@@ -201,7 +201,7 @@ def call_with_values(
     tensors = (value for value in inputs if isinstance(value, Tensor))
     if (
         program is None
-        or not program.is_told
+        or not program.is_complete
         or len(inputs) != len(program.inputs)
         or not all(type(tensor) in PLAIN for tensor in tensors)
     ):
@@ -665,6 +665,6 @@ RANDOM: Final[dict[str, Callable[..., Any]]] = {
     "prims::inductor_randint": lambda low, high, size, seed: torch.randint(
         low, high, size, generator=torch.Generator().manual_seed(int(seed))
     ),
-    "prims::inductor_lookup_seed": lambda seeds, index: seeds[index].clone(),  # 2.6 has a view
+    "prims::inductor_lookup_seed": lambda seeds, index: seeds[index].clone(),  # torch 2.6: a view
 }
 """Inductor's own random operators, as computed on the host"""

@@ -2,10 +2,10 @@
 
 A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
 that flushes the GPU's cache, and with copies of what the kernel writes. A later run loads the
-choice from a cache and allocates none of it. Here all times are equal, so the first configuration
-is selected and nothing is allocated: a step has the peak of a run with warm caches. The upper bound
-of the step's range includes what a GPU would allocate. It does so in each test that runs such a
-kernel, first in its process or not, with cold caches and with warm ones.
+choice from a cache and allocates neither. Here all times are equal, so the first configuration is
+selected and nothing is allocated: a step has the peak of a run with warm caches. The upper bound of
+the step's range includes what a GPU would allocate. This holds for each test that runs such a
+kernel, whether or not it is the first in its process, with cold and with warm caches.
 
 Each kernel's blocks are reported with their times, because the allocator's cache reuses one
 kernel's memory for the next: the sum of all blocks is hundreds of times what a GPU reserves in
@@ -82,21 +82,21 @@ class KernelTiming:
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
-        self._asked = False
+        self._was_timed = False
         self._timed: WeakSet[Any] = WeakSet()
         """Inductor kernels for which this process requested times"""
-        self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._reported: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """for each kernel that a GPU would time in this run: the most bytes reported for its
         copies"""
 
     def begin(self) -> None:
         """Reset what the last run recorded."""
-        self._asked = False
-        self._told.clear()
+        self._was_timed = False
+        self._reported.clear()
 
     def notes(self) -> list[str]:
         """Return sentences on timing that a reader of the figures needs."""
-        return [NOT_TIMED] * self._asked
+        return [NOT_TIMED] * self._was_timed
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield the functions to wrap, with their wrappers."""
@@ -113,7 +113,7 @@ class KernelTiming:
     def _benchmark(self, method: Any, *arguments: Any, **options: Any) -> Any:
         if not is_shown():
             return method(*arguments, **options)
-        self._asked = True
+        self._was_timed = True
         return [TIME] if options.get("return_mode") == "all" else TIME
 
     # -- Inductor's kernels --
@@ -125,8 +125,8 @@ class KernelTiming:
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         """Report a kernel's memory at its first call in a run, if its times were requested."""
-        if tuner in self._timed and tuner not in self._told and is_shown():
-            self._tell(tuner, inductors_copies(tuner, args, kwargs), flushed())
+        if tuner in self._timed and tuner not in self._reported and is_shown():
+            self._report(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
     # -- kernels that a program tunes by Triton --
 
@@ -149,15 +149,15 @@ class KernelTiming:
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown():
             # Triton caches a choice by the call's arguments: any call may be the first with these.
-            self._tell(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
+            self._report(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 
-    def _tell(self, tuner: Any, copies: list[int], buffer: int) -> None:
+    def _report(self, tuner: Any, copies: list[int], buffer: int) -> None:
         """Report the memory that timing a kernel takes, unless this run reported as much before."""
-        if sum(copies) > self._told.get(tuner, -1):
-            self._told[tuner] = sum(copies)
-            self._asked = True
+        if sum(copies) > self._reported.get(tuner, -1):
+            self._reported[tuner] = sum(copies)
+            self._was_timed = True
             add_timed(self._workspaces, copies, buffer)
 
 

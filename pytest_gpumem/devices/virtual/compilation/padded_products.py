@@ -137,7 +137,7 @@ class PaddedProducts:
 
     def __init__(self, workspaces: VirtualWorkspaces) -> None:
         self._workspaces = workspaces
-        self._asked: dict[Product, None] = {}
+        self._requested: dict[Product, None] = {}
         """products considered since code was last compiled"""
         self._products: dict[Product, None] = {}
         """products of compiled code that this run has called"""
@@ -163,7 +163,7 @@ class PaddedProducts:
 
     def wrappers(self) -> Iterator[tuple[Patch, Callable[[Any], Any]]]:
         """Yield the functions to wrap, with their wrappers."""
-        yield KEYS, preceded_by(self._note_asked)
+        yield KEYS, preceded_by(self._note_requested)
         # False means "not faster" to PyTorch: its cache may contain a real GPU's results, and
         # without a result PyTorch would allocate operands of full size to time them.
         yield ANSWERS, lambda look_up: lambda key: False if is_shown() else look_up(key)
@@ -172,17 +172,17 @@ class PaddedProducts:
 
     # -- while it compiles --
 
-    def _note_asked(self, _match: object, *args: Any, **options: Any) -> None:
+    def _note_requested(self, _match: object, *args: Any, **options: Any) -> None:
         """Record a product when PyTorch creates the key of the product in a cache."""
         if is_shown() and not options.get("is_base_time_key"):
-            self._asked[asked_product(sys.modules[KEYS.module], *args)] = None
+            self._requested[asked_product(sys.modules[KEYS.module], *args)] = None
 
     def _compile(self, make: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         compiled = make(*args, **options)
-        if self._asked and hasattr(compiled, "current_callable"):
-            setattr(compiled, PRODUCTS, tuple(map(tuple, self._asked)))
-            self._asked.clear()
+        if self._requested and hasattr(compiled, "current_callable"):
+            setattr(compiled, PRODUCTS, tuple(map(tuple, self._requested)))
+            self._requested.clear()
         return compiled
 
     # -- while it runs --
@@ -193,7 +193,7 @@ class PaddedProducts:
         if products and is_shown():
             # Code cached by an earlier version has more fields: use the first ones.
             fields_of = (product[: len(Product._fields)] for product in products)
-            self._tell(compiled, [Product(*of_product) for of_product in fields_of])
+            self._report(compiled, [Product(*of_product) for of_product in fields_of])
         if not self._products:
             return call(compiled, *args, **options)
         settings = getattr(compiled, "fx_kwargs", None) or {}
@@ -211,7 +211,7 @@ class PaddedProducts:
                 for numbers in self._saved.pop():
                     self._workspaces.keep_until(numbers, time_ns() / 1000)
 
-    def _tell(self, compiled: Any, products: Sequence[Product]) -> None:
+    def _report(self, compiled: Any, products: Sequence[Product]) -> None:
         """Report the memory for timing, as if this run had just compiled the code."""
         reference = self._called.get(id(compiled))
         if reference is not None and reference() is compiled:

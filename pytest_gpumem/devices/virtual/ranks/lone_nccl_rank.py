@@ -1,4 +1,4 @@
-"""Runs one rank alone in PyTorch's own NCCL process group, which allocates the same buffers.
+"""Runs one rank alone in PyTorch's own NCCL process group, with the buffers of a real group.
 
 The native library stands in for NCCL.
 """

@@ -1,8 +1,8 @@
 """Carries objects between ranks: PyTorch's ``send_object_list`` and ``recv_object_list``.
 
 The results of ``send`` and ``recv`` are unknown on the virtual GPU. The bytes of a pickled object
-have to be known, because pipeline stages exchange their shapes this way: they go through the ranks'
-store.
+have to be known, because pipeline stages exchange their shapes this way. So these bytes go through
+the ranks' store.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ and queues the bytes of these copies in order; PyTorch's own code then allocates
 memory, and outputs of the true size.
 
 Which copies an operator makes is in PyTorch's source (aten/src/ATen/native) and was observed at run
-time with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 make others. If versions
+time with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 differ. If versions
 copy the same number in different sizes, the entry is a tuple of its forms. Another version may make
 other copies: the native library uses no queued bytes for a copy of another size, and reports it.
 tests/tables/operators-that-read-back.md lists all.
@@ -403,7 +403,7 @@ copies("aten::_ctc_loss")(lambda *_: [])  # tagged data-dependent, but it reads 
 
 @copies("aten::segment_reduce")
 def segment_reduce_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return the minimum length, and a flag that all add up: an unsafe call skips both checks."""
+    """Return the minimum length, and whether lengths add up; an unsafe call skips both checks."""
     if args.lengths is None or args.unsafe or not args.data.numel():
         return []
     return [_content(over_device_memory(args.lengths).min()), bytes([True])]

@@ -43,7 +43,8 @@ MAX_KEPT: Final = 128 << 20
 """maximum bytes of host memory for the arguments of all recipes"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """dtypes of masks, token ids, edges and labels. Arguments on the host may be large if they have one
-of these dtypes; others, such as batches of images and weights, are only kept if they are small."""
+of these dtypes; arguments of other dtypes, such as batches of images and weights, are only kept if
+they are small."""
 ZEROS: Final = {"zeros", "zeros_like", "new_zeros"}
 COPYING: Final = {"clone", "_to_copy"}
 """operators that copy a tensor, and are handled like pointwise operators"""

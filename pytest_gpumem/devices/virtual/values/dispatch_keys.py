@@ -46,7 +46,7 @@ def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
 
 
 def numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
-    """Return arguments with numbers in tensors' places as tensors, as PyTorch's own call has them.
+    """Replace numbers in tensors' places by tensors, as in PyTorch's own calls of the operator.
 
     None stays: it means a missing tensor, such as attention's seed before torch 2.7.
     """

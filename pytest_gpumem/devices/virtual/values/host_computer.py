@@ -1,6 +1,6 @@
 """Computes operators on the host, within a test's budget.
 
-Unknown inputs of an operator that decides sizes or branches are assumed.
+If the result of an operator decides sizes or branches, small unknown inputs are assumed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""types of tensors whose data pointer is the address of their values; others are wrappers"""
+"""types of tensors whose data pointer is the address of their values; other types are wrappers"""
 NUMBERS: Final = {bool, int, float, complex}
 
 
@@ -83,7 +83,7 @@ def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Return a sparse tensor like ``tensor`` of other parts; if it is plain, its only part."""
+    """Return a sparse tensor like ``tensor`` with these parts; for a plain one, the only part."""
     if tensor.layout is torch.sparse_coo:
         result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(*parts, tensor.shape)
         result = result._coalesced_(tensor.is_coalesced())
@@ -169,7 +169,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
 
 
 def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
-    """Return each tensor of a CUDA result with the host's in its place; None: it has none."""
+    """Pair each tensor of a CUDA result with the host's tensor; None: the host has none."""
     if isinstance(result, Tensor):
         return [(result, host if isinstance(host, Tensor) else None)]
     pairs: list[tuple[Tensor, Tensor | None]] = []

@@ -194,7 +194,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
 
 
 def _intercept_later(op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run an operator registered after our kernels; look up a name now, as it may change."""
+    """Run an operator registered after our kernels; its name may have another schema by now."""
     __tracebackhide__ = True
     try:
         op = present_operator(op) if isinstance(op, str) else op

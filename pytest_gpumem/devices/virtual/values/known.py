@@ -1,6 +1,6 @@
 """Tracks known and assumed values, and writes them to device memory.
 
-A value is known, unknown, or assumed: plausible, and known to be a guess. Two states are not
+A value is known, unknown, or assumed: a plausible guess, marked as such. Two states are not
 enough. If values were assumed only when they are read, by their dtype alone, all tokens of a
 mixture of experts would go to expert 0, ``isfinite`` of a large tensor would be true or false by
 chance, and a mask and its opposite would have sizes that do not add up. So the results of some
@@ -182,7 +182,7 @@ class Assumptions:
         return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR
 
     def of_result(self, call: OperatorCall, result: Tensor) -> Tensor | None:
-        """Return values for a result of unknown tensors; None: leave it unknown for now."""
+        """Return values for an operator's result on unknown inputs; None: leave it unknown."""
         name = call.name
         source = call.args[0] if call.args else None
         if name in TRUE_FOR | FALSE_FOR and result.dtype == torch.bool:

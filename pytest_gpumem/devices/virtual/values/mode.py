@@ -73,7 +73,8 @@ if TYPE_CHECKING:
 class ValueMode:
     """Computes operators' values while it is entered.
 
-    It computes those of the thread that enters it, and of the threads that this one starts.
+    Only the operators of the thread that enters it, and of the threads that this thread starts, are
+    computed.
     """
 
     current: ClassVar[ValueMode | None] = None
@@ -98,7 +99,7 @@ class ValueMode:
         self.values, self.deferred = self.host.values, self.host.deferred
         self.count, self.forget = library.count_operators, library.forget
         self.in_operator = library.in_operator
-        self.sizes_told = False
+        self.sizes_queued = False
         """whether all sizes that the running operator reads back are queued"""
         self.running_here = RunningHere()
         self.sparse = SparseOperators(
@@ -136,7 +137,7 @@ class ValueMode:
         __tracebackhide__ = True
         traits, wants = call.traits, self.running_here.compiled
         try:
-            if wants is not None and not wants(call):  # compiled code, which reads nothing back
+            if wants is not None and not wants(call):  # in compiled code, and reads nothing back
                 return call.op._op(*call.args, **call.kwargs)
             is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
             is_opened = is_opened and traits.op._schema.name not in COPIES
@@ -158,10 +159,10 @@ class ValueMode:
         counts = self.decisions.counts if traits.data_dependent else (0, 0)
         if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
             plan = (self._before_read if traits.reads_back else self._before_other)(call)
-        is_told = self.sizes_told or (plan is not None and plan.result is not None)
+        sizes_are_queued = self.sizes_queued or (plan is not None and plan.result is not None)
         # The operator reads back memory that its own kernels wrote: values known at that address
         # belong to an earlier tensor.
-        reads_unknown = traits.data_dependent and not is_told
+        reads_unknown = traits.data_dependent and not sizes_are_queued
         if reads_unknown:
             self._library.compute_values(0)
         self.count(1)
@@ -211,7 +212,7 @@ class ValueMode:
             here.opened, here.count = outer, -1
             self.count(-1)
         opened.begin_inner()
-        self.finish_opened(call, result, plan, opened.told())
+        self.finish_opened(call, result, plan, opened.up_to_date())
         if outer is not None:
             outer.end_inner(call, result)
         return result
@@ -233,11 +234,11 @@ class ValueMode:
         call: OperatorCall,
         result: object,
         plan: HostCall | None,
-        told: Sequence[tuple[int, int]],
+        up_to_date: Sequence[tuple[int, int]],
     ) -> None:
-        """Write the results of ``_run_opened``, except at the addresses in ``told``."""
+        """Write the results of ``_run_opened``, except at the addresses in ``up_to_date``."""
         with OneThread(self.host.full):
-            self.sparse.finish(call, result, plan, told)
+            self.sparse.finish(call, result, plan, up_to_date)
 
     # -- before and after a CUDA operator --
 
@@ -250,8 +251,8 @@ class ValueMode:
         """
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
-        self.sizes_told = masks == []  # its indices are integers, which it does not read back
-        copies = None if self.sizes_told else COPIES.get(call.op._schema.name)
+        self.sizes_queued = masks == []  # its indices are integers, which it does not read back
+        copies = None if self.sizes_queued else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self.host.writes_computed(call.written()):
             return None
@@ -263,14 +264,14 @@ class ValueMode:
             return plan
         if plan is None and copies is not None and call.name == "nonzero":
             plan = self._nonzero_of_few(call)
-        self._tell_sizes(call, plan, copies, masks)
+        self._queue_sizes(call, plan, copies, masks)
         if self.values.are_assumed(masks or filter(is_plain, call.parts())):
             self.decisions.seen_assumed()
         if plan is None and copies is not None and call.name in COMPARING:
             self.decisions.seen_assumed()
             plan = HostCall(call.args, call.kwargs, assumed=True, result=(True,))
             self._queue(copies(True, call.by_name()))  # noqa: FBT003 - True is its result
-        self.decisions.answered = plan is not None or self.sizes_told
+        self.decisions.answered = plan is not None or self.sizes_queued
         if plan is not None and plan.result is None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             with OneThread(self.host.full):
@@ -285,7 +286,7 @@ class ValueMode:
     @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
         """Compute the number that ``item()`` reads; return its call, or None if it is unknown."""
-        tensor, self.sizes_told = call.args[0], False
+        tensor, self.sizes_queued = call.args[0], False
         if not tensor.is_cuda:
             return None
         host = self.host
@@ -325,7 +326,7 @@ class ValueMode:
             return False
         return self.deferred.note_few(tensor, few_of())
 
-    def _tell_sizes(
+    def _queue_sizes(
         self,
         call: OperatorCall,
         plan: HostCall | None,
@@ -338,10 +339,10 @@ class ValueMode:
         if masks and self.host.are_readable(masks):
             if call.name == "_coalesce" and not self.host.could_be_known(masks[0]):
                 self.sparse.spread(call.args[0])
-            self.sizes_told = all(
+            self.sizes_queued = all(
                 self.host.make_known(mask) or self.host.assume(mask) for mask in masks
             )
-            if self.sizes_told:
+            if self.sizes_queued:
                 self._queue(copies(None, call.by_name()))
                 return
         mask = masks[0] if masks and masks[0].dtype in BYTE_MASKS else None
@@ -359,7 +360,7 @@ class ValueMode:
         if few is None or few.assumed:
             self.decisions.seen_assumed()
         self._queue(copies(None, call.by_name(share)))
-        self.sizes_told = True
+        self.sizes_queued = True
 
     def _queue(self, answers: Sequence[Answer]) -> None:
         for forms in answers:
@@ -503,8 +504,6 @@ class ValueMode:
             self.values.forget(tensor)
         else:
             self.values.write(tensor, values, assumed=True)
-
-    # -- random numbers --
 
 
 # -- functions that the native library calls --

@@ -1,4 +1,4 @@
-"""CPU equivalents of normalizations: cuDNN's, and those whose results differ in form or dtype."""
+"""CPU equivalents of normalizations that are cuDNN's, or whose results differ on CUDA."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def batch_norm(args: Arguments) -> tuple[Tensor, ...]:
     return targets
 
 
-# These three return no reserve space: the equivalents of their backward passes do not read it.
+# The next three return no reserve space: the equivalents of their backward passes do not read it.
 equivalent_of_arguments("aten::cudnn_batch_norm")(
     lambda args: (
         *_batch_norm(args, args.training, args.exponential_average_factor, args.epsilon),

@@ -448,7 +448,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
 
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:
-    """Return whether an operator only returns views of its arguments, or what is not a tensor."""
+    """Return whether an operator only returns views of its arguments, or no tensors."""
     if schema.name.partition("::")[2] in UNWRITTEN:
         return True
     tensors = [result for result in schema.returns if "Tensor" in str(result.type)]

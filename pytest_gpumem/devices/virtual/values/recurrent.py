@@ -80,7 +80,7 @@ def _forward(
 
 @equivalent_of_arguments("aten::_cudnn_rnn")
 def cudnn_rnn(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the output and the last states; the reserve space is not needed."""
+    """Return the output and the last states, but no reserve space: no equivalent reads it."""
     weights = _weights_in_shape(args)
     result = _forward(args, args.input, weights, args.hx, args.cx)
     last_cell = result[2] if args.mode == LSTM else args.input.new_empty(0)

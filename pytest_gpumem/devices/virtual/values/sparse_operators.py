@@ -102,7 +102,7 @@ class SparseOperators:
         call: OperatorCall,
         result: object,
         host_call: HostCall | None,
-        told: Sequence[tuple[int, int]],
+        up_to_date: Sequence[tuple[int, int]],
     ) -> None:
         """Write the parts that an operator's own kernels wrote, or mark them as unknown.
 
@@ -110,13 +110,13 @@ class SparseOperators:
             call: the operator's call, which has run.
             result: its result.
             host_call: returned by ``prepared``.
-            told: start and end addresses of memory whose known values are certainly up to date.
+            up_to_date: start and end addresses of memory whose known values are up to date.
         """
         written, outputs = call.written(), tensors_in(result)
         read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]
-        told = [*told, *extents_of(read)]
+        up_to_date = [*up_to_date, *extents_of(read)]
         for start, end in extents_of((*outputs, *written)):
-            if not any(first <= start and end <= last for first, last in told):
+            if not any(first <= start and end <= last for first, last in up_to_date):
                 self._values.forget_range(start, end)
         made = [part for tensor in (*outputs, *written) for part in parts_of(tensor)]
         if all(map(self._is_computed, made)):
@@ -250,7 +250,7 @@ class OpenOperator:
         """start and end addresses of the memory that inner operators have written since this
         operator last launched a kernel itself"""
 
-    def told(self) -> list[tuple[int, int]]:
+    def up_to_date(self) -> list[tuple[int, int]]:
         """Return start and end addresses of memory whose known values are certainly up to date."""
         return self._arguments + self._written
 
@@ -281,7 +281,7 @@ class OpenOperator:
 
     def _tells(self, start: int, end: int) -> bool:
         """Return whether known values between two addresses are certainly up to date."""
-        if any(first <= start and end <= last for first, last in self.told()):
+        if any(first <= start and end <= last for first, last in self.up_to_date()):
             return True
         return self._outer is not None and self._outer._tells(start, end)
 

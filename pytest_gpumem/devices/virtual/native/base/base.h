@@ -70,7 +70,7 @@ typedef struct {
     int32_t clock_rate_khz;
 } gm_card;
 
-/* A device's accounts, in bytes. Python's _AccountStruct has the same layout. */
+/* A device's account: bytes and numbers of calls. Python's Account has the same fields, in this order. */
 typedef struct {
     uint64_t charged;      /* allocated on the device now, in units of 2 MiB */
     uint64_t peak_charged; /* peak since the last reset */
@@ -127,15 +127,16 @@ void gm_note_sizes(int library);
 
 /* ---- sizes.c: workspaces whose size lies in a range ---- */
 
-/* How long PyTorch keeps a workspace: until the call that it is for has ended; as long as the block allocated last before
- * it; until the descriptors of an operation are destroyed. */
+/* How long PyTorch keeps a workspace: until its call has ended (GM_PASSING); as long as the block allocated just before it
+ * (GM_KEPT); until an operation's descriptors are destroyed (GM_HELD, ended by GM_HELD_END). Those of GM_IN_USE
+ * and GM_PLANNED are recorded when a call receives them (gm_workspace_in_use): without a plan, and from a plan. */
 typedef enum { GM_PASSING, GM_KEPT, GM_HELD, GM_HELD_END, GM_IN_USE, GM_PLANNED } gm_use;
 uint64_t gm_size_between(gm_use use, uint64_t least, uint64_t usual, uint64_t most); /* the size that this run uses */
 uint64_t gm_size_up_to(gm_use use, uint64_t most); /* zero, or the upper bound: limits are checked against that */
 /* A library received a workspace for one call, with a size in this range. If a plan's workspace (GM_PLANNED) does not
  * fit, PyTorch uses another plan; `graph`: if it timed the plan. */
 void gm_workspace_in_use(gm_use use, const void *address, uint64_t least, uint64_t usual, uint64_t most, uint64_t graph);
-void gm_workspaces_end(void); /* of those held until now */
+void gm_workspaces_end(void); /* all GM_HELD workspaces until now are freed */
 float gm_plan_milliseconds(uint64_t graph, uint64_t workspace); /* time of a cuDNN plan, as reported to PyTorch */
 bool gm_admits_plan(uint64_t graph, uint64_t workspace);        /* false: a timed plan that was not selected */
 

@@ -1,5 +1,4 @@
-/* The machine's clock, its devices, and which of them the process sees: it may be started with another
- * CUDA_VISIBLE_DEVICES. */
+/* The machine's clock, its devices, and which of them the process sees, if it was started with CUDA_VISIBLE_DEVICES. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -94,8 +93,8 @@ static int show_named(const char *list) {
     return named_count;
 }
 
-/* The inherited value of the session refers to the machine's real GPUs: it is removed, as PyTorch reads it too. Any other
- * value was set by the program for the process that it starts. */
+/* A value of CUDA_VISIBLE_DEVICES that the process has inherited from the session refers to the machine's real GPUs: it
+ * is removed, because PyTorch reads it too. Any other value was set by the program for the process that it starts. */
 int gm_shown_to_this_process(void) {
     const char *inherited = getenv("GPUMEM_INHERITED_VISIBLE"), *value = getenv("CUDA_VISIBLE_DEVICES");
     if (!value) return machine_devices;

@@ -35,7 +35,7 @@ static struct {
 static void (*exclude)(uint16_t key, bool on); /* excludes a dispatch key of PyTorch on this thread */
 static uint16_t key;
 
-/* Flags that Python passes for an operator: see Ways in operator_functions.py. */
+/* Flags that Python passes for an operator: see OperatorFlags in operator_functions.py. */
 enum { SHORT = 1, LIKE = 2, CONSTANT = 4, COPIES = 8, ASSUMED = 16, READS = 32, ALLOCATES = 64, COMPUTES = 128, CHEAP = 256,
        THREADS = 512, INDEXES = 1024, CHANGES = 2048, RETURNS = 4096, SCATTERS = 8192 };
 
@@ -616,7 +616,7 @@ static bool finishes(const operator_note *note, object args, object kwargs, obje
 static outcome computes(const operator_note *note, object args, object kwargs, object result) {
     extent it;
     if (note->flags & ALLOCATES && !any_assumed && !gm_any_capture() && look(result, &it) == ON_DEVICE && it.bytes) {
-        /* Any bytes will do: code that writes them part by part has all of them known in the end. */
+        /* Any bytes count as known values: if a program writes the tensor part by part, all of it is known. */
         gm_open_for_writing((void *)(uintptr_t)it.address, it.span);
         return COMPUTED;
     }
@@ -695,7 +695,7 @@ static object change(const operator_note *note, const arguments *seen, object ar
     return result;
 }
 
-/* The kernel; "number" is of the operator's note. */
+/* The kernel of all operators; "number" is the index of an operator's note. */
 static object run_operator(object number, object args, object kwargs) {
     operator_note note = notes[PyLong_AsUnsignedLongLong(number)]; /* a copy: adding notes moves them */
     if (!is_on || opened || !(note.flags & SHORT)) return PyObject_Call(note.slow, args, kwargs);
@@ -725,7 +725,7 @@ bool gm_reads_argument(void) { return reads_argument; }
 /* Sets whether any call takes the short way. */
 GM_API void gpumem_short_ways(int on) { is_on = on; }
 
-/* Counts this thread's running operators whose inner operators are seen: none of these takes the short way. */
+/* Counts this thread's running operators whose inner operators are seen: until they end, no call takes the short way. */
 GM_API void gpumem_count_opened(int change) { opened += change; }
 
 /* Whether this thread runs an operator that is seen as a whole: the operator declares what its own kernels write. */
@@ -777,8 +777,8 @@ static object over(object module, object value) {
     return made ? made : new_reference(Py_None);
 }
 
-/* Writes the host's values, the second argument, to a device tensor: whether there is room; None: the two differ in form,
- * and Python does it. */
+/* Writes the host's values, the second argument, to a device tensor, and returns whether there is room; None: the two
+ * differ in form, and nothing is written. */
 static object put_values(object module, const object *arguments, intptr_t count) {
     object answer = Py_None;
     extent it, from;

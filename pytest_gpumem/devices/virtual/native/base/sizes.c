@@ -1,4 +1,4 @@
-/* Sizes of workspaces that a library chooses and no manual documents: they lie in a range, and a run uses one end of it.
+/* Sizes of workspaces that a library chooses and no manual documents: they lie in a range, of which a run uses one size.
  *
  * - Estimates: the usual, the smallest or the largest size.
  * - Sizes of which only an upper bound is known: zero, or the bound.
@@ -26,7 +26,7 @@ static size_t plan_count, plan_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
 
-/* The ranges that were queried, in order: from them and a run's requests the ends of its peaks are computed. */
+/* The ranges that were queried, in order: with them and a run's requests the range of its peaks is computed. */
 enum { MAX_NOTES = 1 << 20 };
 typedef struct note {
     uint64_t time, address, least, usual, most, graph; /* time: nanoseconds since 1970 */
@@ -76,7 +76,7 @@ static timed *find_timed(uint64_t graph) {
     return NULL;
 }
 
-/* The binary logarithm, nearly. Times between 1 and 2 ms then distinguish all sizes, also the largest. */
+/* Approximates the binary logarithm, so that times between 1 and 2 ms distinguish all sizes, also the largest. */
 static float logarithm(uint64_t size) {
     int exponent = 63 - __builtin_clzll(size | 1);
     return (float)exponent + (float)((double)size / (double)(1ULL << exponent) - 1);
@@ -114,7 +114,8 @@ bool gm_admits_plan(uint64_t graph, uint64_t workspace) {
     return admitted;
 }
 
-/* Uses this end of all ranges from now on. The plans that were timed earlier determine which plan is the smallest. */
+/* Uses the usual (0), the smallest (1) or the largest (2) size of all ranges from now on. Plans that were timed earlier
+ * are remembered for the smallest: they determine which plan that is. */
 GM_API void gpumem_take_sizes(int end) {
     atomic_store(&end_of_range, end);
     empty_cache(true);
@@ -144,7 +145,7 @@ GM_API uint64_t gpumem_workspaces(note *out, uint64_t room) {
 GM_API void gpumem_switch_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
 
 /* Returns how many sizes so far may be smaller, or larger; how many choices of plans there were; and how many of the
- * larger have no estimate. */
+ * sizes that may be larger have no estimate. */
 GM_API void gpumem_uncertain_sizes(uint64_t out[4]) {
     out[0] = atomic_load(&smaller);
     out[1] = atomic_load(&larger);

@@ -67,7 +67,7 @@ void gm_note_sizes(int library) { atomic_fetch_add_explicit(&estimates[library],
 /* ---- child processes of a marked test: this library is preloaded into them, and a variable is set ---- */
 
 /* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. A launcher's
- * ranks select devices by their numbers on this machine: there are as many devices as ranks. */
+ * ranks select devices by LOCAL_RANK: there are at least LOCAL_WORLD_SIZE devices. */
 __attribute__((constructor)) static void inherit(void) {
     const char *description = getenv("GPUMEM_VIRTUAL"), *launched = getenv("LOCAL_WORLD_SIZE");
     int count, cuda, cudnn, used = 0, ranks = launched ? atoi(launched) : 0;
@@ -125,7 +125,7 @@ GM_API const char *gpumem_describe(int count) {
     return description;
 }
 
-/* Returns how many sizes have been estimated in total: if it did not change, none was. */
+/* Returns how many sizes have been estimated so far: while this is unchanged, gpumem_guesses is, too. */
 GM_API uint64_t gpumem_guessed(void) {
     uint64_t total = 0;
     for (int i = 0; i < GM_ESTIMATED; i++) total += atomic_load(&estimates[i]);
@@ -138,7 +138,7 @@ GM_API uint64_t gpumem_estimated_libraries(const estimated_library **libraries) 
     return GM_ESTIMATED;
 }
 
-/* Returns how often each of them was queried for a size. */
+/* Returns how often each library with estimated sizes was queried for a size. */
 GM_API void gpumem_guesses(uint64_t *counts) {
     for (int i = 0; i < GM_ESTIMATED; i++) counts[i] = atomic_load(&estimates[i]);
 }

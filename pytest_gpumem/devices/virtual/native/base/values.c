@@ -42,8 +42,8 @@ static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
 static gm_intervals known;  /* in bytes */
 static gm_intervals backed; /* in pages that may use host memory */
 static gm_intervals shared; /* with other processes, which may write there */
-/* Numbers of known and deferred ranges, and of pages and shared ranges: reading them without the lock saves most calls
- * the lock. */
+/* Numbers of known and deferred ranges, and of pages and shared ranges, which are read without the lock: if they are
+ * zero, as in most calls, nothing has to be looked up under it. */
 static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool computing; /* Python computes values, and declares what an operator of PyTorch writes */
@@ -313,8 +313,8 @@ void gm_fill(void *address, int value, uint64_t size) {
 
 /* ---- functions that Python calls ---- */
 
-/* Returns the limits: bytes of a small piece, of the largest piece, of the sum of all larger ones, and of pages that use
- * host memory. */
+/* Returns the limits in bytes: of a small piece, of the largest piece, of the sum of all pieces larger than small ones,
+ * of pages that use host memory without and with such pieces, and of unknown results. */
 GM_API void gpumem_value_limits(uint64_t out[6]) {
     const uint64_t limits[] = {SMALL_PIECE, LARGEST_PIECE, BUDGET, BACKED_SMALL, BACKED, LOST};
     memcpy(out, limits, sizeof limits);
@@ -391,7 +391,8 @@ GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
     return number;
 }
 
-/* Like gpumem_open_for_writing, for the values of a deferred range, which stays deferred: a copy's limit does not apply. */
+/* Like gpumem_open_for_writing, for the values of a deferred range, which stays deferred. The limits on a piece's size
+ * and on the sum of pieces do not apply. */
 GM_API bool gpumem_open_deferred(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     pthread_mutex_lock(&lock);

@@ -3,9 +3,9 @@
 
 #include <stdio.h>
 
-/* PyTorch decides by the version which operations it sends to cuDNN, so it is that of the cuDNN that computes plans. If
- * that is older than the headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: then it is the
- * headers' version. */
+/* Returns the version of the cuDNN that computes plans, because PyTorch decides by it which operations it sends to
+ * cuDNN. If that cuDNN is older than the headers PyTorch was compiled with, torch.backends.cudnn.version() would raise:
+ * then returns the headers' version. */
 static int version_at_hand(void) {
     int installed = gm_installed_version(), compiled = gm_cudnn_version();
     return installed > compiled ? installed : compiled;
@@ -60,8 +60,8 @@ enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which Py
  * - workspace: mean and variance of each channel; for each thread block two partial sums per channel, and a counter for
  *   each group of channels; and counters of finished blocks. A block processes at least 32 pixels: it has 512 threads, of
  *   which 16 share a pixel.
- * - reserve space: one bit per value, padded to 32 pixels and 256 channels. They have it for an activation, and here
- *   there is none. */
+ * - reserve space: one bit per value, padded to 32 pixels and 256 channels. The published kernels need it for an
+ *   activation, and here there is none. */
 enum { PIXELS = 32, CHANNELS_OF_GROUP = 64, CHANNELS_OF_MASK = 256, DONE_BYTES = 8192 };
 
 static uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }

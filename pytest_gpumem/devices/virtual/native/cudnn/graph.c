@@ -1,17 +1,17 @@
-/* cuDNN's graph API, which PyTorch makes convolutions and attention with.
+/* cuDNN's graph API, with which PyTorch runs convolutions and attention.
  *
- * Descriptors keep their attributes. Where cuDNN can be asked (installed.c), a graph is made a second time with
- * its own descriptors: its heuristics then rank its engines for the card.
+ * Descriptors store their attributes. If the installed cuDNN can plan for the card (installed.c), each graph is also
+ * built with cuDNN's own descriptors, and cuDNN's heuristics rank its engines for the card.
  *
- * - Of a single convolution the plans are cuDNN's too: they say how much workspace they take, and a graph
- *   that it refuses is refused.
- * - Of any other graph (attention, fused convolutions), and of an engine that compiles its kernel, the engine's
- *   configuration says how much, which was the same wherever both were asked: a plan would have the kernel compiled,
- *   for about a second each. With torch.backends.cudnn.benchmark that was nearly all of the time.
+ * - For a single convolution cuDNN also creates the plans: they report their workspaces, and a graph that cuDNN refuses
+ *   is refused here.
+ * - For any other graph (attention, fused convolutions), and for an engine that compiles its kernel, the workspace is
+ *   read from the engine's configuration: it was the same as the plan's whenever both were read. Creating a plan would
+ *   compile the kernel, about a second for each. With torch.backends.cudnn.benchmark that was nearly all of the time.
  *
- * Where it cannot be asked, there is one engine whose workspace is zero, and the report of a step that ran it says
- * so. There, and where another version than PyTorch's own is asked, a convolution's workspace lies in a range, and a
- * run takes one end of it (base/sizes.c). Nothing is executed.
+ * If the installed cuDNN cannot plan, there is one engine whose workspace is zero, and the report of a step that ran it
+ * has a note. In this case, and if the cuDNN that plans is not PyTorch's own version, a convolution's workspace lies in
+ * a range, and a run uses one size of it (base/sizes.c). Nothing is executed.
  */
 #include "cudnn/cudnn.h"
 #include "runtime/runtime.h"
@@ -220,7 +220,8 @@ static void forget_installed(descriptor *d) {
     d->has_counterpart = false;
 }
 
-/* For a single convolution cuDNN's result counts, a refusal as well; for any other graph it may not know without a GPU. */
+/* Creates cuDNN's descriptor. For a single convolution its status is returned, also a refusal; for any other graph a
+ * refusal is ignored, because cuDNN may not know the answer without a GPU. */
 static int ask(descriptor *d) {
     int status = make_installed(d);
     int64_t results = 1;
@@ -255,7 +256,7 @@ static bool is_compiled(const descriptor *plan) {
     return compiled;
 }
 
-/* For a plan that is not created: its engine's configuration has the workspace that it will need. */
+/* Reads a plan's workspace from its engine's configuration, without creating cuDNN's plan. */
 static void take_from_configuration(descriptor *plan) {
     const descriptor *configuration = configuration_of(plan);
     int64_t count = 0;
@@ -339,7 +340,7 @@ static uint64_t identity(const descriptor *d, uint64_t hash) {
     return hash;
 }
 
-/* A plan that PyTorch would not have cached is refused by its configuration: creating a plan takes longer. */
+/* Refuses a plan that PyTorch would not have cached before creating it, which takes longer. */
 static int make_plan(descriptor *plan) {
     int64_t count = 0;
     take_from_configuration(plan);
@@ -468,7 +469,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
 static atomic_ullong largest; /* bytes */
 static atomic_ullong estimated_runs; /* runs of convolutions' plans with unknown workspaces */
 static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
-/* Of these, those on another card than they were created for: PyTorch caches plans forever. */
+/* Runs of cuDNN's plans on another card than the one they were created for: PyTorch caches plans forever. */
 static atomic_ullong other_card_runs;
 
 static void note_workspace(const descriptor *plan, const descriptor *pack) {
@@ -505,12 +506,12 @@ GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack)
     return GM_SUCCESS;
 }
 
-/* Returns the largest workspace in bytes of a convolution with an unknown one since the last call. */
+/* Returns the largest upper bound in bytes of convolutions' unknown workspaces since the last call. */
 GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
-/* Returns how often a convolution with an unknown workspace ran; how often a plan of cuDNN ran; how often one ran that
- * was created for another card; how often a convolution's workspace that lies in a range was queried; and how often that
- * did not fit. */
+/* Returns how often a convolution with an unknown workspace ran; how often a plan of cuDNN ran; how often such a plan
+ * had been created for another card; how often a convolution's workspace that lies in a range was queried; and how
+ * often such a workspace did not fit. */
 GM_API void gpumem_convolutions(uint64_t out[5]) {
     out[0] = atomic_load(&estimated_runs);
     out[1] = atomic_load(&planned_runs);

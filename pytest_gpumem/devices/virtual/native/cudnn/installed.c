@@ -1,11 +1,11 @@
-/* Asking the installed cuDNN for its plans on a card, on a machine without one.
+/* Lets the installed cuDNN plan for a card that the machine does not have.
  *
- * Since 9.8 cuDNN plans for a device that is not there ("deviceless ahead-of-time compilation" in its
- * documentation): a device property descriptor takes the handle's place in heuristics, engines and plans. It is
- * made of JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION) with a member for each device attribute that cuDNN
- * reads; a descriptor that lacks one does not finalize, and cuDNN's log names it. So heuristics, workspaces and
- * refusals are cuDNN's own, in the version at hand. Of the members, only the compute capability, the number of SMs
- * and their shared memory were seen to change an answer.
+ * Since 9.8 cuDNN plans for an absent device ("deviceless ahead-of-time compilation" in its documentation): a device
+ * property descriptor takes the handle's place in heuristics, engines and plans. It is created from JSON
+ * (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION) with a member for each device attribute that cuDNN reads; if a member is
+ * missing, finalizing the descriptor fails, and cuDNN's log names the member. So heuristics, workspaces and refusals
+ * are those of the installed cuDNN. Of the members, only the compute capability, the number of SMs and their shared
+ * memory were observed to change a result.
  */
 #define _GNU_SOURCE
 #include "cudnn/cudnn.h"
@@ -74,7 +74,8 @@ static void open_library(void) {
     const char *path = getenv("GPUMEM_CUDNN");
     bool path_given = path && *path;
     if (path_given && strcmp(path, "none") == 0) return;
-    /* Its version cannot be queried: it would look up its parts by names that the other one's have as well. */
+    /* The linked cuDNN's version is not queried: for that it would look up its parts, by names that the parts of the other
+     * cuDNN have as well. */
     void *linked = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *library = dlopen(path_given ? path : "libcudnn.so.9", path_given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
     if (!library && path_given) {

@@ -134,8 +134,8 @@ GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer
 
 /* Returns the values per time step that training keeps for every layer, in units of the hidden state's size.
  * pytorch/pytorch#2895 has 864,000,000 bytes for a GRU and 736,000,000 for an LSTM of four layers on a P100: for
- * 8,000,000 values of four bytes that is 6 and 5 per layer, and one between two layers. Nobody published a plain RNN's:
- * the gate and the output, as its equations need. */
+ * 8,000,000 values of four bytes that is 6 and 5 per layer, and one between two layers. For a plain RNN no size was
+ * published: the gate and the output are assumed, which its equations need. */
 static size_t values_kept(const network *n) {
     size_t layers = (size_t)n->layers;
     size_t values = n->mode == 3 ? 7 * layers - 1 : n->mode == 2 ? 6 * layers - 1 : 2 * layers;

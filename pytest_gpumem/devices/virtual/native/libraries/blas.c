@@ -151,7 +151,7 @@ GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a
     return GM_SUCCESS;
 }
 
-/* That algorithm has no other settings. */
+/* The only algorithm has no settings. */
 GM_API int cublasLtMatmulAlgoInit(void *handle, int compute, int scale, int a, int b, int c, int d, int id,
                                   uint64_t *algorithm) {
     memset(algorithm, 0, sizeof(((heuristic_result *)NULL)->algorithm));

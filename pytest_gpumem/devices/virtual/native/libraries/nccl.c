@@ -293,7 +293,7 @@ GM_API int ncclRecv(void *to, size_t count, int type, int peer, communicator *c,
     return GM_SUCCESS;
 }
 
-/* Which of its bytes a rank receives from which rank is not tracked. */
+/* All-to-all exchanges and gathers: which bytes a rank receives from which rank is not tracked. */
 static int exchanged(const communicator *c, void *on) {
     gm_work_next_on(on);
     gm_forget_all();

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { GM_WORLD_NAME = 128, GM_EXCHANGED = 512 << 10 /* bytes a rank that are exchanged at most */ };
+enum { GM_WORLD_NAME = 128, GM_EXCHANGED = 512 << 10 /* maximum bytes per rank */ };
 
 typedef struct gm_world gm_world;
 

@@ -1,16 +1,16 @@
-/* cuSPARSE and cuSPARSELt: descriptors keep the shapes that are asked back; results lie in device memory.
+/* cuSPARSE and cuSPARSELt: descriptors store the shapes that programs query; results are in device memory.
  *
- * How much workspace a routine takes is not documented, and cuSPARSE tells it to a handle only, which needs a device. It
- * is taken as zero, and at most as this, which are assumptions:
+ * The workspaces of routines are not documented, and cuSPARSE reports them only to a handle, which needs a device. A
+ * workspace is assumed to be zero. Its assumed upper bound is:
  *
- * - copies of the matrices (sorted or transposed), each with the indices of rows and columns, and of the result in the
- *   type of the computation;
- * - in a product of two sparse matrices every product of two values twice, each with its row and column: 32 bytes of a
- *   double. cuSPARSE's manual says that memory grows with these; cupy/cupy#7044 has some 6 GB for 216,000,000, which is 28.
- *   Their number is that of rows which are evenly filled.
+ * - copies of the matrices (sorted or transposed), each with the indices of rows and columns, and a copy of the result
+ *   in the type of the computation;
+ * - for a product of two sparse matrices, every product of two values twice, each with its row and column: 32 bytes for
+ *   doubles. cuSPARSE's manual says that memory grows with the number of these products; cupy/cupy#7044 has some 6 GB
+ *   for 216,000,000, which is 28 bytes for each. Their number is computed as if all rows had equally many values.
  *
- * How many nonzeros a sum or a product of sparse matrices has depends on values. Where these are unknown, the result has
- * the most that it can have.
+ * The number of nonzeros in a sum or a product of sparse matrices depends on values. If these are unknown, the result
+ * has as many as possible.
  */
 #include "runtime/runtime.h"
 

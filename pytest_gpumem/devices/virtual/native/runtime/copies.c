@@ -26,7 +26,7 @@ static bool captured(void *on) {
     return status != 0;
 }
 
-/* Whether known bytes do not belong to this copy: an operator of PyTorch reads memory of its own. */
+/* Whether known bytes belong to an earlier tensor: on a GPU, the running operator's own kernels have written there. */
 static bool is_stale(const void *from, size_t size) {
     int (*callback)(uint64_t) = atomic_load_explicit(&on_known_read, memory_order_relaxed);
     return callback && !gm_reads_argument() && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);

@@ -184,15 +184,16 @@ GM_API int cudaDeviceGetAttribute(int *value, int number, int device) {
 
 GM_API int cuDeviceGetAttribute(int *value, int number, int device) { return attribute(value, number, device); }
 
-/* The runtime always returns the real number: PyTorch counts its devices once per process. Visibility is decided above
- * (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks call). */
+/* Returns the number of all devices, also while they are hidden: PyTorch counts its devices once per process. They are
+ * hidden above (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks
+ * call). */
 GM_API int cudaGetDeviceCount(int *count) {
     gm_initialize();
     *count = gm_device_total();
     return GM_SUCCESS;
 }
 
-/* The same for a program that calls the runtime through cuda.bindings: it sees only visible devices. */
+/* The device count for a program that calls the runtime through cuda.bindings: visible devices only. */
 GM_API int gpumem_visible_device_count(int *count) {
     gm_initialize();
     *count = gm_visible_devices();

@@ -172,7 +172,7 @@ GM_SAME(cudaGraphInstantiateWithFlags, cudaGraphInstantiate);
 GM_API int cudaGraphDestroy(void *g) { delete_graph(g); return GM_SUCCESS; }
 GM_API int cudaGraphExecDestroy(graph *g) { delete_graph(g); return GM_SUCCESS; }
 
-/* All but the flag to upload the graph, which does not change an executable graph. */
+/* Returns all flags but the one to upload the graph, which does not change an executable graph. */
 GM_API int cudaGraphExecGetFlags(const graph *executable, unsigned long long *flags) {
     if (!executable || !flags) return gm_error(GM_INVALID_VALUE);
     *flags = executable->flags & ~(unsigned long long)UPLOAD;

@@ -22,9 +22,9 @@ GM_API void gpumem_set_architectures(const int *values, int count) {
     memcpy(architectures, values, sizeof *values * (size_t)architecture_count);
 }
 
-/* Returns the one that the driver would load on this card: the nearest of its major version that is not above it (CUDA
- * C++ Programming Guide, binary compatibility); if there is none, which a driver would refuse, the nearest. CUB looks its
- * kernels up by this, and has no others. */
+/* Returns the architecture whose kernels the driver would load on this card: the nearest one of the card's major
+ * version that is not above the card's (CUDA C++ Programming Guide, binary compatibility). If there is none, a driver
+ * would refuse: here it is the nearest one of all, because CUB looks its kernels up by it, and has no others. */
 static int architecture(void) {
     int capability = gm_profile.major * 10 + gm_profile.minor, best = 0, nearest = 0;
     for (int i = 0; i < architecture_count; i++) {

@@ -91,7 +91,7 @@ int gm_location_device(uint64_t location) {
     return type == LOCATION_DEVICE ? id : type == NO_LOCATION ? NOWHERE : ON_HOST;
 }
 
-/* In CUDA 13 CUDA 12's functions that end in _v2 and take a location have the plain name. */
+/* Functions of CUDA 12 that end in _v2 take a location; in CUDA 13 they have the name without _v2. */
 static int device_argument(uint64_t argument) {
     return gm_cuda_version() >= 13000 ? gm_location_device(argument) : (int)(uint32_t)argument;
 }

@@ -1,16 +1,17 @@
 /* The order of work on streams: what the host can know of it.
  *
- * Here all work is done the moment it is asked for. A GPU may do it any time later, up to the moment at which the host
+ * Here all work is done as soon as it is submitted. A GPU may do it any time later, up to the moment at which the host
  * waits for it. PyTorch's allocator keeps a block that another stream uses (record_stream) until an event on that
- * stream is over, which it asks (cudaEventQuery) at each of its requests. Where the host has not waited for the event
- * by then, directly or by another stream that waits for this one, a GPU may answer "not yet". All answers are noted,
- * with the moment at which the host has waited. A run's requests with its blocks kept until then give the largest peak
- * that a GPU can have (pytest_gpumem/replay/workspace_replay.py).
+ * stream has completed, which it queries (cudaEventQuery) at each allocation. If the host has not waited for the event
+ * by then, directly or through another stream that waits for this one, a GPU may return "not ready". All answers to
+ * these queries are recorded, with the time at which the host has waited. If a run's requests are replayed with its
+ * blocks kept until then, the result is the largest peak that a GPU can have
+ * (pytest_gpumem/replay/workspace_replay.py).
  *
- * Each stream counts the events that are recorded behind new work on it, and knows of each other stream how many of
- * these are over before its own next work (a vector clock). An event is over with all that it is behind. Streams that
- * wait for each other without an event (the legacy stream and streams that block with it) are taken to be apart: that
- * can make the largest peak too large only.
+ * Each stream counts the events that are recorded after new work on it. For each other stream, it stores how many of
+ * that stream's events have completed before its own next work (a vector clock). Once an event has completed, so has
+ * all work before it. Streams that wait for each other without an event (the legacy stream and streams that block with
+ * it) are treated as independent, which can only make the largest peak too large.
  */
 #define _GNU_SOURCE
 #include "runtime/stream_order.h"
@@ -21,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_STREAMS = 4096 };    /* later ones are taken for one */
-enum { MAX_ANSWERS = 1 << 20 }; /* of a run */
+enum { MAX_STREAMS = 4096 };    /* later ones share the last number */
+enum { MAX_ANSWERS = 1 << 20 }; /* per run */
 enum { MAX_PINNED = 64 };
 
 typedef struct {
@@ -38,11 +39,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t recorded_events[MAX_STREAMS]; /* on each stream */
 static int devices[MAX_STREAMS];
 static size_t stream_count;
-static uint64_t device_waits[GM_MAX_DEVICES]; /* of the host */
+static uint64_t device_waits[GM_MAX_DEVICES]; /* how often the host has waited for each device */
 static gm_clock host; /* of each stream, the events that the host has waited for */
 
 static answer *answers;
-static gm_clock *behind; /* of each answer that is open, what its event is behind */
+static gm_clock *behind; /* for each answer: the events that precede its event; freed once the host has waited */
 static size_t answer_count, answer_room, behind_room, first_open; /* those before first_open are awaited */
 static uint64_t early_count;                          /* of the answers: before the host has waited */
 static place pinned[MAX_PINNED]; /* events of pinned blocks that were free again before the host has waited */
@@ -102,12 +103,12 @@ static size_t number_of(gm_stream_order *stream, int device) {
     return stream->number - 1;
 }
 
-/* ---- who asks ---- */
+/* ---- the callers ---- */
 
 enum { OTHER, ALLOCATOR, PINNED_ALLOCATOR };
 
-/* Of libc10_cuda.so the allocator alone asks for an event or waits for one. Of libtorch_cuda.so the allocator of pinned
- * memory does, and torch.distributed's watch over NCCL, which is a thread that records no events. */
+/* In libc10_cuda.so only the caching allocator queries events or waits for them. In libtorch_cuda.so the allocator of
+ * pinned memory does, and torch.distributed's watchdog of NCCL, a thread that records no events. */
 static int kind_of(const void *caller) {
     static const void *_Atomic known[3];
     for (int kind = 0; kind < 3; kind++)
@@ -119,7 +120,7 @@ static int kind_of(const void *caller) {
     return kind;
 }
 
-/* The lock is held: a pinned block was used on a stream, and is free. */
+/* Called with the lock held when a pinned block is freed that a stream has used. */
 static void note_pinned_use(void) {
     size_t count = pinned_count < MAX_PINNED ? pinned_count : MAX_PINNED;
     bool early = false;
@@ -147,14 +148,14 @@ void gm_order_queued(gm_stream_order *stream, int device) {
 }
 
 void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller) {
-    bool of_pinned = pinned_count && kind_of(caller) == PINNED_ALLOCATOR; /* asked for without the lock */
+    bool of_pinned = pinned_count && kind_of(caller) == PINNED_ALLOCATOR; /* looked up without the lock */
     pthread_mutex_lock(&lock);
     if (of_pinned) note_pinned_use();
     size_t number = number_of(stream, device);
     bool is_first = !recorded_events[number] && !stream->counted;
     bool has_work = stream->queued != stream->queued_before && stream->device_waits == device_waits[device];
     if (is_first || has_work) recorded_events[number]++;
-    stream->queued_before = stream->queued; /* behind no new work it is over with the event before */
+    stream->queued_before = stream->queued; /* without new work before it, it completes with the last one */
     advance(&stream->over, number, recorded_events[number]);
     event->stream = number + 1;
     event->number = recorded_events[number];
@@ -190,7 +191,7 @@ void gm_order_host_waits_for_device(int device) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- PyTorch's allocators ask ---- */
+/* ---- queries of PyTorch's allocators ---- */
 
 static bool make_room(void) {
     return answer_count < MAX_ANSWERS && gm_grow(&answers, &answer_room, answer_count, sizeof *answers) &&
@@ -228,13 +229,13 @@ void gm_order_host_waits(const gm_event_order *event, const void *caller) {
     pthread_mutex_lock(&lock);
     join(&host, &event->over);
     close_answers();
-    if (kind == ALLOCATOR) add_answer(event); /* before it empties its cache */
+    if (kind == ALLOCATOR) add_answer(event); /* the allocator waits before it empties its cache */
     pthread_mutex_unlock(&lock);
 }
 
 /* ---- functions that Python calls ---- */
 
-/* How many answers a GPU may not have given: to the allocator, and to that of pinned memory. */
+/* Returns how often a GPU might have returned "not ready": to the caching allocator, and to that of pinned memory. */
 GM_API void gpumem_early_answers(uint64_t out[2]) {
     pthread_mutex_lock(&lock);
     out[0] = early_count;
@@ -253,7 +254,7 @@ GM_API uint64_t gpumem_allocator_events(answer *out, uint64_t room) {
     return count;
 }
 
-/* A run begins: the answers until now are of earlier ones. */
+/* Begins a run: drops the answers of the last one. */
 GM_API void gpumem_forget_allocator_events(void) {
     pthread_mutex_lock(&lock);
     for (size_t i = first_open; i < answer_count; i++)
