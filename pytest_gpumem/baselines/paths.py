@@ -231,6 +231,6 @@ def folder_of_torch(name: str) -> str:
 
 
 def minor_version(number: str) -> tuple[int, int] | None:
-    """Return (2, 15) for "2.15.0+cu132" and "2.15"; None for any other text."""
+    """Return a version's first two numbers, (2, 15) for "2.15.0+cu132"; None if it lacks them."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", number)
     return (int(match[1]), int(match[2])) if match else None

@@ -136,7 +136,7 @@ class ValueEngine:
 
 
 class Device:
-    """A kind of GPU that steps can run on; the methods here are a real GPU's."""
+    """A kind of GPU that steps can run on; what the methods do by default suits a real GPU."""
 
     values = ValueEngine()
     backend: Backend = CUDA

@@ -58,7 +58,8 @@ class _Growth:
         for cause in causes:
             if cause.site is not None and cause.site.path:
                 self._lines[cause.site.path, cause.site.line] += cause.nbytes
-        # A backward pass may allocate for lines of a forward that grew.
+        # Add the lines whose own peak grew: a cause may be the line of a backward pass, which
+        # allocates for the lines of its forward.
         for line in line_growths(current.lines, baseline.lines):
             if line.nbytes > 0:
                 self._lines[line.peak.path, line.peak.line] += line.nbytes

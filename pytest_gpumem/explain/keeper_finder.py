@@ -152,7 +152,7 @@ def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, Extra
 
 
 class PinWatch:
-    """Finds the lines that pin memory by reading PyTorch's statistics after each C function."""
+    """Reads PyTorch's statistics after each C function, to find the lines that pin memory."""
 
     def __init__(self) -> None:
         self._bytes: Counter[Line | None] = Counter()

@@ -101,8 +101,9 @@ class KeeperSearch:
         recording = analyzed.device.recording
         last = recording.moments_until(analyzed.time)
         self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
-        """by moment number: the candidates that outlive the moment, by the identity of their
-        allocation and its count backwards from the moment"""
+        """by moment number: indices of the candidates that outlive the moment. Their keys are the
+        identity of the allocation, and its number among the allocations of that identity, counted
+        backwards from the moment"""
         history = analyzed.device.history
         for number in (last, last + 1):
             if not 0 < number <= recording.moment:

@@ -60,7 +60,7 @@ class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is
 
 
 def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
-    """Return a failure that is also an instance of the error's class, for ``xfail(raises=...)``."""
+    """Return a failure, also of the error's class if possible, for ``xfail(raises=...)``."""
     import torch
 
     classes: tuple[type, ...] = (type(error), torch.OutOfMemoryError)

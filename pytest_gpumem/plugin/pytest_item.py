@@ -186,7 +186,7 @@ class PytestItem:
     # -- fixtures --
 
     def requested_fixtures(self) -> Iterator[pytest.FixtureDef[Any]]:
-        """Yield the fixtures that the test is known to use before it runs."""
+        """Yield the fixtures that the test uses, as far as they are known before it runs."""
         info = getattr(self.item, "_fixtureinfo", None)
         definitions_by_name = getattr(info, "name2fixturedefs", {})
         for name in _fixture_names(self.item):

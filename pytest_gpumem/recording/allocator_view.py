@@ -351,9 +351,9 @@ class AllocatorView:
 
     @contextmanager
     def emptying(self, empty: Callable[[Callable[[], object]], object]) -> Iterator[None]:
-        """Call ``empty``, with the real function, where the test calls ``torch.cuda.empty_cache``.
+        """Call ``empty`` when the test calls ``torch.cuda.empty_cache``, until the block ends.
 
-        This holds until the block ends.
+        ``empty`` gets the real function as its argument.
         """
         outer, self._emptier = self._emptier, empty
         try:

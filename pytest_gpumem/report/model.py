@@ -69,7 +69,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class OwnOutcome:
-    """A phase of a marked test that ended without a verdict: by an error of the test's own."""
+    """A phase of a marked test that the test's own code ended, without a verdict."""
 
     nodeid: str
     word: str

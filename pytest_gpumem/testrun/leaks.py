@@ -58,7 +58,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec, whole.verdict) is None:
         return None
-    stayed = _stayed(explainer, run, left, recording)  # before the second run adds to it
+    stayed = _stayed(explainer, run, left, recording)  # before the second run leaves more
     left_again: _Leftover | None = None
     recorded: Recording | None = None
     if max(left.sizes) <= run.info.total_memory // MAX_SHARE:

@@ -255,7 +255,7 @@ class Run:
         }
 
     def order(self, chain: object, figure: object) -> None:
-        """Require that parts be in the order that ``chain`` states, "a < b" say, by a figure."""
+        """Require an order of the parts by a figure; ``chain`` states the order: "a < b"."""
         for name, relation in read_order(chain, figure, self.parts):
             self.parts[name].relations += (relation,)
 

@@ -79,7 +79,7 @@ def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
 
 
 def _causes(changes: Changes) -> list[str]:
-    """Return a sentence on why a test grew, for each of the first ``MAX_CAUSES`` tests."""
+    """Return why tests grew: a sentence for each of ``MAX_CAUSES`` tests, then the number left."""
     causes = [f"{move.key.name}: {move.cause}" for move in changes.alone if move.cause]
     hidden = len(causes) - MAX_CAUSES
     return [*causes[:MAX_CAUSES], *([f"and {hidden} more tests"] if hidden > 0 else [])]

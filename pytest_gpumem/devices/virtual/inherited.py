@@ -122,7 +122,7 @@ class InheritedGpu:
         return self._aspects.report()
 
     def machine_device(self, index: int) -> int:
-        """Return the parent's number for a device of this process."""
+        """Return the machine's index of a device of this process."""
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         return NativeLibrary().machine_device(index)

@@ -440,9 +440,10 @@ class ValueMode:
         return True
 
     def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
-        """Return whether the library has filled a tensor by a plain copy or with zeros.
+        """Return whether a tensor is filled: by the library's plain copy, or with zeros here.
 
-        ``zero_`` is a memset since torch 2.15. Before, and for a tensor with gaps, it is a kernel.
+        ``zero_`` is a memset since torch 2.15, but a kernel before, which the library does not run.
+        A tensor with gaps is not filled: its ``zero_`` is always a kernel.
         """
         if call.name != "zero_":
             return call.traits.copies and call.copies_bytes_to(tensor)

@@ -283,8 +283,8 @@ class HostCall(NamedTuple):
     """the operator's arguments as CPU tensors"""
     kwargs: Any
     copies: Sequence[tuple[Tensor, Tensor]] = ()
-    """arguments that the operator writes, and the CPU tensors written in their place: the CUDA
-    operator may still copy unknown bytes to the arguments"""
+    """arguments that the operator writes, each with the CPU copy that is written in its place: the
+    CUDA operator runs later, and may copy unknown bytes to the argument"""
     assumed: bool = False
     """whether any input is assumed"""
     result: tuple[Any] | None = None

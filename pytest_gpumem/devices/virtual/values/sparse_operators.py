@@ -173,7 +173,10 @@ class SparseOperators:
         return self._values.is_known(part) and not self._values.are_assumed([part])
 
     def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
-        """Return an operator's result with ones for values; None: its indices are unknown."""
+        """Return an operator's result with ones for values.
+
+        None: its indices are unknown, its inputs are too large, or it cannot be computed.
+        """
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         indices = [part for tensor in sparse for part in indices_of(tensor)]
         indices += [
