@@ -222,3 +222,15 @@ def test_a_kernel_of_tritons_that_was_autotuned_in_an_earlier_test_has_the_same_
     assert again[:2] == first[:2]
     assert all(NOT_TIMED in row[2] for row in (first, again))
     assert configuration == "{'BLOCK': 256}"
+
+
+ALL_TIMES = """
+from torch._inductor.runtime.benchmarking import benchmarker
+
+time = benchmarker.benchmark_gpu
+print(time(lambda: None), time(lambda: None, return_mode="all"))
+"""
+
+
+def test_times_are_a_list_where_inductor_requests_all_of_them():
+    assert child(ALL_TIMES, warm=True).split(maxsplit=1) == ["1.0", "[1.0]\n"]
