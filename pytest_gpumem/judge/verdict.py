@@ -96,10 +96,7 @@ Tone = Literal["good", "bad", "open"]
 
 
 class Kind(str, Enum):
-    """The kinds of verdicts, in the order in which reports list their counts.
-
-    JSON has their values, reports their words.
-    """
+    """The kinds of verdicts, in the order in which reports list their counts."""
 
     word: str
     """the kind's name in reports"""
