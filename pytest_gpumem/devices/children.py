@@ -29,6 +29,7 @@ from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_vari
 from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.patches import Patch, wrapped_by
+from pytest_gpumem.recording.allocator_view import PEAK_RESETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 PEAK_RESET: Final = Patch(
     "torch._C",
-    "_cuda_resetPeakMemoryStats",
+    *PEAK_RESETS,
     reason="a child process keeps the peaks that its program resets, to tell them to its parent",
 )
 GROUP_JOINED: Final = Patch(
