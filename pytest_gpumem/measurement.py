@@ -381,6 +381,54 @@ class DeviceUse:
     """milliseconds between two readings; 0 for continuous readings, or only at start and end"""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """What an inference server decided on one device when it started, in bytes."""
+
+    server: str
+    """name and version: "vLLM 0.33.0" """
+    device: int
+    """index among the test's devices"""
+    total: int = 0
+    """the device's memory, as the server sees it"""
+    requested: int = 0
+    """the most that the server allows itself"""
+    weights: int = 0
+    activations: int = 0
+    """peak of the server's profiling run, above the weights"""
+    outside: int = 0
+    """memory that the server counted outside of these"""
+    graphs: int = 0
+    """memory that the server set aside for CUDA graphs before it sized the cache"""
+    graphs_taken: int = 0
+    """memory that capturing the CUDA graphs took"""
+    cache: int = 0
+    """memory left for the KV cache"""
+    needed: int = 0
+    """cache of one request of the declared length"""
+    tokens: int = 0
+    """number of tokens that the cache holds"""
+    requests: int = 0
+    """number of requests of the declared length that the cache holds"""
+    length: int = 0
+    """longest request that the server accepts, in tokens"""
+    refusal: str = ""
+    """the error with which it refused to start; "" if it started"""
+    unseen: tuple[int, int] = (0, 0)
+    """least and most memory that a real GPU uses in addition, outside of PyTorch's allocator"""
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the most memory left for the KV cache on a real GPU; may be negative."""
+        least, most = self.unseen
+        return self.cache - most, self.cache - least
+
+    @property
+    def least_tokens(self) -> int:
+        """The number of tokens that the smallest such cache holds."""
+        return self.tokens * max(self.range[0], 0) // self.cache if self.cache > 0 else 0
+
+
 MIN_INHERITED = 20 << 20
 """with as many bytes reserved but not allocated, reports say that earlier code reserved them"""
 
@@ -458,6 +506,13 @@ class Measurement(Fullest, Hinted):
     """the most bytes that one run of Python's garbage collector freed during the step"""
     began: tuple[Peak, ...] = ()
     """for a part: the test's memory when it began, one per device; empty for the whole test"""
+    servers: tuple[ServerStart, ...] = ()
+    """starts of an inference server in the test, one per device; not in baselines"""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """The number of tokens that a server's KV cache holds; None without a server."""
+        return min((start.tokens for start in self.servers), default=None)
 
     def reserved_before(self, device: int) -> int:
         """Return the bytes reserved before a part began, if the part took no more, else 0."""
@@ -486,3 +541,5 @@ class BaselineEntry(Fullest):
     """set if the test runs with several batch sizes"""
     largest: int | None = None
     """the largest value that fits, as found by a search"""
+    cache_tokens: int | None = None
+    """number of tokens that an inference server's KV cache holds"""

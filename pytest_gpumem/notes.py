@@ -52,6 +52,8 @@ class NoteKind(str, Enum):
     LIMIT = "limit", Severity.CAUSE
     """another exceeded limit, the reason why less memory than a limit was available, or memory from
     before a part"""
+    SERVER = "server", Severity.CAUSE
+    """what an inference server's KV cache lost"""
 
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, although sizes or branches may depend on them"""

@@ -18,6 +18,7 @@ from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
     MAX_BATCH,
     MAX_RANKS,
+    MAX_TOKENS,
     read_batch_sizes,
     read_budget,
     read_card,
@@ -97,6 +98,8 @@ class MemorySpec:
     """limit of the memory that the test leaves behind after teardown, in MiB"""
     steady: bool = False
     """whether the memory allocated after each step must stop growing"""
+    min_cache_tokens: int | None = None
+    """least number of tokens that an inference server's KV cache must hold"""
     values: Literal["auto", "full", "off"] | None = None
     """which values a virtual GPU computes; None for the session's option"""
 
@@ -296,5 +299,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     "steady": partial(
         read_flag, meaning="True if the memory allocated after each step must stop growing"
     ),
+    "min_cache_tokens": partial(read_whole_number, least=1, largest=MAX_TOKENS),
     "values": read_values,
 }

@@ -27,6 +27,7 @@ MAX_SIZES: Final = 1000
 """maximum number of batch sizes of one test, which runs once with each"""
 MAX_RANKS: Final = 1_000_000
 """maximum world size"""
+MAX_TOKENS: Final = 10**12
 _VALUES: Final = "auto", "full", "off"
 
 

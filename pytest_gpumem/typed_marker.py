@@ -41,6 +41,7 @@ class Declaration(TypedDict, total=False):
     ranks: Literal["all"] | Sequence[int] | None
     variants: dict[str, Literal[True] | dict[str, Any]] | None
     steady: bool | None
+    min_cache_tokens: int | None
     values: Literal["auto", "full", "off"] | None
 
 

@@ -40,6 +40,7 @@ EVERY_FIELD: dict[str, object] = {
     "max_reserved_gib": 7,
     "max_pinned_gib": 3,
     "max_host_gib": 9,
+    "min_cache_tokens": 100,
     "card": "t4",
     "batch_size": 32,
     "tolerance": "2%, 64MiB",
@@ -62,6 +63,7 @@ def test_marker_with_every_field_says_them_all() -> None:
         max_reserved_gib=7,
         max_pinned_gib=3,
         max_host_gib=9,
+        min_cache_tokens=100,
         card="T4",
         batch_size=32,
         tolerance=Tolerance(Fraction(1, 50), 64 * MIB),
@@ -167,7 +169,9 @@ def test_every_field_is_in_the_markers_help() -> None:
     assert set(named.split(", ")) == {*EVERY_FIELD, *WORLD, *SIZES} | of_items
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_FIELD if name.startswith("max_")])
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY_FIELD if name.startswith(("max_", "min_"))]
+)
 def test_every_limit_is_named_in_reports(name: str) -> None:
     assert f"{name}={EVERY_FIELD[name]!r}" in describe_budget(spec({name: EVERY_FIELD[name]}))
 

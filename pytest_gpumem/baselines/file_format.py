@@ -18,6 +18,7 @@
          "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...],
          "unsplit": bytes},
         of the second device, ...],
+       "cache_tokens": 565952,
        "largest": 14,
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
@@ -31,10 +32,10 @@
      }
     }
 
-"largest" is in the entry of a search (``gpu_memory.largest``), with that value's peaks. A test
-with measured parts only has "parts" alone; "peak_pinned" is in an entry of a test that pins memory;
-"batch_size", "slope" (of "batch_sizes"), and "rank" and "world_size" together, are in an entry if
-the marker declares them.
+"cache_tokens" is in the entry of an inference server's start; "largest" is in the entry of a search
+(``gpu_memory.largest``), with that value's peaks. A test with measured parts only has "parts"
+alone; "peak_pinned" is in an entry of a test that pins memory; "batch_size", "slope" (of
+"batch_sizes"), and "rank" and "world_size" together, are in an entry if the marker declares them.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class _Entry(_Strict):
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
     largest: Bytes | None = None
+    cache_tokens: Bytes | None = None
     peak_pinned: Bytes = 0
 
 
@@ -250,7 +252,8 @@ def _read_entry(
     declared = (entry.batch_size, entry.world_size, entry.rank)
     slope = None if entry.slope is None else _record(entry.slope, Slope)
     provenance = provenances[entry.provenance]
-    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, entry.largest)
+    found = (slope, entry.largest, entry.cache_tokens)
+    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, *found)
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -340,8 +343,9 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     }
     if entry.peak_pinned:
         fields["peak_pinned"] = entry.peak_pinned
-    if entry.largest is not None:
-        fields["largest"] = entry.largest
+    for name in ("largest", "cache_tokens"):
+        if (found := getattr(entry, name)) is not None:
+            fields[name] = found
     if entry.slope is not None:
         fields["slope"] = _fields(entry.slope, _Slope)
     if entry.breakdowns:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"),
 )
+"""the marker's limits in GiB that are options of ``gpumem run``"""
+DECLARED: Final = (*LIMITS, "min_cache_tokens")
 """the marker's limits that are options of ``gpumem run``"""
 MEASURED: Final = {
     "card": None,
@@ -76,6 +78,12 @@ def add_test_arguments(parser: argparse.ArgumentParser) -> None:
         judged.add_argument(
             flag_of(limit), type=float, metavar="GIB", help=f"limit, as the marker's {limit}"
         )
+    judged.add_argument(
+        "--min-cache-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that an inference server's KV cache must hold at least",
+    )
 
 
 def flag_of(limit: str) -> str:
@@ -86,7 +94,7 @@ def flag_of(limit: str) -> str:
 def option_words(arguments: argparse.Namespace) -> list[str]:
     """Return the given options of ``gpumem run`` that affect the measurement and the comparison."""
     words = ["--phases"] * arguments.phases
-    for name in (*MEASURED, "baseline", "name", *LIMITS, "tolerance"):
+    for name in (*MEASURED, "baseline", "name", *DECLARED, "tolerance"):
         value = getattr(arguments, name)
         if value is not None and value != MEASURED.get(name):
             words.append(f"{flag_of(name)}={value}")
@@ -100,7 +108,7 @@ def program_words(arguments: argparse.Namespace) -> list[str]:
 
 def is_judged(arguments: argparse.Namespace) -> bool:
     """Return whether an option requests a verdict or a report, not only the peaks."""
-    names = *SETTINGS.values(), "phases", *LIMITS[1:]
+    names = *SETTINGS.values(), "phases", *DECLARED[1:]
     return any(getattr(arguments, name) not in {None, False} for name in names)
 
 
@@ -147,7 +155,7 @@ class JudgedProgram:
         self._item, self._root = item, Path.cwd()
         if arguments.update and arguments.baseline is None:
             raise SpecError("--update", "no folder is named", "write --baseline=baselines --update")
-        fields = (*LIMITS, "devices", "card", "world_size", "rank")
+        fields = (*DECLARED, "devices", "card", "world_size", "rank")
         declared = {name: getattr(arguments, name) for name in fields}
         declared["baseline"] = arguments.baseline is not None
         self._spec = spec_from_marks([((), declared)], find_card=lambda name: find_card(name).name)
@@ -187,7 +195,7 @@ class JudgedProgram:
     @property
     def _is_held(self) -> bool:
         """Whether the program has a baseline or limits to keep."""
-        return any(getattr(self._arguments, name) is not None for name in ("baseline", *LIMITS))
+        return any(getattr(self._arguments, name) is not None for name in ("baseline", *DECLARED))
 
     @property
     def explainer(self) -> str:

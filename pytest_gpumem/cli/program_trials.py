@@ -15,6 +15,7 @@ from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit.prober import outcome
 from pytest_gpumem.fit.search import Probe, Search
+from pytest_gpumem.judge.server_start import shortage
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.report.json_report import read_report
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import ServerStart
 
 GPUMEM_RUN: Final = (sys.executable, "-m", "pytest_gpumem.cli.main", "run")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
@@ -73,28 +75,35 @@ class ProgramTrials(NamedTuple):
         search = Search(capacity, start=values.first, limit=values.last)
         while (value := search.next()) is not None:
             words = [*self.program, *values.words(value)]
-            search.add(_probe(value, self.options, words))
+            search.add(_probe(value, measured(self.options, words), capacity))
             sys.stderr.write(f"gpumem: {outcome(search.probes[-1], capacity)}\n")
         return search.result()
 
     def on_cards(self, cards: Sequence[Card], values: Range | None) -> Outcome:
         """Return a table of the cards, with what fits on each; raises like ``largest``."""
-        rows, fits = [], True
+        rows, fits, tokens = [], True, False
         for card in cards:
             trials = self._replace(options=[*self.options, f"--card={card.name}"])
+            starts: Sequence[ServerStart] = ()
             if values is not None:
                 largest = trials.largest(values, card.usable_memory)
                 answer, peak, value = str(largest.value), largest.peak, largest.value
             else:
-                probe = _probe(1, trials.options, self.program)
+                results = measured(trials.options, self.program)
+                probe, starts = _probe(1, results, card.usable_memory), starts_of(results)
                 answer, peak, value = "yes" if probe.fits else "no", probe.peak, int(probe.fits)
             fits &= bool(value)
             shown = format_size(peak.reserved) if value else ""
-            rows.append((card.name, format_size(card.usable_memory), answer, shown))
+            least = min((start.least_tokens for start in starts), default=0)
+            tokens |= bool(least)
+            cells = (f"{least:,}" if value and least else "",)
+            rows.append((card.name, format_size(card.usable_memory), answer, shown, *cells))
             sys.stderr.write(f"gpumem: {card.name}: {answer}\n")
         titles = ["card", "for a step", values.flag if values else "fits", "reserved"]
-        align = ("left", "right", "right", "right")
-        text = tabulate(rows, titles, disable_numparse=True, colalign=align)
+        titles += ["tokens in the KV cache"] * tokens
+        align = ("left", *["right"] * (len(titles) - 1))
+        cut = [row[: len(titles)] for row in rows]
+        text = tabulate(cut, titles, disable_numparse=True, colalign=align)
         return Outcome(text, OK if fits else FOUND)
 
     def as_ranks(self, ranks: Sequence[int], *, update: bool) -> Outcome:
@@ -142,7 +151,7 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         report = Path(folder) / "gpumem.json"
         ended = subprocess.run(
-            [*GPUMEM_RUN, f"--json={report}", *options, *program],
+            [*GPUMEM_RUN, f"--json={report}", "--until-started", *options, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -160,13 +169,27 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
 
 
 def is_refused(result: Result) -> bool:
-    """Return whether a program ran out of memory or exceeded its limit."""
-    return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
+    """Return whether a program ran out of memory or over its limit, or its server did not start."""
+    return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.NO_START}
 
 
-def _probe(value: int, options: Sequence[str], program: Sequence[str]) -> Probe:
-    results = measured(options, program)
+def starts_of(results: Sequence[Result]) -> Sequence[ServerStart]:
+    """Return the starts of a server in a program's results; empty without a server."""
+    measurements = (result.measurement for result in results)
+    return next((each.servers for each in measurements if each and each.servers), ())
+
+
+def _probe(value: int, results: Sequence[Result], capacity: int) -> Probe:
+    """Return what a run needed; for a server's start, with a KV cache of one request.
+
+    A server's cache takes what is left of ``capacity`` bytes, so its peak does not depend on value.
+    """
+    fits = not any(map(is_refused, results))
+    needs = [capacity + shortage(each) for each in starts_of(results) if each.needed]
+    if needs:
+        peak = Peak(max(needs), max(needs))
+        return Probe(value, fits, peak, peak)
     peaks = [peak for result in results if result.measurement for peak in result.measurement.peaks]
     highest = max(peaks, key=lambda peak: peak.reserved)
     peak = Peak(highest.allocated, highest.reserved)
-    return Probe(value, not any(map(is_refused, results)), peak, peak)
+    return Probe(value, fits, peak, peak)

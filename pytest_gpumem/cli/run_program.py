@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import runpy
 import shlex
@@ -36,11 +37,14 @@ from pytest_gpumem.cli.outcome import (
     read_max_gib,
     show_error,
 )
-from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_rank_list
+from pytest_gpumem.cli.program_trials import ProgramTrials, read_range, read_rank_list, starts_of
+from pytest_gpumem.cli.server_search import ServerSearch
 from pytest_gpumem.devices.cards import card_names, find_card
 from pytest_gpumem.devices.children import ChildWatch, process_notes
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
+from pytest_gpumem.devices.variables import UNTIL_STARTED
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
+from pytest_gpumem.report.parts.server_text import server_tables
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 from pytest_gpumem.spec_fields import MAX_RANKS
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
 
 HELP: Final = "run a program on a virtual GPU (or on a real GPU) and print its peaks"
@@ -94,6 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the program with values from N on for this argument of it, and find the largest "
         "that fits: --largest=--batch-size:1..64",
     )
+    parser.add_argument(
+        "--until-started",
+        action="store_true",
+        help="end an inference server (vLLM) once it has started; if it refuses to start, do not "
+        "search for what would let it start",
+    )
     add_test_arguments(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="the program: train.py")
@@ -133,7 +144,15 @@ def run(arguments: argparse.Namespace) -> Outcome:
     # A pytest session in the program uses this device and card for its marked tests.
     os.environ[RUN_DEVICE] = choice.device.option
     os.environ[RUN_CARD] = card.name
-    return Outcome("", measure_program(program, choice, arguments))
+    if arguments.until_started:
+        os.environ[UNTIL_STARTED] = "1"
+    status, results = measure_program(program, choice, arguments)
+    refused = next((start for start in starts_of(results) if start.refusal), None)
+    if refused is None or arguments.until_started or choice.card is None:
+        return Outcome("", status)
+    options = [word for word in option_words(arguments) if not word.startswith("--card=")]
+    search = ServerSearch(options, program_words(arguments), card)
+    return Outcome(search.table(refused), status)
 
 
 def run_several(
@@ -226,8 +245,10 @@ def find_command(name: str) -> str | None:
     return path if first_lines.startswith(b"#!") and b"python" in first_lines else None
 
 
-def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Namespace) -> int:
-    """Run a program on the chosen devices, print its peaks, and return its exit status."""
+def measure_program(
+    program: UserProgram, choice: Choice, arguments: argparse.Namespace
+) -> tuple[int, Sequence[Result]]:
+    """Run a program on the chosen devices, print its peaks; return its exit status and results."""
     device, count = choice.device, arguments.devices
     assert device is not None  # noqa: S101 - for the type checker
     watch, status, error = ChildWatch(), 1, None
@@ -235,6 +256,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     def execute() -> None:
         nonlocal status
         status = program.run(test.end_step)
+        gc.collect()  # a server in a reference cycle ends its processes: they then report peaks
 
     name, size, rank = program.name(arguments.name), arguments.world_size, arguments.rank
     if size is not None:
@@ -257,7 +279,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     if test.is_fork:  # a fork that the program made: the main process reports its peaks
         if error is not None:
             show_error(error)
-        return status
+        return status, ()
     run = test.run
     try:
         results, lines, failed = test.finish(error, passed=not status)
@@ -268,6 +290,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     limit = run.spec.bytes_of("max_gib")
     # Judging replays requests on the device, and a measurement taken now would count them.
     measurement = (results[0].measurement if results else None) or run.measurement()
+    lines = [*server_tables(results), *lines]
     told = any(result.verdict.failed for result in results)  # then ``lines`` have the notes
     children = watch.children()
     # If the program raised, the measurement has no notes on its child processes yet.
@@ -276,7 +299,7 @@ def measure_program(program: UserProgram, choice: Choice, arguments: argparse.Na
     print(summary(measurement, limit, children), *lines, sep="\n", file=sys.stderr)
     device.open(None, count)  # a pytest session in the program may have closed it
     run.meter.stop()
-    return status or int(failed)
+    return status or int(failed), results
 
 
 def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:

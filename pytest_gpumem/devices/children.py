@@ -24,18 +24,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from pytest_gpumem.devices import virtual
+from pytest_gpumem.devices.servers import SUFFIX, WATCH, read_starts
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
+from pytest_gpumem.devices.variables import CHILDREN as FOLDERS
+from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, UNTIL_STARTED, prepend, set_variable
 from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.patches import Patch, wrapped_by
 from pytest_gpumem.recording.allocator_view import PEAK_RESETS
+from pytest_gpumem.recording.recording import Span, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.measurement import ServerStart
 
 PEAK_RESET: Final = Patch(
     "torch._C",
@@ -47,14 +51,24 @@ GROUP_JOINED: Final = Patch(
     *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
     reason="a child process without the variable RANK tells its parent the rank that it joins as",
 )
-VARIABLE: Final = "GPUMEM_CHILDREN"
-"""environment variable that names the folders to write to: a test's, and ``gpumem run``'s"""
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
 "module:class:folder". A child process imports the class by name, because the package ``devices``
 may not import ``explain``, which has the class"""
+KILLED: Final = (
+    "an inference server was killed when it was stopped: its peaks are those until it had started"
+)
 IMPORTER: Final = os.getpid()
 """id of the process that imported this module: a process with another id is a fork of it"""
+
+
+class ChildPart(NamedTuple):
+    """A part of a process's run that is measured by itself."""
+
+    peaks: dict[int, Peak]
+    """peaks by the index of each device"""
+    attributions: Mapping[int, Attribution] = MappingProxyType({})
+    """attributions of the peaks, if the process recorded them"""
 
 
 class Child(NamedTuple):
@@ -73,6 +87,8 @@ class Child(NamedTuple):
     """notes on uncertain figures of the process"""
     attributions: Mapping[int, Attribution] = MappingProxyType({})
     """attributions of the peaks, if the process recorded them"""
+    parts: Mapping[str, ChildPart] = MappingProxyType({})
+    """by name: parts of the process's run"""
 
 
 class ChildWatch:
@@ -92,8 +108,9 @@ class ChildWatch:
             explainer: the class that attributes the processes' peaks; see EXPLAINER.
         """
         self.forget_ended()
+        WATCH.install()
         with ExitStack() as stack:
-            prepend(stack, VARIABLE, str(self._own_folder()))
+            prepend(stack, FOLDERS, str(self._own_folder()))
             prepend(stack, PYTHON_PATH, HOOK)
             set_variable(stack, virtual.VALUES, values)
             set_variable(stack, EXPLAINER, explainer)
@@ -113,10 +130,17 @@ class ChildWatch:
         return self._folder
 
     def forget_ended(self) -> None:
-        """Forget all processes except those still running, such as a fixture's server."""
+        """Forget all processes except those still running, and the starts of servers so far."""
         for path, record in self._records():
             if record["peaks"] is not None or not _runs(record["pid"]):
                 path.unlink(missing_ok=True)
+        WATCH.forget()
+        for path in self._own_folder().glob(f"*{SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+    def server_starts(self) -> tuple[ServerStart, ...]:
+        """Return the starts of inference servers, in this process or in others."""
+        return read_starts(sorted(self._own_folder().glob(f"*{SUFFIX}")))
 
     def _records(self) -> list[tuple[Path, dict[str, Any]]]:
         records = []
@@ -134,15 +158,13 @@ class ChildWatch:
             ranked = record["rank"] is not None
             part = f"rank {record['rank']}" if ranked else CHILD_PROCESSES
             name = part if ranked else record["script"]
-            peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
             notes = msgspec.convert(record["notes"], list[Note])
-            attributions = {
-                int(index): msgspec.convert(plain, Attribution)
-                for index, plain in record["attributions"].items()
-            }
+            whole = _read_part(record)
+            parts = {each: _read_part(plain) for each, plain in record["parts"].items()}
             name = f"{name} (pid {record['pid']})"
-            children.append(Child(name, part, peaks, ended, record["guesses"], notes, attributions))
+            told = (ended, record["guesses"], notes)
+            children.append(Child(name, part, whole.peaks, *told, whole.attributions, parts))
         # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
             with suppress(OSError):  # not empty: another process uses the folder
@@ -155,6 +177,15 @@ CHILDREN: Final = ChildWatch()
 """watches the processes that marked tests start"""
 CHILD_PROCESSES: Final = "child processes"
 """name of the test part for processes without a rank"""
+
+
+def _read_part(record: Mapping[str, Any]) -> ChildPart:
+    peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
+    attributions = {
+        int(index): msgspec.convert(plain, Attribution)
+        for index, plain in record["attributions"].items()
+    }
+    return ChildPart(peaks, attributions)
 
 
 def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
@@ -182,7 +213,7 @@ def watch_this_process() -> None:
     """Use the parent's virtual GPU in this process, and write peaks for the parent."""
     if "torch" in sys.modules:
         return
-    inherited, folders = virtual.begin_in_child(), os.environ.get(VARIABLE)
+    inherited, folders = virtual.begin_in_child(), os.environ.get(FOLDERS)
 
     def imported(torch: ModuleType) -> None:
         if torch.version.cuda:
@@ -211,16 +242,21 @@ class _Watch:
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch: Any = torch
-        self._folders = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep)]
+        self._folders = [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's index of a device of this process"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
         """returns the values that the process branched on, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
+        self._parts: dict[str, tuple[dict[int, Peak], Span]] = {}
+        """by name: peaks of a part of the process's run, and its time"""
         self._explainer: Any = None
-        self._attributions: dict[int, Any] = {}
-        """attributions of the peaks, once the explainer has run"""
+        self._attributions: dict[str, dict[int, Any]] = {}
+        """by part ("" is the whole run): attributions of the peaks, once the explainer has run"""
+        self._explained: dict[int, Peak] = {}
+        """the peaks of the whole run that the attributions explain"""
+        self._began = now()
 
     def begin(self) -> None:
         """Start recording as soon as CUDA is initialized."""
@@ -236,7 +272,7 @@ class _Watch:
         def announce() -> None:
             from multiprocessing.util import Finalize
 
-            self._write(None)
+            self._write({"peaks": None, "attributions": {}, "parts": {}})
             name, _, root = os.environ.get(EXPLAINER, "").rpartition(":")
             module, _, kind = name.rpartition(":")
             if module:
@@ -247,44 +283,80 @@ class _Watch:
             atexit.register(self._end)
 
         PEAK_RESET.wrap(self._torch._C, wrapped_by(fold_and_reset))
+        WATCH.part, WATCH.number = self._part, self.number_on_the_machine
+        WATCH.started = self._server_started
+        WATCH.install()
         GROUP_JOINED.wrap(self._torch.distributed, wrapped_by(join))
         self._torch.cuda._lazy_call(announce)
 
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Measure the block as a part of the process's run."""
+        cuda = self._torch.cuda
+        self._fold()
+        whole, self._peaks = self._peaks, {}
+        began = now()
+        for index in range(cuda.device_count()):
+            cuda.reset_peak_memory_stats(index)
+        self._peaks = {}
+        try:
+            yield
+        finally:
+            self._fold()
+            self._parts[name] = self._peaks, Span(began, now())
+            self._peaks = {
+                index: _higher(peak, whole.get(index)) for index, peak in self._peaks.items()
+            }
+
     def _end(self) -> None:
         with suppress(Exception):  # at interpreter shutdown anything may be gone
-            self._fold()
-            peaks = {index: peak for index, peak in self._peaks.items() if peak.reserved}
-            explainer, self._explainer = self._explainer, None
-            if explainer is not None:  # most processes call _end twice
-                with suppress(Exception):
-                    self._attributions = explainer.attributions(peaks)
-            number = self.number_on_the_machine
-            self._write(
-                {number(index): [peak.allocated, peak.reserved] for index, peak in peaks.items()},
-                {number(index): attribution for index, attribution in self._attributions.items()},
-            )
+            self._tell()
+
+    def _tell(self, *notes: Note) -> None:
+        """Write the peaks so far, and end the recording."""
+        self._fold()
+        measured = {"": (self._peaks, Span(self._began, now())), **self._parts}
+        explainer, self._explainer = self._explainer, None
+        if explainer is not None:  # most processes call this twice
+            self._explained = dict(self._peaks)
+            with suppress(Exception):
+                self._attributions = explainer.attributions(measured)
+        elif self._peaks != self._explained:
+            self._attributions.pop("", None)
+        whole, *parts = [self._plain(name, peaks) for name, (peaks, _) in measured.items()]
+        self._write({**whole, "parts": dict(zip(self._parts, parts, strict=True))}, *notes)
+
+    def _server_started(self) -> None:
+        """Write the peaks of a server's start, as the server may be killed when it is stopped."""
+        ends_now = bool(os.environ.get(UNTIL_STARTED))
+        self._tell(*[Note(NoteKind.CHILD_PROCESS, KILLED)] * (not ends_now))
+
+    def _plain(self, part: str, peaks: Mapping[int, Peak]) -> dict[str, Any]:
+        number, attributions = self.number_on_the_machine, self._attributions.get(part, {})
+        return {
+            "peaks": {
+                number(index): [peak.allocated, peak.reserved]
+                for index, peak in peaks.items()
+                if peak.reserved
+            },
+            "attributions": {number(index): plain for index, plain in attributions.items()},
+        }
 
     def _fold(self) -> None:
         cuda = self._torch.cuda
         for index in range(cuda.device_count()):
-            old = self._peaks.get(index, Peak(0, 0))
-            self._peaks[index] = Peak(
-                max(old.allocated, cuda.max_memory_allocated(index)),
-                max(old.reserved, cuda.max_memory_reserved(index)),
-            )
+            peak = Peak(cuda.max_memory_allocated(index), cuda.max_memory_reserved(index))
+            self._peaks[index] = _higher(peak, self._peaks.get(index))
 
-    def _write(
-        self, peaks: dict[int, list[int]] | None, attributions: dict[int, Any] | None = None
-    ) -> None:
+    def _write(self, measured: Mapping[str, Any], *more: Note) -> None:
         guesses, notes = self.report()
         record = {
             "pid": os.getpid(),
             "rank": int(self._rank) if self._rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
-            "peaks": peaks,
             "guesses": guesses,
-            "notes": msgspec.to_builtins(notes),
-            "attributions": attributions or {},
+            "notes": msgspec.to_builtins([*notes, *more]),
+            **measured,
         }
         for folder in self._folders:
             path = folder / f"{os.getpid()}.json"
@@ -292,3 +364,9 @@ class _Watch:
             with suppress(OSError):  # the folder is gone: this process outlives its parent
                 temporary.write_text(json.dumps(record), encoding="utf-8")
                 temporary.replace(path)
+
+
+def _higher(peak: Peak, other: Peak | None) -> Peak:
+    if other is None:
+        return peak
+    return Peak(max(peak.allocated, other.allocated), max(peak.reserved, other.reserved))

@@ -18,7 +18,7 @@ from pytest_gpumem.explain.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.recording.recorder import Recorder
-from pytest_gpumem.recording.recording import Call, Span, now
+from pytest_gpumem.recording.recording import Call
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path, source_code
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Category, Site
     from pytest_gpumem.recording.allocator_log import Block
-    from pytest_gpumem.recording.recording import Recorded, Recording
+    from pytest_gpumem.recording.recording import Recorded, Recording, Span
 
 MAX_SITES: Final = 50
 """number of sites to keep per device, the largest ones"""
@@ -219,24 +219,37 @@ class RecordedChild:
 
     def __init__(self, root: str) -> None:
         """Start recording; CUDA must be initialized. File names are relative to ``root``."""
-        self._root, self._owner, self._began = Path(root), os.getpid(), now()
+        self._root, self._owner = Path(root), os.getpid()
         self._recorder = Recorder()
         self._recorder.start()
 
-    def attributions(self, peaks: Mapping[int, Peak]) -> dict[int, Any]:
-        """Stop recording; return the attribution of each device's peak as plain data.
+    def attributions(
+        self, measured: Mapping[str, tuple[Mapping[int, Peak], Span]]
+    ) -> dict[str, dict[int, Any]]:
+        """Stop recording; return the attribution of each device's peak as plain data, by part.
 
         A device is left out if the recording does not show its peak; a fork of the process returns
         {}.
+
+        Args:
+            measured: by part ("" is the whole run): its peaks, and its time.
         """
         if os.getpid() != self._owner:
             return {}
         recording = self._recorder.stop()
         if recording.overflowed:
             return {}
-        attributor, span = Attributor(recording, self._root), Span(self._began, now())
+        attributor = Attributor(recording, self._root)
         return {
-            index: msgspec.to_builtins(explained[0])
-            for index, peak in peaks.items()
-            if (explained := attributor.explained(index, peak, Peak(0, 0), [span], timeline=False))
+            part: {
+                index: msgspec.to_builtins(explained[0])
+                for index, peak in peaks.items()
+                if peak.reserved
+                and (
+                    explained := attributor.explained(
+                        *(index, peak, Peak(0, 0), [span]), timeline=False
+                    )
+                )
+            }
+            for part, (peaks, span) in measured.items()
         }

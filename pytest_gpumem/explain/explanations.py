@@ -82,8 +82,11 @@ class ExplainPolicy:
             if recorded and (
                 entry is None
                 or not entry.breakdowns
-                or (entry.peaks, entry.slope, entry.largest)
-                != (measurement.peaks, measurement.slope, measurement.largest)
+                or (entry.peaks, entry.slope, entry.largest, entry.cache_tokens)
+                != (
+                    *(measurement.peaks, measurement.slope, measurement.largest),
+                    measurement.cache_tokens,
+                )
             ):
                 return True
         return False

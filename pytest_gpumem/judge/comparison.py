@@ -281,6 +281,8 @@ class Judged:
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
         if measurement.peak_pinned:
             sizes += f", {format_size(measurement.peak_pinned)} pinned"
+        if measurement.cache_tokens is not None:
+            return f"{measurement.cache_tokens:,} tokens in the KV cache, with {sizes}"
         return sizes if measurement.largest is None else f"{measurement.largest} fits, with {sizes}"
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.breakdowns import blocks_text, provenance_text, site_name
+from pytest_gpumem.judge import server_start
 from pytest_gpumem.judge.comparison import Judged, both_sizes, growth
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
@@ -69,8 +70,10 @@ def judge(  # noqa: PLR0913 - all that a verdict depends on
     """
     case = Judged(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that runs out of memory, exceeds a limit or leaks fails whatever its baseline is.
-    failure = _out_of_memory(case) or _over_budget(case) or _beyond_bound(case) or _growing(case)
-    return failure or _without_baseline(case) or _largest(case) or _compared(case, explain)
+    failure = _not_started(case) or _out_of_memory(case) or _too_few_tokens(case)
+    failure = failure or _over_budget(case) or _beyond_bound(case) or _growing(case)
+    without = failure or _without_baseline(case) or _largest(case)
+    return without or _fewer_tokens(case, _compared(case, explain))
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
@@ -182,6 +185,37 @@ def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:
     targets = (case.nodeid,) if case.nodeid else ()
     command = UpdateCommand(case.policy.launcher, targets, case.policy.repeated)
     return replace(verdict, advice=f"{purpose}, run", command=command)
+
+
+def _not_started(case: Judged) -> Verdict | None:
+    finding = server_start.why_not_started(case.measurement.servers)
+    if not finding:
+        return None
+    verdict = _verdict(case, Kind.NO_START, finding, failed=True, advice=server_start.ADVICE)
+    return replace(verdict, comparisons=())  # the server's process has the peaks
+
+
+def _too_few_tokens(case: Judged) -> Verdict | None:
+    limit = case.spec.min_cache_tokens
+    finding = server_start.too_few_tokens(case.measurement.servers, limit)
+    if not finding:
+        return None
+    return _verdict(case, Kind.UNDER_LIMIT, finding, failed=True, advice=server_start.ADVICE)
+
+
+def _fewer_tokens(case: Judged, compared: Verdict) -> Verdict:
+    """Return a regression if a server's cache shrank, and its profiling run did not grow."""
+    tolerance = case.policy.tolerance_of("reserved", case.spec.tolerance)
+    old = case.entry.cache_tokens if case.entry else None
+    finding = server_start.fewer_tokens(case.measurement.servers, old, tolerance)
+    if not finding or compared.kind is Kind.INCOMPARABLE:
+        return compared
+    if compared.kind is Kind.REGRESSED:
+        note = Note(NoteKind.SERVER, finding)
+        return replace(compared, notes=(note, *compared.notes))
+    lead = case.toolchain_lead
+    verdict = _verdict(case, Kind.REGRESSED, finding, failed=True, lead=lead)
+    return _updatable(case, verdict, "if this is intended")
 
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)

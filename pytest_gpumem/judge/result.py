@@ -188,6 +188,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[Bound] = ()) -> str:
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
         *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib", "max_host_gib"),
+        "min_cache_tokens",
     )
     values = ((name, getattr(spec, name)) for name in names)
     limits = [f"{name}={value!r}" for name, value in values if value is not None]
@@ -236,6 +237,5 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     peaks = measurement.peaks
     if measurement.pinned_count != "counted":
         peaks = tuple(replace(peak, pinned=0) for peak in peaks)
-    return BaselineEntry(
-        peaks, measurement.provenance, *declared, breakdowns, measurement.slope, measurement.largest
-    )
+    found = (measurement.slope, measurement.largest, measurement.cache_tokens)
+    return BaselineEntry(peaks, measurement.provenance, *declared, breakdowns, *found)

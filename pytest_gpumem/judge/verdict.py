@@ -112,28 +112,31 @@ class Kind(str, Enum):
 
     # value, word, severity, tone, mark, too_much, refusal. The page of verdicts contains the
     # docstrings: when a verdict is given, and whether the test passes.
-    WITHIN = ("within", "ok", 8, "good", "✓", False, "")
+    WITHIN = ("within", "ok", 9, "good", "✓", False, "")
     """no limit is exceeded, and both peaks are within tolerance of the baseline: passes"""
-    OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, "it is over its budget")
+    OVER_BUDGET = ("over budget", "over budget", 2, "bad", "○", True, "it is over its budget")
     """a peak or a growth is above a declared limit, such as ``max_allocated_gib``: fails"""
     OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
     """a request was refused, by the limit or by the device itself: fails"""
-    UNDER_LIMIT = ("under limit", "under limit", 2, "bad", "○", False, "it is under a limit")
+    NO_START = ("no start", "no start", 1, "bad", "○", False, "its server does not start")
+    """an inference server refused to start, as its memory does not suffice, or it is too close to a
+    limit to tell: fails"""
+    UNDER_LIMIT = ("under limit", "under limit", 3, "bad", "○", False, "it is under a limit")
     """a part's figure is below ``at_least`` or ``more_than``, or parts are not in their order:
     fails"""
-    REGRESSED = ("regressed", "regressed", 4, "bad", "○", True, "")
+    REGRESSED = ("regressed", "regressed", 5, "bad", "○", True, "")
     """a peak, or its growth with the batch size, is above the baseline by more than the tolerance:
     fails"""
-    IMPROVED = ("improved", "improved", 7, "good", "↓", False, "")
+    IMPROVED = ("improved", "improved", 8, "good", "↓", False, "")
     """a peak is below the baseline by more than the tolerance: passes with a note, or fails with
     ``--gpumem-shrinkage=fail``"""
-    LEAKED = ("leaked", "leaked", 3, "bad", "○", False, "it leaked")
+    LEAKED = ("leaked", "leaked", 4, "bad", "○", False, "it leaked")
     """more memory than ``max_leak_mib`` is still allocated after the test, or the memory of a
     ``steady`` test still grows at its end: fails"""
-    NO_BASELINE = ("no baseline", "no baseline", 6, "open", "○", False, "")
+    NO_BASELINE = ("no baseline", "no baseline", 7, "open", "○", False, "")
     """there is no baseline of this test: passes with a note; fails in CI, or with
     ``--gpumem-missing-baseline=fail``"""
-    INCOMPARABLE = ("incomparable", "incomparable", 5, "open", "○", False, "")
+    INCOMPARABLE = ("incomparable", "incomparable", 6, "open", "○", False, "")
     """the baseline is of another device, batch size, rank or number of devices: as without a
     baseline. Its file cannot be read: fails. ``--gpumem-provenance`` refuses its versions: passes
     with a note or fails, as that option says"""

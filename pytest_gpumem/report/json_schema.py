@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Peak as PeakJson
     from pytest_gpumem.measurement import PeakRange as PeakRangeJson
     from pytest_gpumem.measurement import Provenance as ProvenanceJson
+    from pytest_gpumem.measurement import ServerStart as ServerStartJson
     from pytest_gpumem.measurement import Slope as SlopeJson
     from pytest_gpumem.measurement import Stayed as StayedJson
     from pytest_gpumem.report.model import Origin as OriginJson
@@ -79,6 +80,7 @@ else:
     HolderJson = _FORMS.of(measurement.Holder)
     StayedJson = _FORMS.of(measurement.Stayed)
     DeviceUseJson = _FORMS.of(measurement.DeviceUse)
+    ServerStartJson = _FORMS.of(measurement.ServerStart)
     PeakRangeJson = _FORMS.of(measurement.PeakRange)
     ComparisonJson = _FORMS.of(verdict.Comparison)
     CauseJson = _FORMS.of(verdict.Cause)
@@ -153,6 +155,7 @@ class MeasurementJson(_Noted, Strict, frozen=True, rename=_TEXTS):
     host: Bytes | None
     pinned_count: PinnedCount
     pinned_lines: tuple[LinePeakJson, ...]
+    servers: tuple[ServerStartJson, ...]
     note_kinds: tuple[NoteKind, ...]
     hint_kinds: tuple[NoteKind, ...]
 
@@ -199,6 +202,7 @@ class FiguresJson(Strict, frozen=True):
     rank: Count | None
     slope: SlopeJson | None
     largest: Count | None
+    cache_tokens: Count | None
 
 
 class BaselineJson(FiguresJson, frozen=True):

@@ -190,7 +190,7 @@ def _figures_of(result: Result) -> tuple[object, ...]:
     # The peaks of a step that ran out of memory say little.
     peaks = measurement.peaks if oom is None else ()
     shape = (result.batch_size, result.world_size, result.rank)
-    return shape, peaks, measurement.slope, measurement.largest, needed
+    return shape, peaks, measurement.slope, measurement.largest, measurement.servers, needed
 
 
 def _in_words(result: Result) -> str:

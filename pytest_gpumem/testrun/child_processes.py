@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices.children import ChildPart
 from pytest_gpumem.measurement import Measurement, Peak
 from pytest_gpumem.meter.allocator import provenance
 from pytest_gpumem.spec import MemorySpec
@@ -37,25 +38,27 @@ def child_measurements(
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the spec and the measurement of the test's child processes, by part.
 
-    Each rank is a part, and all other processes together are one. A part has the devices that
-    its processes used, each with the highest peak of one process. The test's limits apply to
-    each part.
+    Each rank is a part, and all other processes together are one; a process may have further parts
+    of its own. A part has the devices that its processes used, each with the highest peak of one
+    process. The test's limits apply to each part.
     """
     parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
     for child in children:
-        fullest = parts.setdefault(child.part, {})
-        for index, peak in child.peaks.items():
-            known, attribution = fullest.get(index, (Peak(0, 0), None))
-            if peak.allocated > known.allocated:  # else keep the fullest process's explanation
-                attribution = child.attributions.get(index)
-            allocated = max(known.allocated, peak.allocated)
-            fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), attribution
+        whole = ChildPart(child.peaks, child.attributions)
+        for name, measured_part in {child.part: whole, **child.parts}.items():
+            fullest = parts.setdefault(name, {})
+            for index, peak in measured_part.peaks.items():
+                known, attribution = fullest.get(index, (Peak(0, 0), None))
+                if peak.allocated > known.allocated:  # else keep the fullest process's explanation
+                    attribution = measured_part.attributions.get(index)
+                allocated = max(known.allocated, peak.allocated)
+                fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), attribution
     measured = {}
     for part, fullest in parts.items():
         if not fullest or part in run.parts:
             continue
         peaks, attributions = zip(*(fullest[index] for index in sorted(fullest)), strict=True)
-        known_all = all(child.ended for child in children if child.part == part)
+        known_all = all(child.ended for child in children if part in {child.part, *child.parts})
         spec = MemorySpec(
             **{name: getattr(run.spec, name) for name in _LIMITS_OF_CHILDREN},
             tolerance=run.spec.tolerance,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import BaselineStore
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.judge.verdict import ExplainGrowth, Policy
-    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.measurement import DeviceInfo, Measurement, ServerStart
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recorded, Recording
     from pytest_gpumem.relations import Bound
@@ -46,6 +46,8 @@ class EndedTest(NamedTuple):
     """by part: its limits that depend on other parts, computed from the first run's figures"""
     children: Sequence[Child] = ()
     """the test's child processes that used a GPU"""
+    servers: tuple[ServerStart, ...] = ()
+    """starts of an inference server in the test, one per device"""
     recorded: Recorded | None = None
     """what its recording shows; None if it was not recorded, or the recording is still running"""
     error: BaseException | None = None

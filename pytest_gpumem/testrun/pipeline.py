@@ -26,6 +26,7 @@ from pytest_gpumem.testrun.ranges import RangesStage
 from pytest_gpumem.testrun.rerun import shown_error
 from pytest_gpumem.testrun.searches import search_measurements
 from pytest_gpumem.testrun.second_runs import OUT_OF_MEMORY
+from pytest_gpumem.testrun.server_starts import ServerStartsStage, with_servers
 from pytest_gpumem.testrun.slope import SlopeStage
 from pytest_gpumem.testrun.stage import through
 from pytest_gpumem.testrun.steady import SteadyStage
@@ -75,6 +76,7 @@ class Pipeline:
                 SlopeStage(runner, explainer),
                 RangesStage(),
                 ChildProcessesStage(),
+                ServerStartsStage(),
             ),
         )
         self._after_verdict: tuple[Stage, ...] = (TimedPlansStage(runner), self._unknown_sizes)
@@ -97,14 +99,18 @@ class Pipeline:
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
         is_short = error is not None and find_out_of_memory(error) is not None
-        if not is_short and (error is not None or (not item.declared and run.is_unused)):
-            return []
         ended = self._runner.ended()
+        is_refused = error is not None and any(start.refusal for start in ended.servers)
+        unused = not item.declared and run.is_unused
+        if not (is_short or is_refused) and (error is not None or unused):
+            return []
         trouble = run.device.trouble()
         if trouble is not None:  # it may also have caused the out-of-memory error
             raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
         if error is None:
             return self._passed(item, run, ended)
+        if is_refused:
+            return self._refused(item, run, ended, error)
         return self._out_of_memory(item, run, ended, error, debugging=debugging)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
@@ -142,6 +148,7 @@ class Pipeline:
             *(item, run, {"": (spec, run.measurement(notes)), **parts}),
             relations={part: bounds(run.parts, part) for part in parts},
             children=ended.children,
+            servers=ended.servers,
         )
         # A slope's runs replace the recording, and a replay reads it.
         runs_on = spec.batch_sizes is not None or is_replayed(run)
@@ -163,6 +170,19 @@ class Pipeline:
 
     def _judged(self, test: EndedTest) -> EndedTest:
         return test._replace(results=self._judging.results(test))
+
+    # -- a test whose inference server refused to start --
+
+    def _refused(
+        self, item: MarkedItem, run: Run, ended: Ended, error: BaseException
+    ) -> list[Result]:
+        """Return the result of a test whose server did not start, as its memory does not suffice.
+
+        It does not run again: the server would be started again.
+        """
+        measurement = with_servers(run.measurement(ended.notes), ended.servers)
+        measured = by_hook(item, {"": (run.spec, measurement)})
+        return self._judging.results(EndedTest(item, run, measured, error=error))
 
     # -- a test that ran out of memory --
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.children import Child, ChildWatch
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.measurement import ServerStart
     from pytest_gpumem.recording.recording import Recording
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explainer import Explainer
@@ -55,6 +56,8 @@ class Ended(NamedTuple):
     """the test's child processes that used a GPU"""
     notes: tuple[Note, ...]
     """notes on memory that is not counted, on fixtures' values, and on the child processes"""
+    servers: tuple[ServerStart, ...] = ()
+    """starts of an inference server, one per device"""
 
 
 class Runner:
@@ -265,7 +268,8 @@ class Runner:
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
             ]
         children = self._children.children()
-        return Ended(children, (*notes, *child_notes(run, children)))
+        servers = self._children.server_starts()
+        return Ended(children, (*notes, *child_notes(run, children)), servers)
 
     @contextmanager
     def again(  # noqa: PLR0913 - all in which a second run differs from the first

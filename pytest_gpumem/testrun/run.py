@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILDREN
+from pytest_gpumem.devices.servers import WATCH as SERVER
 from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
 from pytest_gpumem.meter.host_memory import require_pinned_stats
@@ -126,6 +128,7 @@ class Run:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
             stack.enter_context(CHILDREN.watching(values, of_children))
+            stack.callback(setattr, SERVER, "part", SERVER.part)
             if spec.world_size is not None:
                 stack.enter_context(device.join_alone(spec.rank or 0, spec.world_size))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
@@ -133,6 +136,7 @@ class Run:
             fixtures = WideFixtures(meter, (info.key, spec.devices))
             inputs = Inputs(spec.batch_size)
             run = cls(spec, device, info, meter, root, inputs, fixtures, progress, breakdown)
+            SERVER.part = partial(run.part, declared={})
             yield run
             run._stack = stack.pop_all()
 

@@ -97,6 +97,6 @@ def _cell(result: Result) -> str:
     if oom is not None:
         return f"no, needs {oom.needed.reserved / GIB:.2f}" if oom.needed else "no"
     left = headroom(result)
-    if result.verdict.kind is Kind.OVER_BUDGET:
-        return "over budget"
+    if result.verdict.kind in {Kind.OVER_BUDGET, Kind.NO_START}:
+        return result.verdict.kind.word
     return "?" if left is None else f"{left / GIB:.2f}"

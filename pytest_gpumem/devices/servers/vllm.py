@@ -1,0 +1,218 @@
+"""Observe the start of vLLM's engine (V1, tried with vLLM 0.17 to 0.33).
+
+A worker per device loads the weights, runs the model once with the largest batch (the profiling
+run), allocates the KV cache and captures CUDA graphs. The engine's core divides the memory that the
+workers found into the cache's blocks, or refuses to start. Worker and core may be one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.variables import SERVER_ARGUMENTS
+from pytest_gpumem.patches import Patch, wrapped_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from pytest_gpumem.devices.servers import ServerWatch
+
+WORKER: Final = Patch(
+    "vllm.v1.worker.gpu_worker",
+    *("Worker.init_device", "Worker.load_model", "Worker.determine_available_memory"),
+    *("Worker.initialize_from_config", "Worker.compile_or_warm_up_model"),
+    reason="a result says what vLLM decided on memory when it started",
+    versions="vLLM 0.17 to 0.33",
+)
+PROFILING: Final = Patch(
+    WORKER.module,
+    "memory_profiling",
+    reason="vLLM's own figures of its profiling run are in what this returns",
+    versions="vLLM 0.17 to 0.33",
+)
+CORE: Final = Patch(
+    "vllm.v1.engine.core",
+    "get_kv_cache_configs",
+    reason="vLLM refuses to start where the KV cache does not hold one request",
+    versions="vLLM 0.17 to 0.33",
+)
+ARGUMENTS: Final = Patch(
+    "vllm.engine.arg_utils",
+    "EngineArgs.create_engine_config",
+    reason="gpumem run looks for arguments with which vLLM starts",
+    versions="vLLM 0.17 to 0.33",
+)
+CAPTURE: Final = "capture_model"
+"""method of the model's runner that captures CUDA graphs, and returns the bytes that they took"""
+
+
+def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
+    """Report what each worker finds, and the errors by which it refuses."""
+    wrappers: dict[str, Callable[..., Any]] = {
+        "Worker.determine_available_memory": partial(_measured, watch, module),
+        "Worker.initialize_from_config": partial(_sized, watch),
+        "Worker.compile_or_warm_up_model": partial(_captured, watch),
+    }
+
+    def guarded(wrapper: Callable[..., Any] | None) -> Callable[..., Any]:
+        def call(method: Callable[..., Any], worker: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
+            try:
+                if wrapper is None:
+                    return method(worker, *args, **options)
+                return wrapper(method, worker, *args, **options)
+            except Exception as error:
+                if _is_refusal(error):
+                    watch.decided_for_all(server(), refusal=_text(error))
+                raise
+
+        return call
+
+    methods = WORKER.values(module)
+    WORKER.put(
+        module,
+        {name: wrapped_by(guarded(wrappers.get(name)))(methods[name]) for name in methods},
+    )
+
+
+def watch_core(watch: ServerWatch, module: ModuleType) -> None:
+    """Report the cache that one request needs, and the refusal if there is less."""
+
+    def sized(get_configs: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - vLLM's
+        config, specs = arguments[:2]
+        needed = max(
+            sum(layer.max_memory_usage_bytes(config) for layer in layers.values())
+            for layers in specs
+        )
+        watch.decided_for_all(server(), needed=needed, length=config.model_config.max_model_len)
+        try:
+            return get_configs(*arguments)
+        except ValueError as error:
+            watch.decided_for_all(server(), refusal=_text(error))
+            raise
+
+    CORE.wrap(module, wrapped_by(sized))
+
+
+def replace_arguments(_watch: ServerWatch, module: ModuleType) -> None:
+    """Start the engine with the arguments of the variable SERVER_ARGUMENTS, if it is set."""
+    arguments = json.loads(os.environ.get(SERVER_ARGUMENTS, "{}"))
+
+    def create(create_config: Callable[..., Any], engine: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
+        for name, value in arguments.items():
+            ARGUMENTS.on(engine, name, value)
+        return create_config(engine, *args, **options)
+
+    if arguments:
+        ARGUMENTS.wrap(module, wrapped_by(create))
+
+
+HOOKS: Final = {
+    WORKER.module: watch_worker,
+    CORE.module: watch_core,
+    ARGUMENTS.module: replace_arguments,
+}
+"""functions to call with a module of vLLM once it is imported"""
+
+
+def server() -> str:
+    """Return the name and version of vLLM."""
+    return f"vLLM {sys.modules['vllm'].__version__}"
+
+
+def _measured(
+    watch: ServerWatch,
+    module: ModuleType,
+    determine: Callable[[Any], int],
+    worker: Any,  # noqa: ANN401 - vLLM's
+) -> int:
+    """Run ``determine_available_memory``, and report the figures that it leaves in the worker."""
+    profiles: list[Any] = []
+
+    @contextmanager
+    def profiling(original: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401 - vLLM's
+        with original(*args, **options) as profile:
+            profiles.append(profile)
+            yield profile
+
+    with ExitStack() as stack:
+        PROFILING.wrap(module, wrapped_by(profiling), stack)
+        stack.enter_context(watch.profiling_run())
+        available = int(determine(worker))
+    figures = {"weights": int(worker.model_runner.model_memory_usage), "cache": available}
+    if profiles:  # none if --kv-cache-memory-bytes declares the cache's size
+        (profile,) = profiles
+        activations, requested = profile.torch_peak_increase, int(worker.requested_memory)
+        figures |= {
+            "requested": requested,
+            "activations": activations,
+            "outside": profile.non_kv_cache_memory - figures["weights"] - activations,
+            "graphs": requested - profile.non_kv_cache_memory - available,
+        }
+    watch.decided(server(), worker.device.index, total=worker.init_snapshot.total_memory, **figures)
+    return available
+
+
+def _sized(
+    watch: ServerWatch,
+    initialize: Callable[..., Any],
+    worker: Any,  # noqa: ANN401 - vLLM's
+    cache: Any,  # noqa: ANN401 - vLLM's
+) -> Any:  # noqa: ANN401 - vLLM's
+    """Run ``initialize_from_config``, and report how much the cache holds."""
+    config = worker.vllm_config
+    length = config.model_config.max_model_len
+    utils: Any = sys.modules["vllm.v1.core.kv_cache_utils"]
+    requests = utils.get_max_concurrency_for_kv_cache_config(config, cache)
+    if hasattr(utils, "get_kv_cache_capacity"):
+        tokens, _ = utils.get_kv_cache_capacity(config, cache)
+    else:  # vLLM 0.19 and older
+        groups, parallel = cache.kv_cache_groups, config.parallel_config
+        block = min(group.kv_cache_spec.block_size for group in groups)
+        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        tokens = cache.num_blocks // len(groups) * block * ranks
+    watch.decided(
+        *(server(), worker.device.index), tokens=tokens, requests=int(requests), length=length
+    )
+    return initialize(worker, cache)
+
+
+def _captured(
+    watch: ServerWatch,
+    warm_up: Callable[[Any], Any],
+    worker: Any,  # noqa: ANN401 - vLLM's
+) -> Any:  # noqa: ANN401 - vLLM's
+    """Run ``compile_or_warm_up_model``, and report what the CUDA graphs take."""
+    runner = worker.model_runner
+    capture = getattr(runner, CAPTURE)
+
+    def captured(*args: Any, **options: Any) -> int:  # noqa: ANN401 - vLLM's
+        taken = int(capture(*args, **options))
+        watch.decided(server(), worker.device.index, graphs_taken=taken)
+        return taken
+
+    with ExitStack() as stack:
+        Patch.on(runner, CAPTURE, captured, stack)
+        result = warm_up(worker)
+    watch.started()
+    return result
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether an error says that memory does not suffice, and not something else."""
+    torch: Any = sys.modules["torch"]
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.OutOfMemoryError):
+            return True
+        cause = cause.__cause__
+    return isinstance(error, ValueError) and "memory" in str(error).lower()
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())

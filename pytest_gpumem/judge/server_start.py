@@ -1,0 +1,99 @@
+"""Decide from what an inference server found at its start whether it starts, and with which cache.
+
+A real GPU uses memory that the virtual GPU does not know, so the cache's size is a range there.
+"""
+
+from __future__ import annotations
+
+from textwrap import shorten
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.sizes import GIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.measurement import ServerStart
+    from pytest_gpumem.sizes import Tolerance
+
+MARGIN: Final = GIB // 10
+"""nearer to its limit a start is not predicted: the same command on the same RTX 3090 started, and
+was refused some minutes later, with 0.08 GiB less (the log files of vllm-offload-profiles)"""
+MAX_REFUSAL: Final = 160
+"""characters of the server's own error that a verdict shows"""
+ADVICE: Final = (
+    "declare a shorter max_model_len or a larger gpu_memory_utilization, or take a larger card: "
+    "gpumem run searches for values with which it starts"
+)
+
+
+def is_too_close(start: ServerStart) -> bool:
+    """Return whether a start is too near to the limit to be predicted.
+
+    The limit is that the KV cache holds one request of the declared length.
+    """
+    least, most = start.range
+    if not start.needed or start.unseen == (0, 0):
+        return False
+    return least - MARGIN < start.needed <= most + MARGIN
+
+
+def shortage(start: ServerStart) -> int:
+    """Return the bytes that the KV cache lacks for a sure start; 0 or less if it starts."""
+    return start.needed - start.range[0] + (MARGIN if start.unseen != (0, 0) else 0)
+
+
+def why_not_started(starts: Sequence[ServerStart]) -> str:
+    """Return why a server does not start, or may not start, as a sentence; "" if it starts."""
+    for start in starts:
+        if is_too_close(start):
+            least, most = (f"{nbytes / GIB:.2f}" for nbytes in start.range)
+            return (
+                f"it is too close to tell whether {start.server} starts: one request of "
+                f"{start.length:,} tokens needs {start.needed / GIB:.2f} GiB of KV cache, and "
+                f"{least} to {most} GiB are left"
+            )
+    refused = next((start for start in starts if start.refusal), None)
+    if refused is None:
+        return ""
+    reason = shorten(refused.refusal, MAX_REFUSAL, placeholder=" ...")
+    if refused.needed > refused.cache:
+        least, most = (f"{max(nbytes, 0) / GIB:.2f}" for nbytes in refused.range)
+        left = f"{least} to {most}" if least != most else most
+        reason = (
+            f"one request of {refused.length:,} tokens needs {refused.needed / GIB:.2f} GiB of KV "
+            f"cache, and {left} GiB are left"
+        )
+    return f"{refused.server} does not start: {reason}"
+
+
+def too_few_tokens(starts: Sequence[ServerStart], limit: int | None) -> str:
+    """Return a sentence if the KV cache may hold fewer tokens than ``limit``; else ""."""
+    if limit is None or not starts:
+        return ""
+    start = min(starts, key=lambda each: each.least_tokens)
+    if start.least_tokens >= limit:
+        return ""
+    return f"{cache_text(start)}, fewer than min_cache_tokens={limit}"
+
+
+def cache_text(start: ServerStart) -> str:
+    """Return a KV cache's size as text: "the KV cache holds 565,952 tokens"."""
+    text = f"the KV cache holds {start.tokens:,} tokens"
+    if start.least_tokens < start.tokens:
+        return f"{text} ({start.least_tokens:,} or more on a real GPU)"
+    return text
+
+
+def fewer_tokens(starts: Sequence[ServerStart], old: int | None, tolerance: Tolerance) -> str:
+    """Return a sentence if the cache lost more memory than the tolerance; else ""."""
+    if not starts or old is None:
+        return ""
+    start = min(starts, key=lambda each: each.tokens)
+    lost = (old - start.tokens) * start.cache // max(start.tokens, 1)
+    if lost <= tolerance.allowance(start.cache):
+        return ""
+    return (
+        f"the KV cache holds {old - start.tokens:,} tokens fewer ({format_size(lost)}): "
+        f"{old:,} -> {start.tokens:,}"
+    )
