@@ -474,7 +474,8 @@ class Measurement(Fullest, Hinted):
     alloc_retries: int = 0
     """how often the allocator emptied its cache to satisfy a request"""
     segments: int = 0
-    """number of the allocator's segments when the step had ended, those of earlier tests too"""
+    """number of the allocator's segments when the step had ended; unlike in ``peaks``, those of
+    earlier tests count, so nothing is judged by it"""
     out_of_memory: OutOfMemory | None = None
     notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""

@@ -70,7 +70,7 @@ def recorded_step(name: str) -> Callable[[], None]:
 def compare(name: str, step: Callable[[], None]) -> list[str]:
     """Return a row of the table."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.replay.alternatives import NoRangeError
+    from pytest_gpumem.replay.match_alternatives import NoRangeError
     from pytest_gpumem.replay.workspace_replay import WorkspaceReplay
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run

@@ -13,7 +13,7 @@ from pytest_gpumem.explain.attributor import MAX_SITES, breakdown_of, origin_of
 from pytest_gpumem.explain.categories import Blocks
 from pytest_gpumem.explain.edits import EditFinder, edited_since
 from pytest_gpumem.explain.explanations import Explanations, explanations
-from pytest_gpumem.explain.hints import fragmentation, is_fragmented
+from pytest_gpumem.explain.hints import fragmentation, wastes_much
 from pytest_gpumem.explain.keeper_finder import KeeperFinder, PinWatch
 from pytest_gpumem.explain.lead import explain_growth
 from pytest_gpumem.explain.sites import sites
@@ -225,7 +225,7 @@ class PeakExplainer(Explainer):
         peaks = {
             result.part: peak
             for result in results
-            if (peak := _needed_peak(result)) and is_fragmented(peak)
+            if (peak := _needed_peak(result)) and wastes_much(peak)
         }
         if not peaks:
             return results

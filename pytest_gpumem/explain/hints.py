@@ -277,8 +277,11 @@ def float32_activations(analyzed: AnalyzedPeak) -> str:
 # -- fragmentation --
 
 
-def is_fragmented(peak: Peak) -> bool:
-    """Return whether so much is reserved beyond allocated that another run is worth it."""
+def wastes_much(peak: Peak) -> bool:
+    """Return whether reserved exceeds allocated by more than 512 MiB and 20 %.
+
+    Then a run with expandable segments is worth its time.
+    """
     wasted = peak.reserved - peak.allocated
     return wasted > max(WASTED_BYTES, peak.reserved * WASTED_PERCENT // 100)
 

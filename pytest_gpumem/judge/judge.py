@@ -219,7 +219,7 @@ def _fewer_tokens(case: Judged, compared: Verdict) -> Verdict:
 
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
-"""kinds for which reports show a table of all devices"""
+"""kinds whose headline names the device: the note on the fullest device is left out"""
 
 
 def _out_of_memory(case: Judged) -> Verdict | None:
@@ -341,7 +341,7 @@ def _beyond_bound(case: Judged) -> Verdict | None:
             "on no device, or were freed before"
         )
     if worst.figure == "held":
-        return replace(verdict, advice=advice, of_held=True)
+        return replace(verdict, advice=advice, not_of_peak=True)
     return replace(verdict, advice=advice, beside=worst.part)
 
 

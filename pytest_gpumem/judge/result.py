@@ -126,7 +126,7 @@ class Result:
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index
-        if self.verdict.kind is not Kind.OVER_BUDGET or self.verdict.of_held:
+        if self.verdict.kind is not Kind.OVER_BUDGET or self.verdict.not_of_peak:
             return None
         if self.is_host_too_much:
             return None
@@ -178,7 +178,7 @@ def too_much(results: Iterable[Result]) -> bool:
     return any(
         result.verdict.failed
         and result.verdict.kind.too_much
-        and not (result.is_host_too_much or result.verdict.of_held)
+        and not (result.is_host_too_much or result.verdict.not_of_peak)
         for result in results
     )
 

@@ -106,7 +106,8 @@ class Kind(str, Enum):
     mark: str
     """character in a passed test's row, for readers without colours"""
     too_much: bool
-    """whether a failure of this kind means that the peak is too high"""
+    """whether a failure of this kind means that the peak is too high: then its lines, hints and
+    keepers are searched for, by a second run if needed, and a snapshot is written"""
     refusal: str
     """why the test's figures cannot become a baseline; "" if they can"""
 
@@ -351,7 +352,7 @@ class Verdict(Noted):
     """why no baseline was compared: "recorded on virtual-T4 only"; "" if one was"""
     beside: str = ""
     """the other part on which the exceeded limit depends; "" for any other verdict"""
-    of_held: bool = False
+    not_of_peak: bool = False
     """whether memory at a part's end was too much: reports then show no lines and hints of its
     peak, which do not explain it, and the test does not run again for them"""
     held_to: str = ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.replay.alternatives import NoRangeError
+from pytest_gpumem.replay.match_alternatives import NoRangeError
 from pytest_gpumem.replay.workspace_replay import WorkspaceReplay, unpinned
 from pytest_gpumem.sizes import format_size
 

@@ -35,7 +35,7 @@ from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
-from pytest_gpumem.replay.alternatives import NoRangeError, add_alternatives
+from pytest_gpumem.replay.match_alternatives import NoRangeError, add_alternatives
 from pytest_gpumem.replay.request_script import SHARED, RequestScript, ServedRequests
 from pytest_gpumem.sizes import MIB
 

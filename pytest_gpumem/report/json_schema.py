@@ -179,7 +179,7 @@ class VerdictJson(
     held_to: str
     causes: tuple[CauseJson, ...]
     beside: str
-    of_held: bool
+    not_of_peak: bool
     blame: str
     accept: str
     lead: LeadJson | None

@@ -160,7 +160,7 @@ def hints_of(result: Result) -> list[Note]:
         return []
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
     verdict = result.verdict
-    if not verdict.of_held and verdict.kind is not Kind.UNDER_LIMIT:
+    if not verdict.not_of_peak and verdict.kind is not Kind.UNDER_LIMIT:
         hints += measurement.hints  # ways to lower the peak
     over = result.device_over_limit is not None
     return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.spec import MemorySpec
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
+
+INHERITED: Final = ("card", "tolerance", "baseline", "devices", "world_size", "rank")
+"""fields of the test's declaration that its searches have too"""
 
 
 def search_measurements(run: Run) -> dict[str, tuple[MemorySpec, Measurement]]:
-    """Return each search's spec and measurement by the name of its baseline."""
+    """Return each search's spec and measurement by the name of its baseline.
+
+    A search has none of the test's limits: the test itself is judged by them.
+    """
+    spec = MemorySpec(**{name: getattr(run.spec, name) for name in INHERITED})
     return {
         name: (
-            replace(run.spec, batch_size=None),
+            spec,
             replace(run.meter.result(), peaks=(largest.peak,), notes=(), largest=largest.value),
         )
         for name, largest in run.searches.items()

@@ -8,7 +8,7 @@ import pytest
 from helpers.hint_suite import HEAD, recorded_hints
 from helpers.warm import warm_python
 
-from pytest_gpumem.explain.hints import fragmentation, is_fragmented
+from pytest_gpumem.explain.hints import fragmentation, wastes_much
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import MIB
 
@@ -201,7 +201,7 @@ PLAIN = Peak(1000 * MIB, 2000 * MIB)
     ],
 )
 def test_waste_is_worth_a_run_from_a_fifth_and_half_a_gib_on(peak, worth):
-    assert is_fragmented(peak) is worth
+    assert wastes_much(peak) is worth
 
 
 def test_on_a_real_gpu_no_number_is_made_up():

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpumem.devices.base import AllocatorEvent, Alternative
 from pytest_gpumem.recording.recording import Recording
-from pytest_gpumem.replay.alternatives import add_alternatives
+from pytest_gpumem.replay.match_alternatives import add_alternatives
 from pytest_gpumem.replay.request_script import RequestScript
 
 MIB = 2**20

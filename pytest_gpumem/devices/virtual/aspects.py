@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.torch_import import hide_from_compiler
 from pytest_gpumem.devices.virtual.compilation import Compilation
+from pytest_gpumem.devices.virtual.gpu_choices import GpuChoices
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN
 from pytest_gpumem.devices.virtual.quirks import install_hooks
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
-from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -34,7 +34,7 @@ class Aspects:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self.values = VirtualValues(library)
-        self.workspaces = VirtualWorkspaces(library)
+        self.workspaces = GpuChoices(library)
         self._compilation = Compilation(self.values.computing_separately, self.workspaces)
         self._unanswered = ""
 

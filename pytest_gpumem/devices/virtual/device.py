@@ -31,11 +31,11 @@ from pytest_gpumem.devices.virtual import native, uncaptured_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.aspects import Aspects
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
+from pytest_gpumem.devices.virtual.gpu_choices import cublas_workspace
 from pytest_gpumem.devices.virtual.inherited import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
-from pytest_gpumem.devices.virtual.workspace_sizes import cublas_workspace
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size

@@ -29,7 +29,7 @@ STREAMS_NOTE: Final = (
 """the note on tensors that other streams use, if no range is reported"""
 
 
-class VirtualWorkspaces:
+class GpuChoices:
     """Collects the :class:`Alternatives` since a run began."""
 
     def __init__(self, library: NativeLibrary) -> None:

@@ -10,6 +10,8 @@ Simpler rules were tried. If floats never counted as branches, a loop that waits
 not end, and a step that keeps its best weights would have other figures without a note. If an
 integer counted when it is read, each test that counts right answers, or prints a number, would get
 a note that its figures depend on values, and would be run again.
+
+How a size that depends on such a number becomes a range: ``seen_bound`` of ``decisions.py``.
 """
 
 from __future__ import annotations

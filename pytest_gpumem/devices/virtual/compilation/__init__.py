@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
+    from pytest_gpumem.devices.virtual.gpu_choices import GpuChoices
     from pytest_gpumem.patches import Patch
 
 
@@ -28,7 +28,7 @@ class Compilation:
     """Watches compilation and the compiled code that runs."""
 
     def __init__(
-        self, computing: Callable[[], AbstractContextManager[None]], workspaces: VirtualWorkspaces
+        self, computing: Callable[[], AbstractContextManager[None]], workspaces: GpuChoices
     ) -> None:
         """Create the objects that watch the compiler.
 

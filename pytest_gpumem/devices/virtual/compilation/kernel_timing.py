@@ -26,7 +26,7 @@ from pytest_gpumem.patches import Patch, wrapped_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
+    from pytest_gpumem.devices.virtual.gpu_choices import GpuChoices
 
 BENCHMARKS: Final = Patch(
     "torch._inductor.runtime.benchmarking",
@@ -80,7 +80,7 @@ NOT_TIMED: Final = (
 class KernelTiming:
     """Returns equal times for all kernels, and reports what a GPU allocates to measure them."""
 
-    def __init__(self, workspaces: VirtualWorkspaces) -> None:
+    def __init__(self, workspaces: GpuChoices) -> None:
         self._workspaces = workspaces
         self._was_timed = False
         self._timed: WeakSet[Any] = WeakSet()
@@ -162,7 +162,7 @@ class KernelTiming:
 
 
 def add_timed(
-    workspaces: VirtualWorkspaces, called: Sequence[int], buffer: int, held: Sequence[int] = ()
+    workspaces: GpuChoices, called: Sequence[int], buffer: int, held: Sequence[int] = ()
 ) -> None:
     """Add the blocks that a GPU allocates to time a call.
 

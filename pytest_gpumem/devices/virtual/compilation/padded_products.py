@@ -29,13 +29,13 @@ from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
     flushed,
     is_shown,
 )
-from pytest_gpumem.devices.virtual.workspace_sizes import chosen_workspace
+from pytest_gpumem.devices.virtual.gpu_choices import chosen_workspace
 from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
+    from pytest_gpumem.devices.virtual.gpu_choices import GpuChoices
 
 KEYS: Final = Patch(
     "torch._inductor.fx_passes.pad_mm",
@@ -135,7 +135,7 @@ class CodeCall:
 class PaddedProducts:
     """Makes Inductor never pad, and reports the memory that padding would take."""
 
-    def __init__(self, workspaces: VirtualWorkspaces) -> None:
+    def __init__(self, workspaces: GpuChoices) -> None:
         self._workspaces = workspaces
         self._requested: dict[Product, None] = {}
         """products considered since code was last compiled"""
