@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.devices.virtual.compilation.triton_launches import forget_written
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -127,6 +130,61 @@ def refuse_driver(module: ModuleType) -> None:
         DRIVER.put(module, dict(zip(DRIVER.names, (True, NUMBA_REFUSAL), strict=True)))
 
 
+# -- FlashInfer compiles its kernels, and the C++ functions that launch them, at the first use --
+
+JIT_MODULES: Final = Patch(
+    "flashinfer.jit.core",
+    "JitSpec.build_and_load",
+    reason="FlashInfer's sampling kernels are not compiled, because no kernel runs",
+)
+WRITING_MODULES: Final = frozenset({"sampling"})
+"""FlashInfer's modules whose functions return nothing, allocate nothing, and only launch kernels
+that write to tensors among the arguments: flashinfer_sampling_binding.cu declares each void"""
+
+
+class WritingModule:
+    """Stands for a compiled module of WRITING_MODULES: its functions write unknown values."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, function: str) -> Callable[..., None]:
+        if function.startswith("__"):  # copy, pickle and inspect ask for such names
+            raise AttributeError(function)
+
+        def write(*args: object, **kwargs: object) -> None:
+            forget_written(f"flashinfer {self._name}.{function}", [*args, *kwargs.values()])
+
+        return write
+
+
+def load_without_compiler(module: ModuleType) -> None:
+    """Make FlashInfer load a WritingModule in place of kernels that nothing needs.
+
+    Other modules are compiled: their functions return figures that callers need, such as the
+    workspace of an attention's plan, and call CUDA's runtime, which the virtual GPU has.
+    """
+    JIT_MODULES.wrap(module, wrapped_by(_load_module))
+
+
+def _load_module(build_and_load: Callable[[Any], object], spec: Any) -> object:  # noqa: ANN401 - FlashInfer's
+    if spec.name in WRITING_MODULES:
+        return WritingModule(spec.name)
+    try:
+        return build_and_load(spec)
+    except (RuntimeError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(". ")
+        raise DeviceError(
+            f"FlashInfer's module {spec.name!r}",
+            f"its functions return figures that the virtual GPU cannot know, so they must be "
+            f"compiled, and this failed ({reason})",
+            "install the CUDA toolkit (nvcc, and the headers of all its libraries), or use no "
+            "kernels of FlashInfer: in vLLM, --attention-backend FLASH_ATTN or TRITON_ATTN for "
+            "attention, --moe-backend triton for experts, VLLM_USE_FLASHINFER_SAMPLER=0 for "
+            "sampling",
+        ) from error
+
+
 HOOKS: Final = {
     **{
         f"{COPIES.module}.{name.removesuffix('.__pyx_capi__')}": answer_as_virtual
@@ -135,6 +193,7 @@ HOOKS: Final = {
     "jax_plugins.xla_cuda12": refuse_devices,
     "jax_plugins.xla_cuda13": refuse_devices,
     DRIVER.module: refuse_driver,
+    JIT_MODULES.module: load_without_compiler,
 }
 """functions to call with a library's module once it is imported, by the module's name"""
 

@@ -255,3 +255,47 @@ def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
         warm=True,
     )
     assert text == f"{quirks.JAX_REFUSAL}\n"
+
+
+FLASHINFER = """
+class JitSpec:
+    def __init__(self, name):
+        self.name = name
+
+    def build_and_load(self):
+        raise RuntimeError("Ninja build failed. Ninja output:\\nnvcc: not found")
+"""
+
+
+def test_flashinfers_sampling_is_not_compiled_and_other_modules_are_refused(tmp_path):
+    """A stand-in for FlashInfer's compiler, of the same names; sampled tokens are unknown."""
+    (tmp_path / "flashinfer/jit").mkdir(parents=True)
+    (tmp_path / "flashinfer/jit/core.py").write_text(FLASHINFER)
+    text = child(
+        """
+        import sys
+
+        import torch
+
+        sys.path.insert(0, sys.argv[1])
+        from flashinfer.jit.core import JitSpec
+
+        module = JitSpec("sampling").build_and_load()
+        logits, samples = torch.ones(3, device="cuda"), torch.ones(3, device="cuda").int()
+        print(type(logits.sum().item()).__name__, type(samples.sum().item()).__name__)
+        print(module.sampling_from_logits(logits[:2], samples, None, True, None, 7, None, 8))
+        print(type(samples.sum().item()).__name__, hasattr(module, "__copy__"))
+        try:
+            JitSpec("batch_prefill_with_kv_cache").build_and_load()
+        except RuntimeError as error:
+            print(error)
+        """,
+        args=[str(tmp_path)],
+        warm=True,
+    )
+    lines = text.splitlines()
+    assert lines[:2] == ["float int", "None"]
+    assert lines[2] == "UncertainInt False"
+    assert lines[3].startswith("FlashInfer's module 'batch_prefill_with_kv_cache': ")
+    assert "compiled, and this failed (Ninja build failed)" not in lines[3]
+    assert "--attention-backend FLASH_ATTN" in lines[3]

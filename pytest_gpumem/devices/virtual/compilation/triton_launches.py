@@ -44,10 +44,27 @@ def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, *args, **kwargs)
     finally:
         mode.count(-1)
-        for tensor in tensors:
-            if not isinstance(tensor, int) and tensor.is_cuda:
-                storage = tensor.untyped_storage()
-                mode.forget(storage.data_ptr(), storage.nbytes())
+        _forget(mode, tensors)
+
+
+def forget_written(kernel: str, arguments: Any) -> None:
+    """Mark a kernel's arguments as unknown.
+
+    Args:
+        kernel: name for notes, of a kernel that the program would launch on a GPU.
+        arguments: the kernel's arguments, or those of the function that would launch it.
+    """
+    mode = current_mode()
+    if mode is not None:
+        mode.host.unknown.kernels.add(kernel)
+        _forget(mode, _tensors_in(arguments))
+
+
+def _forget(mode: Any, tensors: Any) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, int) and tensor.is_cuda:
+            storage = tensor.untyped_storage()
+            mode.forget(storage.data_ptr(), storage.nbytes())
 
 
 def _tensors_in(arguments: Any) -> Iterator[Any]:

@@ -23,7 +23,7 @@ class UnknownResults:
     code: set[str] = field(default_factory=set)
     """operators, or other parts of compiled code (torch.compile), that were not computed"""
     kernels: set[str] = field(default_factory=set)
-    """names of Triton kernels that the program launched"""
+    """names of the kernels that the program launched: Triton's, FlashInfer's"""
     captured: bool = False
     """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
 
@@ -51,8 +51,8 @@ class UnknownResults:
             )
         if self.kernels and (full or decided):
             sentences.append(
-                "the virtual GPU does not run Triton kernels, so what these write is unknown: "
-                f"{_names(self.kernels)}"
+                "the virtual GPU does not run kernels of Triton or FlashInfer, so what these write "
+                f"is unknown: {_names(self.kernels)}"
             )
         if full and self.captured:
             sentences.append(

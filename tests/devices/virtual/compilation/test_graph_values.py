@@ -447,7 +447,7 @@ def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path
     ] * 4
     named = [answer["notes"][1].rpartition(": ")[2] for answer in answers]
     assert named == ["cond", "the Triton kernel add_one", "flex_attention", "add_one"]
-    assert answers[3]["notes"][1].startswith("the virtual GPU does not run Triton kernels")
+    assert answers[3]["notes"][1].startswith("the virtual GPU does not run kernels of Triton")
 
 
 def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_path):
