@@ -15,6 +15,7 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, prepend, set_variable
 from pytest_gpumem.devices.virtual import INHERITED, VALUES, loaded, native
 from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
+from pytest_gpumem.devices.virtual.quirks import install_hooks
 from pytest_gpumem.devices.virtual.ranks.object_messages import carry_objects
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.patches import Patch
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 TRITON: Final = "TRITON_LIBCUDA_PATH"
 COMPILER: Final = "LIBRARY_PATH"
+NCCL: Final = "VLLM_NCCL_SO_PATH"
+"""environment variable with the NCCL that vLLM opens itself, by ctypes"""
 PRELOAD: Final = "LD_PRELOAD"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
@@ -61,8 +64,9 @@ def adapted(description: str) -> Iterator[None]:
         set_variable(stack, INHERITED, description)
         visible = os.environ.get(VISIBLE)
         set_variable(stack, INHERITED_VISIBLE, "" if visible is None else f"={visible}")
-        if TRITON not in os.environ:
-            set_variable(stack, TRITON, str(native.FOLDER))
+        for name, path in ((TRITON, native.FOLDER), (NCCL, native.LIBRARY)):
+            if name not in os.environ:
+                set_variable(stack, name, str(path))
         linked = os.environ.get(COMPILER)  # the user's folders first: a real driver is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         skip_shape_check(stack)
@@ -88,6 +92,7 @@ class InheritedGpu:
         self._failure = ""
         """why this process computes no values; "": no error has occurred"""
         self._stubs = supply_missing_libraries()
+        install_hooks()  # before torch is imported, which imports cuda.bindings
         IMPORTS.call_after("torch", self._adapt)
 
     def _adapt(self, torch: ModuleType) -> None:

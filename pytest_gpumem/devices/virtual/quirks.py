@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -64,10 +65,9 @@ def answer_as_virtual(module: ModuleType) -> None:
         module: the module that contains the copy.
     """
     library = ctypes.CDLL(None)  # the virtual GPU's functions, found as torch finds them
-    cuda = ctypes.c_int()
-    library.cudaRuntimeGetVersion(ctypes.byref(cuda))
-    bindings = int(sys.modules["cuda.bindings"].__version__.split(".")[0])
-    if min(cuda.value // 1000, bindings) < FIRST_CUDA:
+    cuda = getattr(sys.modules.get("torch.version"), "cuda", None) or "0"
+    bindings = sys.modules["cuda.bindings"].__version__
+    if min(int(version.split(".")[0]) for version in (cuda, bindings)) < FIRST_CUDA:
         return
     # Own prototypes: argument types set on ctypes.pythonapi's functions would affect all code.
     name_of = _NAME_OF(("PyCapsule_GetName", ctypes.pythonapi))
@@ -198,6 +198,7 @@ HOOKS: Final = {
 """functions to call with a library's module once it is imported, by the module's name"""
 
 
+@functools.cache
 def install_hooks() -> None:
     """Register the functions of HOOKS for the imports of their modules."""
     for module, hook in HOOKS.items():

@@ -18,6 +18,8 @@ from helpers.virtual_gpu import virtual_card
 from helpers.warm import HANGS, warm_python
 from packaging.version import Version
 
+from pytest_gpumem.devices.virtual import native
+
 RANKS = program("torchrun_ranks.py")
 
 
@@ -207,6 +209,17 @@ def test_a_marked_test_may_start_processes(suite, source, count):
     session = suite.run_warm(source=source)
     session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
     assert session.outcomes == {"passed": count}
+
+
+def test_vllm_opens_the_virtual_gpus_nccl_unless_the_user_names_another(monkeypatch):
+    monkeypatch.delenv("VLLM_NCCL_SO_PATH", raising=False)
+    with virtual_card():
+        library = ctypes.CDLL(os.environ["VLLM_NCCL_SO_PATH"])
+        assert library._handle == ctypes.CDLL(str(native.LIBRARY))._handle
+    assert "VLLM_NCCL_SO_PATH" not in os.environ
+    monkeypatch.setenv("VLLM_NCCL_SO_PATH", "/users/libnccl.so.2")
+    with virtual_card():
+        assert os.environ["VLLM_NCCL_SO_PATH"] == "/users/libnccl.so.2"
 
 
 def test_a_compiler_links_with_the_driver(tmp_path, monkeypatch):

@@ -181,6 +181,21 @@ def test_the_runtimes_bindings_see_the_devices_that_are_shown_and_a_graph_of_pyt
     assert text.splitlines()[3].startswith("0 ")
 
 
+def test_the_runtimes_bindings_work_in_a_started_process():
+    """They read their functions when torch imports them."""
+    bindings_or_skip()
+    text = child(
+        """
+        import subprocess, sys
+
+        code = "import torch; from cuda.bindings import runtime; print(*runtime.cudaMalloc(4)[:1])"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        """,
+        card="T4",
+    )
+    assert "cudaSuccess" in text
+
+
 def test_the_runtimes_bindings_of_an_older_cuda_are_refused_by_name():
     """The driver's look every function up, also the one that a runtime asks for."""
     pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")

@@ -411,6 +411,13 @@ def test_a_communicator_knows_its_ranks(library):
     for name, expected in (("Count", 2), ("UserRank", 1), ("CuDevice", 1), ("GetAsyncError", 0)):
         assert library.call(f"ncclComm{name}", handle, ctypes.byref(value)) == 0
         assert value.value == expected
+    window = ctypes.c_void_p()
+    buffer = NONE, ctypes.c_size_t(MIB), ctypes.byref(window), 1
+    assert library.call("ncclCommWindowRegister", handle, *buffer) == 0
+    assert window.value
+    assert library.call("ncclCommWindowDeregister", handle, window) == 0
+    assert library.call("ncclCommWindowRegister", NONE, *buffer) != 0
+    assert library.call("ncclCommSuspend", handle, 1) == library.call("ncclCommResume", handle) == 0
     assert library.call("ncclCommFinalize", handle) == 0
     assert library.call("ncclCommDestroy", handle) == 0
     assert library.call("ncclCommAbort", ctypes.c_void_p(communicators[0])) == 0
@@ -423,3 +430,7 @@ def test_the_block_of_an_address_is_told(library, block):
     for name in ("cuMemGetAddressRange", "cuMemGetAddressRange_v2"):
         assert library.call(name, ctypes.byref(base), ctypes.byref(size), inside) == 0
         assert (base.value, size.value) == (block, 2 * MIB)
+    base.value = size.value = 0
+    assert library.call("cuPointerGetAttribute", ctypes.byref(base), 11, inside) == 0
+    assert library.call("cuPointerGetAttribute", ctypes.byref(size), 12, inside) == 0
+    assert (base.value, size.value) == (block, 2 * MIB)

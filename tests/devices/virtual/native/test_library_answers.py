@@ -341,6 +341,12 @@ def test_nvml_answers_for_a_device_that_nothing_runs_on(library):
         assert value.value == 0
     assert library.call("nvmlDeviceGetClockInfo", handle, 1, ctypes.byref(value)) == 0
     assert value.value == 1500
+    answers = []
+    for capability in (0, 1, 2):  # reads, writes, NVLink
+        args = handle, handle, capability, ctypes.byref(value)
+        assert library.call("nvmlDeviceGetP2PStatus", *args) == 0
+        answers.append(value.value)
+    assert answers == [0, 0, 5]
     warmth = (ctypes.c_int * 3)(7, 7, 7)
     assert library.call("nvmlDeviceGetTemperatureV", handle, warmth) == 0
     assert warmth[2] == 0

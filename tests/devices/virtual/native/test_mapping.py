@@ -24,9 +24,9 @@ def reserve(library, size):
     return status, address.value
 
 
-def create(library, size, device=0, place=1):
-    """``place``: CU_MEM_LOCATION_TYPE_DEVICE is 1."""
-    properties = (ctypes.c_int * 8)(1, 0, place, device)  # pinned, no handle
+def create(library, size, device=0, place=1, handles=0):
+    """``place``: CU_MEM_LOCATION_TYPE_DEVICE is 1; ``handles``: kinds of handles to export."""
+    properties = (ctypes.c_int * 8)(1, handles, place, device)  # pinned
     handle = ctypes.c_void_p()
     out, nothing = ctypes.byref(handle), ctypes.c_uint64(0)
     return library.call("cuMemCreate", out, size_t(size), properties, nothing), handle
@@ -141,6 +141,11 @@ def test_sizes_are_multiples_of_the_granularity(library, size):
     assert granularity == PAGE
     assert create(library, size)[0] == INVALID_VALUE
     assert reserve(library, size)[0] == INVALID_VALUE
+
+
+def test_memory_for_a_fabric_is_not_supported_as_on_a_machine_without_one(library):
+    assert create(library, PAGE, handles=8)[0] == NOT_SUPPORTED
+    assert library.unsupported() == {}
 
 
 def test_memory_of_the_host_is_refused_by_name(library, capfd):

@@ -113,11 +113,19 @@ GM_API int cuCtxSynchronize(void) {
 GM_API int cuCtxGetLimit(size_t *value, int limit) { *value = 1024; return GM_SUCCESS; }
 GM_API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 
-/* CUpointer_attribute: 1 context, 2 memory type, 3 device pointer, 8 is managed, 9 device ordinal. */
+/* CUpointer_attribute: 1 context, 2 memory type, 3 device pointer, 8 is managed, 9 device ordinal, 11 the start of the
+ * allocation, 12 its size. */
 GM_API int cuPointerGetAttribute(void *out, int attribute, uintptr_t address) {
     int owner = gm_owner((void *)address);
     bool managed = owner == GM_MANAGED;
+    void *start;
+    size_t size;
     if (owner == GM_PAGEABLE) return GM_INVALID_VALUE;
+    if ((attribute == 11 || attribute == 12) && gm_range_of((void *)address, &start, &size)) {
+        if (attribute == 11) *(void **)out = start;
+        else *(size_t *)out = size;
+        return GM_SUCCESS;
+    }
     if (managed) owner = gm_managed_device((void *)address);
     switch (attribute) {
     case 1: *(void **)out = &contexts[owner >= 0 ? owner : gm_current_device()]; return GM_SUCCESS;

@@ -49,11 +49,14 @@ GM_API int cuMemGetAllocationGranularity(size_t *out, const void *properties, in
     return GM_SUCCESS;
 }
 
+enum { FABRIC = 8 }; /* a CUmemAllocationHandleType; no device has a fabric (nvmlDeviceGetGpuFabricInfoV) */
+
 GM_API int cuMemCreate(allocation **out, size_t size, const allocation_properties *properties,
                        unsigned long long flags) {
     if (!gm_visible()) return GM_NO_DEVICE;
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     if (properties->location_type != 1) return gm_unsupported("cuMemCreate (in host memory)", GM_NOT_SUPPORTED);
+    if (properties->handle_types & FABRIC) return GM_NOT_SUPPORTED;
     if (properties->device < 0 || properties->device >= gm_visible_devices()) return GM_INVALID_DEVICE;
     allocation *memory = malloc(sizeof *memory);
     if (!memory) return GM_OUT_OF_MEMORY;

@@ -124,6 +124,13 @@ GM_API int ncclCommRegister(const communicator *c, void *buffer, size_t size, vo
     return GM_SUCCESS;
 }
 
+/* Makes a window on a buffer of every rank, a token here: NCCL's own memory is not charged. */
+GM_API int ncclCommWindowRegister(communicator *c, void *buffer, size_t size, void **window, int flags) {
+    return c && gm_visible() ? gm_new_descriptor(window, INTERNAL_ERROR) : INTERNAL_ERROR;
+}
+
+GM_API int ncclCommWindowDeregister(communicator *c, void *window) { return gm_delete_descriptor(window); }
+
 GM_API int ncclRedOpCreatePreMulSum(int *operation, void *scalar, int type, int residence, communicator *c) {
     *operation = 5; /* the first after NCCL's own (ncclNumOps) */
     return GM_SUCCESS;

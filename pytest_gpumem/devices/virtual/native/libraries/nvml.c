@@ -150,6 +150,13 @@ GM_API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *out) {
     return GM_SUCCESS;
 }
 
+/* nvmlGpuP2PCapsIndex_t: 0 reads, 1 writes, 2 NVLink, then atomics and others. As in cudaDeviceCanAccessPeer. */
+GM_API int nvmlDeviceGetP2PStatus(void *device, void *peer, int capability, int *status) {
+    enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, LAST_ACCESS = 1 };
+    *status = capability <= LAST_ACCESS ? P2P_OK : P2P_NOT_SUPPORTED;
+    return GM_SUCCESS;
+}
+
 /* There is no NVLink here; PyTorch queries it and accepts that. */
 GM_API int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 GM_API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }
