@@ -169,7 +169,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     run = Interception.run
     if run is None:
         with Without(KEYS):
-            return traits.op._op(*args, **kwargs)
+            return _without_none(traits.op._op(*args, **kwargs))
     # Objects created here would make Python's garbage collector run earlier than on a GPU. Other
     # libraries' operators may run Python code of their own.
     collects = isenabled() and traits.op.namespace == "aten"
@@ -182,7 +182,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
                 args = _tensors_of_numbers(traits.tensors, args)
                 break
         with Without(KEYS):
-            return run(OperatorCall(traits, args, kwargs))
+            return _without_none(run(OperatorCall(traits, args, kwargs)))
     except BaseException as error:
         # This frame is in the error's traceback, which must not keep tensors alive.
         del args, kwargs
@@ -191,6 +191,19 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     finally:
         if collects:
             enable()
+
+
+def _without_none(result: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Replace tensors that an operator left undefined in a list by empty ones.
+
+    In Python they are None, which PyTorch accepts from a Python kernel as a tensor, but not in a
+    list of tensors. FlashAttention 3 returns such a list.
+    """
+    if type(result) is list:
+        for place, tensor in enumerate(result):
+            if tensor is None:
+                result[place] = torch.empty(0, device="cpu")
+    return result
 
 
 def _intercept_later(op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator

@@ -535,6 +535,30 @@ def test_operators_that_a_program_registers_late_run_under_modes_and_are_compute
     assert child(LATE, warm=True).splitlines() == [*lines, "[7.0, 7.0, 7.0]"]
 
 
+UNDEFINED = """
+import torch
+from pytest_gpumem.devices.virtual.values.interception import Interception
+
+x = torch.ones(3, device="cuda")
+library = torch.library.Library("late", "FRAGMENT")
+library.define("pair(Tensor x) -> Tensor[]")
+library.impl("pair", lambda x: [x, x + 1], "CUDA")
+run = Interception.run
+
+def leave_undefined(call):
+    result = run(call)
+    return [result[0], None] if call.traits.op.name() == "late::pair" else result
+
+Interception.run = leave_undefined
+print([tensor.tolist() for tensor in torch.ops.late.pair(x)])
+"""
+
+
+def test_a_list_may_have_undefined_tensors():
+    """As that of FlashAttention 3, whose operators are in C++: Python's cannot return these."""
+    assert child(UNDEFINED, warm=True) == "[[1.0, 1.0, 1.0], []]\n"
+
+
 TRITON = """
 import sys, torch
 torch.rand(2, device="cuda").sum().item()
