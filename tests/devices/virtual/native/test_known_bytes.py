@@ -665,3 +665,19 @@ def test_a_lone_rank_names_a_world_that_no_other_joins(library, monkeypatch):
     monkeypatch.setenv("GPUMEM_LONE_RANK", "1")
     assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
     assert bytes(identity) == bytes(128)
+
+
+def test_pinned_host_memory_is_never_known_and_never_given_back(library):
+    """A device tensor may be over it; its last page has other memory of the program, too."""
+    host, size = ctypes.c_void_p(), 3 * MIB + 100
+    assert library.call("cudaHostAlloc", ctypes.byref(host), length(size), 0) == 0
+    data = b"x" * size
+    ctypes.memmove(host, data, size)
+    assert not library.open_for_writing(host.value, size)
+    assert library.call("cudaFreeHost", host) == 0
+    registered = ctypes.create_string_buffer(data, size)
+    start = pointer(ctypes.addressof(registered))
+    assert library.call("cudaHostRegister", start, length(size), 0) == 0
+    assert not library.open_for_writing(start.value, size)
+    assert library.call("cudaHostUnregister", start) == 0
+    assert registered.raw == data

@@ -231,8 +231,8 @@ uint64_t gm_deferred_at(uintptr_t start, uintptr_t end);     /* the number of th
 void *gm_space_open(uint64_t size); /* addresses for a device; NULL: none left */
 void gm_space_close(void *start, uint64_t size);
 void gm_space_release(const void *address, uint64_t size); /* it was freed: its pages are returned to the host */
-void gm_space_share(const void *address, uint64_t size); /* other processes may write there: nothing is known until it is
-                                                            freed */
+void gm_space_share(const void *address, uint64_t size); /* others may write there (another process, the program itself to
+                                                            pinned memory): nothing is known until it is freed */
 void gm_write(void *address, const void *bytes, uint64_t size);
 void gm_fill(void *address, int value, uint64_t size);
 void gm_copy(void *to, const void *from, uint64_t size);        /* from device to device: its known parts */

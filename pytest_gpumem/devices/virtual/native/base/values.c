@@ -41,7 +41,7 @@ static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
 
 static gm_intervals known;  /* in bytes */
 static gm_intervals backed; /* in pages that may use host memory */
-static gm_intervals shared; /* with other processes, which may write there */
+static gm_intervals shared; /* with other processes or with the program, which may write there */
 /* Numbers of known and deferred ranges, and of pages and shared ranges, which are read without the lock: if they are
  * zero, as in most calls, nothing has to be looked up under it. */
 static atomic_size_t known_count, backed_count;

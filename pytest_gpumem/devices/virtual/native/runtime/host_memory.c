@@ -1,4 +1,6 @@
-/* Pinned host memory: real memory, since copies write to it. */
+/* Pinned host memory: real memory, since copies write to it. A device tensor may be over its addresses, which kernels and
+ * the program itself write to. What it holds counts as unknown, and is never returned to the host: its last page may also
+ * hold other memory of the program. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
@@ -17,6 +19,7 @@ int gm_host_alloc(void **address, size_t size) {
         free(memory);
         return GM_OUT_OF_MEMORY;
     }
+    gm_space_share(memory, size);
     *address = memory;
     return GM_SUCCESS;
 }
@@ -26,7 +29,9 @@ GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(gm_host
 
 int gm_host_free(void *address) {
     if (!address) return GM_SUCCESS;
-    if (!gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_ALLOC)) return GM_INVALID_VALUE;
+    uint64_t size = gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_ALLOC);
+    if (!size) return GM_INVALID_VALUE;
+    gm_space_release(address, size);
     free(address);
     return GM_SUCCESS;
 }
@@ -36,13 +41,15 @@ GM_API int cudaFreeHost(void *address) { return gm_error(gm_host_free(address));
 GM_API int cudaHostRegister(void *address, size_t size, unsigned flags) {
     if (!address || !size) return gm_error(GM_INVALID_VALUE);
     bool ok = gm_addresses_add((uintptr_t)address, size, GM_PINNED, GM_FROM_HOST_REGISTER);
+    if (ok) gm_space_share(address, size);
     return gm_error(ok ? GM_SUCCESS : GM_HOST_ALREADY_REGISTERED);
 }
 
 GM_API int cudaHostUnregister(void *address) {
     if (!address) return GM_SUCCESS;
-    bool ok = gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_REGISTER);
-    return gm_error(ok ? GM_SUCCESS : GM_HOST_NOT_REGISTERED);
+    uint64_t size = gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_REGISTER);
+    if (size) gm_space_release(address, size);
+    return gm_error(size ? GM_SUCCESS : GM_HOST_NOT_REGISTERED);
 }
 
 GM_API int cudaHostGetDevicePointer(void **device, void *host, unsigned flags) {
