@@ -44,6 +44,7 @@ from pytest_gpumem.devices.children import ChildWatch, process_notes
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.devices.variables import UNTIL_STARTED
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
+from pytest_gpumem.judge.server_start import shortage, why_not_started
 from pytest_gpumem.report.parts.server_text import server_tables
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
@@ -147,12 +148,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.until_started:
         os.environ[UNTIL_STARTED] = "1"
     status, results = measure_program(program, choice, arguments)
-    refused = next((start for start in starts_of(results) if start.refusal), None)
-    if refused is None or arguments.until_started or choice.card is None:
+    starts = starts_of(results)
+    if not why_not_started(starts) or arguments.until_started or choice.card is None:
         return Outcome("", status)
     options = [word for word in option_words(arguments) if not word.startswith("--card=")]
     search = ServerSearch(options, program_words(arguments), card)
-    return Outcome(search.table(refused), status)
+    return Outcome(search.table(max(starts, key=shortage)), status)
 
 
 def run_several(

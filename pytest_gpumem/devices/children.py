@@ -328,8 +328,9 @@ class _Watch:
 
     def _server_started(self) -> None:
         """Write the peaks of a server's start, as the server may be killed when it is stopped."""
-        ends_now = bool(os.environ.get(UNTIL_STARTED))
-        self._tell(*[Note(NoteKind.CHILD_PROCESS, KILLED)] * (not ends_now))
+        notes = [] if os.environ.get(UNTIL_STARTED) else [Note(NoteKind.CHILD_PROCESS, KILLED)]
+        with suppress(Exception):  # a report must not break the server
+            self._tell(*notes)
 
     def _plain(self, part: str, peaks: Mapping[int, Peak]) -> dict[str, Any]:
         number, attributions = self.number_on_the_machine, self._attributions.get(part, {})

@@ -85,7 +85,7 @@ def test_a_server_that_takes_more_fails_with_the_line_and_the_tokens(run):
     assert status == 1
     assert "regressed" in text
     assert "gpu_worker.py:9 (empty)" in text
-    assert "note: the KV cache holds 1,536 tokens fewer (96.00 MiB)" in text
+    assert "note: the KV cache holds 1,536 tokens fewer (96.01 MiB)" in text
 
 
 def test_too_few_tokens_fail(run):
@@ -105,6 +105,14 @@ def test_a_refusal_says_what_would_let_it_start(run):
     assert "what starts tokens in the KV cache" in text
     assert "card L4" not in text.partition("what starts")[2]  # not large enough
     assert "card A10G" in text or "card RTX" in text or "card V100-32GB" in text
+
+
+def test_a_start_too_close_to_its_limit_is_not_promised(run):
+    status, text = run("--card=T4", own=["--max-model-len=210000"])
+    assert status == 1
+    assert "vLLM 0.33.0 may not start" in text
+    assert "too close to tell whether vLLM 0.33.0 starts" in text
+    assert "gpumem: max_model_len=2" in text
 
 
 def test_the_weights_do_not_fit(run):
@@ -128,7 +136,7 @@ def test_cards_and_the_largest_length(run):
     rows = text.partition("tokens in the KV cache")[2]
     assert "T4 14.44 GiB no" in rows
     assert "L4 21.77 GiB yes" in rows
-    status, text = run("--card=T4", "--largest=--max-model-len:131072..262144")
+    status, text = run("--card=T4", "--largest=--max-model-len:202000..204000")
     assert status == 0
     largest = int(re.search(r"--max-model-len (\d+) fits", text)[1])
     assert 200_000 < largest < 212_880  # within 0.1 GiB of the limit no start is promised
