@@ -1,0 +1,308 @@
+r"""Start-ups of vLLM's server on real GPUs, by their logs, beside the virtual GPU's.
+
+    python -m benchmarks.published servers --python 0.17.1=PYTHON --python 0.19.0=PYTHON
+
+Each interpreter has the vLLM of its rows, and pytest-gpumem. data/README.md explains rows, and
+data/servers/README.md the models' configurations. Each row runs eagerly, which is fastest. Some
+also run compiled, as on the real GPU, without CUDA graphs or with them (minutes each).
+With ``--keep FILE``, the logs of all starts stay in a folder beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import DATA, GIB, OFFLINE, ROOT, commit, line, read, table
+from benchmarks.published.runner import chosen_of
+from benchmarks.published.serve import STARTED
+from pytest_gpumem.devices.cards import CARDS, card_file_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from benchmarks.published.runner import Row
+
+Figures = dict[str, Any]
+"""what a start took in GiB, its number of tokens, its result"""
+
+EAGER, COMPILED, GRAPHS = "eager", "compiled", "with graphs"
+OPTIONS = {
+    EAGER: ["--enforce-eager"],
+    COMPILED: ["--compilation-config", '{"cudagraph_mode": "NONE"}'],
+    GRAPHS: [],
+}
+"""by mode, each nearer to the real start than the one before: vLLM's options"""
+MORE = {COMPILED: ("A4", "A7", "A12"), GRAPHS: ("A1", "A29", "B1")}
+"""by mode: first words of the names of rows that also run in it"""
+LIBRARY = ROOT / "pytest_gpumem/devices/virtual/native/libgpumem_cuda.so"
+SECONDS = 1200
+"""time limit of a start"""
+CLOSE = 0.1
+"""GiB to the limit below which no prediction is expected to be right"""
+LOGGED = {
+    "weights": r"Model loading took (-?[\d.]+) GiB",
+    "activations": r"torch peak memory increase: (-?[\d.]+)\s?GiB",
+    "outside": r"non-torch forward increase memory: (-?[\d.]+)\s?GiB",
+    "cache": r"Available KV cache memory: (-?[\d.]+) GiB",
+    "tokens": r"GPU KV cache size: ([\d,]+) tokens",
+    "graphs_estimated": r"Estimated CUDA graph memory: (-?[\d.]+) GiB",
+    "graphs_taken": r"Graph capturing finished in .* took (-?[\d.]+) GiB",
+}
+"""by figure: how vLLM logs it"""
+FIRST = r"(pid=\d+\)).* Available KV cache memory"
+NO_CACHE, FULL = "no cache", "out of memory"
+REFUSALS = {
+    "No available memory for the cache blocks": NO_CACHE,
+    "KV cache is needed, which is larger than": NO_CACHE,
+    "OutOfMemoryError": FULL,
+    "CUDA out of memory": FULL,
+}
+"""by words of a log: why vLLM refuses to start"""
+
+
+def rows() -> list[Row]:
+    """Return the rows, in the order of the file."""
+    return read("server-starts.csv")
+
+
+def real(row: Row) -> Figures:
+    """Return what a row's log says."""
+    named = {name.removesuffix("_gib"): cell for name, cell in row.items()}
+    figures = {name: float(named[name]) for name in LOGGED if named[name]}
+    return {**figures, "result": row["result"]}
+
+
+def figures_of(log: str) -> Figures:
+    """Return what vLLM logged of its start; of several workers, of the first, which tells most."""
+    lines = log.splitlines()
+    worker = next((it[1] for line in lines if (it := re.search(FIRST, line))), "")
+    told = "\n".join(it for it in lines if "pid=" not in it or worker in it or "EngineCore" in it)
+    found = {name: re.search(pattern, told) for name, pattern in LOGGED.items()}
+    figures: Figures = {
+        name: float(match[1].replace(",", "")) for name, match in found.items() if match
+    }
+    why = next((it for words, it in REFUSALS.items() if words in log), "failed")
+    return {**figures, "result": "starts" if STARTED in lines else why}
+
+
+def option(row: Row, name: str, default: str) -> str:
+    """Return an option's value among a row's arguments."""
+    words = shlex.split(row["arguments"])
+    return words[words.index(name) + 1] if name in words else default
+
+
+def devices(row: Row) -> int:
+    """Return the number of GPUs of a row."""
+    names = "--tensor-parallel-size", "--pipeline-parallel-size"
+    tensor, pipeline = (int(option(row, name, "1")) for name in names)
+    return tensor * pipeline
+
+
+def margin(row: Row) -> float:
+    """Return by how many GiB a real start missed the limit (negative), or was within it.
+
+    For a start: the cache without the part that one request of the greatest length needs; NaN if
+    the source has no figure for it.
+    """
+    if row["margin_gib"]:
+        return float(row["margin_gib"])
+    if not row["tokens"]:
+        return math.nan  # the source has no more
+    cache, tokens = float(row["cache_gib"]), float(row["tokens"])
+    return cache * (1 - int(option(row, "--max-model-len", "0")) / tokens)
+
+
+def verdict(row: Row, ours: Figures) -> str:
+    """Return whether the virtual GPU's result is the real GPU's."""
+    if abs(margin(row)) <= CLOSE:
+        return "too close"
+    return "right" if ours["result"] == row["result"] else "wrong"
+
+
+# -- the starts --
+
+
+def start(row: Row, mode: str, python: str, log: Path) -> Figures:
+    """Start a row's server on the virtual GPU; return its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        card = row["card"]
+        if row["total_gib"]:  # a card of this kind, with the memory that the log tells
+            names = ("device_name", "capability", "sm_count", "context")
+            fields = {name: getattr(CARDS[card], name) for name in names}
+            fields["total_memory"] = round(float(row["total_gib"]) * GIB)
+            path = Path(folder, "card-of-the-log.toml")
+            path.write_text(card_file_text(fields), encoding="utf-8")
+            card = str(path)
+        command = [python, "-m", "pytest_gpumem", "run", "--card", card, "--values", "off"]
+        command += ["--devices", str(devices(row)), str(Path(__file__).with_name("serve.py"))]
+        command += ["--model", str(DATA / "servers" / row["model"]), "--load-format", "dummy"]
+        command += ["--skip-tokenizer-init", *shlex.split(row["arguments"])]
+        command += OPTIONS[mode]
+        folders = os.environ["PATH"].split(os.pathsep)
+        variables = {
+            **OFFLINE,
+            "PYTHONPATH": str(ROOT),
+            "VLLM_LOGGING_LEVEL": "DEBUG",  # prints what was profiled
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": folder,
+            # It opens NCCL itself, by the path of the package, past the virtual GPU's.
+            "VLLM_NCCL_SO_PATH": str(LIBRARY),
+            # FlashInfer's kernels are left out: nvcc would compile them.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            "PATH": os.pathsep.join(it for it in folders if not Path(it, "nvcc").exists()),
+        }
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                return {"result": "took too long"}
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # it, and workers that outlived it
+                process.wait()
+    return figures_of(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def modes(row: Row) -> list[str]:
+    """Return how a row runs."""
+    return [EAGER, *(mode for mode, names in MORE.items() if row["row"].split()[0] in names)]
+
+
+def main(options: argparse.Namespace) -> str:
+    """Start the chosen rows; return the report."""
+    chosen = [row for row in rows() if options.only in row["row"]]
+    kept: dict[str, Figures] = {}
+    if options.keep and Path(options.keep).exists():
+        kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(options.keep).with_suffix("") if options.keep else Path(folder)
+        for mode in OPTIONS:
+            for row in chosen:
+                key = f"{row['row']}: {mode}"
+                if mode not in modes(row) or key in kept or options.kept:
+                    continue
+                python = chosen_of(options.python, row["here"], sys.executable)
+                began = time.monotonic()
+                name = re.sub(r"\W+", "-", key)
+                kept[key] = start(row, mode, python, logs / f"{name}.log")
+                kept[key] |= {"seconds": round(time.monotonic() - began), "commit": commit()}
+                print(key, kept[key], file=sys.stderr, flush=True)
+                if options.keep:
+                    Path(options.keep).write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    return report(chosen, kept)
+
+
+# -- the report --
+
+
+def pair(ours: Figures, theirs: Figures, name: str, digits: int = 2) -> str:
+    """Return a cell: the real figure, and the virtual GPU's."""
+    cells = [f"{it[name]:.{digits}f}" if name in it else "" for it in (theirs, ours)]
+    return " | ".join(cells) if any(cells) else ""
+
+
+def difference(ours: Figures, theirs: Figures) -> float | None:
+    """Return the real cache less the virtual GPU's, in GiB."""
+    if "cache" in ours and "cache" in theirs:
+        return float(theirs["cache"] - ours["cache"])
+    return None
+
+
+def report(chosen: list[Row], kept: dict[str, Figures]) -> str:
+    """Return the tables and their summaries."""
+    ran = {row["row"]: [it for it in OPTIONS if f"{row['row']}: {it}" in kept] for row in chosen}
+    answered = [row for row in chosen if ran[row["row"]]]
+    found = {name: kept[f"{name}: {how[-1]}"] for name, how in ran.items() if how}
+    lines = []
+    for row in answered:
+        name = row["row"]
+        ours, theirs = found[name], real(row)
+        off = difference(ours, theirs)
+        cells = [name, row["card"], str(devices(row)), row["vllm"], row["here"], ran[name][-1]]
+        cells += [pair(ours, theirs, it) for it in ("weights", "activations", "outside", "cache")]
+        cells += ["" if off is None else f"{off:+.2f}", pair(ours, theirs, "tokens", 0)]
+        cells += [row["result"], ours["result"], f"{margin(row):+.2f}", verdict(row, ours)]
+        lines.append(cells)
+    heads = ["start-up", "card", "GPUs", "vLLM", "here", "ran", "weights", "activations"]
+    heads += [
+        "outside torch",
+        "KV cache",
+        "off",
+        "tokens",
+        "GPU",
+        "virtual GPU",
+        "margin",
+        "verdict",
+    ]
+    text = ["Start-ups of vLLM's server, GiB of each GPU: by their logs | on the virtual GPU"]
+    text += [line(), f"commits: {', '.join(sorted({it['commit'] for it in kept.values()}))}", ""]
+    text += [table(lines, heads, "ll"), "", *summaries(answered, found), ""]
+    text.append(by_mode(answered, kept, ran))
+    if missing := [row["row"] for row in chosen if row not in answered]:
+        text += ["", f"not run: {'; '.join(missing)}"]
+    return "\n".join(text)
+
+
+def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
+    """Return lines on the verdicts, on figures that differ, and on the cache."""
+    said = [verdict(row, found[row["row"]]) for row in answered]
+    text = [f"{word}: {said.count(word)} of {len(said)}" for word in dict.fromkeys(said)]
+    refused = [row for row in answered if row["result"] != "starts"]
+    too = [row["row"] for row in refused if found[row["row"]]["result"] == row["result"]]
+    text.append(f"refused on the GPU: {len(refused)}; here too: {len(too)} ({'; '.join(too)})")
+    for name in ("weights", "activations"):
+        off = []
+        for row in answered:
+            ours, theirs = found[row["row"]], real(row)
+            if name in ours and name in theirs:
+                # Both are printed with two digits.
+                error = max(abs(ours[name] - theirs[name]) - 0.01, 0) / theirs[name]
+                off += [f"{row['row']} ({pair(ours, theirs, name)})"] if error > 0.01 else []
+        text.append(f"{name}, more than 1 % and the last digit off: {'; '.join(off) or 'none'}")
+    groups: dict[str, list[float]] = {}
+    for row in answered:
+        off_cache = difference(found[row["row"]], real(row))
+        if off_cache is not None:
+            several = f", {devices(row)} GPUs" if devices(row) > 1 else ""
+            groups.setdefault(f"{row['card']}, vLLM {row['vllm']}{several}", []).append(off_cache)
+    for group, values in groups.items():
+        text.append(
+            f"KV cache, real less virtual, {group}: {len(values)} rows, "
+            f"{min(values):+.2f} to {max(values):+.2f}, median {statistics.median(values):+.2f}"
+        )
+    return text
+
+
+def by_mode(answered: list[Row], kept: dict[str, Figures], ran: dict[str, list[str]]) -> str:
+    """Return the table of rows that ran in several modes, with each mode's figures."""
+    lines = []
+    for row in answered:
+        theirs = real(row)
+        for mode in ran[row["row"]] if len(ran[row["row"]]) > 1 else ():
+            ours = kept[f"{row['row']}: {mode}"]
+            names = ("activations", "cache", "graphs_estimated", "graphs_taken")
+            cells = [pair(ours, theirs, name) for name in names]
+            lines.append([row["row"], mode, *cells, row["result"], ours["result"]])
+    heads = ["in several modes", "ran", "activations", "KV cache", "graphs estimated"]
+    return table(lines, [*heads, "graphs taken", "GPU", "virtual GPU"], "ll")
