@@ -5,6 +5,7 @@ r"""Start-ups of vLLM's server on real GPUs, by their logs, beside the virtual G
 Each interpreter has the vLLM of its rows, and pytest-gpumem. data/README.md explains rows, and
 data/servers/README.md the models' configurations. Each row runs eagerly, which is fastest. Some
 also run compiled, as on the real GPU, without CUDA graphs or with them (minutes each).
+DeepSeek-V2-Lite compiles a kernel of FlashInfer: it needs nvcc, and CUDA's runtime to link.
 With ``--keep FILE``, the logs of all starts stay in a folder beside it.
 """
 
@@ -32,6 +33,7 @@ from pytest_gpumem.devices.cards import CARDS, card_file_text
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from benchmarks.published.runner import Row
 
@@ -45,8 +47,25 @@ OPTIONS = {
     GRAPHS: [],
 }
 """by mode, each nearer to the real start than the one before: vLLM's options"""
-MORE = {COMPILED: ("A4", "A7", "A12"), GRAPHS: ("A1", "A29", "B1")}
-"""by mode: first words of the names of rows that also run in it"""
+MORE = {
+    COMPILED: (
+        "A4 Llama-3.1-8B, float32",
+        "A7 Llama-3.1-8B, PP2",
+        "A12 CodeLlama-7b",
+        "A14 granite-3.1-8b",
+        "A33 Llama-3.1-8B, PP4",
+    ),
+    GRAPHS: (
+        "A1 Llama-3.1-8B",
+        "A29 gpt-oss-20b",
+        "B1 Llama-3.1-8B",
+        "B8 Qwen2.5-7B, 0.65",
+        "D2 Qwen3-8B",
+    ),
+}
+"""by mode: the rows that also run in it"""
+WARM = ("vllm-offload-profiles", "tokenkaki")
+"""sources whose starts found their code compiled by an earlier start"""
 LIBRARY = ROOT / "pytest_gpumem/devices/virtual/native/libgpumem_cuda.so"
 SECONDS = 1200
 """time limit of a start"""
@@ -98,6 +117,11 @@ def figures_of(log: str) -> Figures:
     return {**figures, "result": "starts" if STARTED in lines else why}
 
 
+def folder(row: Row) -> Path:
+    """Return the folder of a row's model."""
+    return DATA / "servers" / row["model"]
+
+
 def option(row: Row, name: str, default: str) -> str:
     """Return an option's value among a row's arguments."""
     words = shlex.split(row["arguments"])
@@ -121,8 +145,9 @@ def margin(row: Row) -> float:
         return float(row["margin_gib"])
     if not row["tokens"]:
         return math.nan  # the source has no more
-    cache, tokens = float(row["cache_gib"]), float(row["tokens"])
-    return cache * (1 - int(option(row, "--max-model-len", "0")) / tokens)
+    config = json.loads((folder(row) / "config.json").read_text(encoding="utf-8"))
+    length = int(option(row, "--max-model-len", str(config["max_position_embeddings"])))
+    return float(row["cache_gib"]) * (1 - length / float(row["tokens"]))
 
 
 def verdict(row: Row, ours: Figures) -> str:
@@ -137,56 +162,62 @@ def verdict(row: Row, ours: Figures) -> str:
 
 def start(row: Row, mode: str, python: str, log: Path) -> Figures:
     """Start a row's server on the virtual GPU; return its figures."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as place:
         card = row["card"]
         if row["total_gib"]:  # a card of this kind, with the memory that the log tells
             names = ("device_name", "capability", "sm_count", "context")
             fields = {name: getattr(CARDS[card], name) for name in names}
             fields["total_memory"] = round(float(row["total_gib"]) * GIB)
-            path = Path(folder, "card-of-the-log.toml")
+            path = Path(place, "card-of-the-log.toml")
             path.write_text(card_file_text(fields), encoding="utf-8")
             card = str(path)
         command = [python, "-m", "pytest_gpumem", "run", "--card", card, "--values", "off"]
         command += ["--devices", str(devices(row)), str(Path(__file__).with_name("serve.py"))]
-        command += ["--model", str(DATA / "servers" / row["model"]), "--load-format", "dummy"]
+        command += ["--model", str(folder(row)), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", *shlex.split(row["arguments"])]
         command += OPTIONS[mode]
-        folders = os.environ["PATH"].split(os.pathsep)
         variables = {
             **OFFLINE,
             "PYTHONPATH": str(ROOT),
             "VLLM_LOGGING_LEVEL": "DEBUG",  # prints what was profiled
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CACHE_ROOT": folder,
+            "VLLM_CACHE_ROOT": place,
             # It opens NCCL itself, by the path of the package, past the virtual GPU's.
             "VLLM_NCCL_SO_PATH": str(LIBRARY),
-            # FlashInfer's kernels are left out: nvcc would compile them.
+            # FlashInfer's kernels would be compiled by nvcc, which is not part of vLLM's packages.
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            "PATH": os.pathsep.join(it for it in folders if not Path(it, "nvcc").exists()),
         }
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **variables},
-                start_new_session=True,
-            )
-            try:
-                process.wait(SECONDS)
-            except subprocess.TimeoutExpired:
+        for _ in range(2 if mode != EAGER and row["source"] in WARM else 1):
+            if not ended(command, variables, log):
                 return {"result": "took too long"}
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # it, and workers that outlived it
-                process.wait()
     return figures_of(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def ended(command: list[str], variables: dict[str, str], log: Path) -> bool:
+    """Run a command, with its output in a file; return whether it ended in time."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it, and workers that outlived it
+            process.wait()
+    return True
 
 
 def modes(row: Row) -> list[str]:
     """Return how a row runs."""
-    return [EAGER, *(mode for mode, names in MORE.items() if row["row"].split()[0] in names)]
+    return [EAGER, *(mode for mode, names in MORE.items() if row["row"] in names)]
 
 
 def main(options: argparse.Namespace) -> str:
@@ -195,8 +226,8 @@ def main(options: argparse.Namespace) -> str:
     kept: dict[str, Figures] = {}
     if options.keep and Path(options.keep).exists():
         kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
-        logs = Path(options.keep).with_suffix("") if options.keep else Path(folder)
+    with tempfile.TemporaryDirectory() as place:
+        logs = Path(options.keep).with_suffix("") if options.keep else Path(place)
         for mode in OPTIONS:
             for row in chosen:
                 key = f"{row['row']}: {mode}"
@@ -216,21 +247,18 @@ def main(options: argparse.Namespace) -> str:
 # -- the report --
 
 
-def pair(ours: Figures, theirs: Figures, name: str, digits: int = 2) -> str:
-    """Return a cell: the real figure, and the virtual GPU's."""
-    cells = [f"{it[name]:.{digits}f}" if name in it else "" for it in (theirs, ours)]
-    return " | ".join(cells) if any(cells) else ""
+def cell(figures: Figures, name: str, digits: int = 2) -> str:
+    """Return a figure's cell."""
+    return f"{figures[name]:.{digits}f}" if name in figures else ""
 
 
-def difference(ours: Figures, theirs: Figures) -> float | None:
-    """Return the real cache less the virtual GPU's, in GiB."""
-    if "cache" in ours and "cache" in theirs:
-        return float(theirs["cache"] - ours["cache"])
-    return None
+def both(ours: Figures, theirs: Figures, name: str) -> str:
+    """Return the real figure, and the virtual GPU's."""
+    return f"{cell(theirs, name) or 'unknown'}, virtual {cell(ours, name) or 'none'}"
 
 
 def report(chosen: list[Row], kept: dict[str, Figures]) -> str:
-    """Return the tables and their summaries."""
+    """Return the table and its summaries."""
     ran = {row["row"]: [it for it in OPTIONS if f"{row['row']}: {it}" in kept] for row in chosen}
     answered = [row for row in chosen if ran[row["row"]]]
     found = {name: kept[f"{name}: {how[-1]}"] for name, how in ran.items() if how}
@@ -238,30 +266,33 @@ def report(chosen: list[Row], kept: dict[str, Figures]) -> str:
     for row in answered:
         name = row["row"]
         ours, theirs = found[name], real(row)
-        off = difference(ours, theirs)
         cells = [name, row["card"], str(devices(row)), row["vllm"], row["here"], ran[name][-1]]
-        cells += [pair(ours, theirs, it) for it in ("weights", "activations", "outside", "cache")]
-        cells += ["" if off is None else f"{off:+.2f}", pair(ours, theirs, "tokens", 0)]
+        for figure in ("weights", "activations", "cache"):
+            cells += [cell(theirs, figure), cell(ours, figure)]
+        off = difference(ours, theirs)
+        cells += ["" if off is None else f"{off:+.2f}", cell(theirs, "outside")]
+        cells += [cell(theirs, "tokens", 0), cell(ours, "tokens", 0)]
         cells += [row["result"], ours["result"], f"{margin(row):+.2f}", verdict(row, ours)]
         lines.append(cells)
-    heads = ["start-up", "card", "GPUs", "vLLM", "here", "ran", "weights", "activations"]
-    heads += [
-        "outside torch",
-        "KV cache",
-        "off",
-        "tokens",
-        "GPU",
-        "virtual GPU",
-        "margin",
-        "verdict",
-    ]
-    text = ["Start-ups of vLLM's server, GiB of each GPU: by their logs | on the virtual GPU"]
-    text += [line(), f"commits: {', '.join(sorted({it['commit'] for it in kept.values()}))}", ""]
+    heads = ["start-up", "card", "GPUs", "vLLM", "vLLM here", "ran", "weights", "virtual"]
+    heads += ["activations", "virtual", "KV cache", "virtual", "off", "outside torch"]
+    heads += ["tokens", "virtual", "GPU", "virtual", "margin", "verdict"]
+    commits = sorted({it["commit"] for it in kept.values()})
+    versions = sorted({row["here"] for row in answered})
+    text = ["Start-ups of vLLM's server, in GiB of each GPU, by their logs"]
+    text += [line(), f"commits: {', '.join(commits)}; here: vLLM {', '.join(versions)}", ""]
     text += [table(lines, heads, "ll"), "", *summaries(answered, found), ""]
-    text.append(by_mode(answered, kept, ran))
+    text += ["Rows that ran in several modes:", *by_mode(answered, kept, ran)]
     if missing := [row["row"] for row in chosen if row not in answered]:
         text += ["", f"not run: {'; '.join(missing)}"]
     return "\n".join(text)
+
+
+def difference(ours: Figures, theirs: Figures) -> float | None:
+    """Return the real cache less the virtual GPU's, in GiB."""
+    if "cache" in ours and "cache" in theirs:
+        return float(theirs["cache"] - ours["cache"])
+    return None
 
 
 def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
@@ -272,14 +303,15 @@ def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
     too = [row["row"] for row in refused if found[row["row"]]["result"] == row["result"]]
     text.append(f"refused on the GPU: {len(refused)}; here too: {len(too)} ({'; '.join(too)})")
     for name in ("weights", "activations"):
-        off = []
+        off, count = [], 0
         for row in answered:
             ours, theirs = found[row["row"]], real(row)
             if name in ours and name in theirs:
+                count += 1
                 # Both are printed with two digits.
                 error = max(abs(ours[name] - theirs[name]) - 0.01, 0) / theirs[name]
-                off += [f"{row['row']} ({pair(ours, theirs, name)})"] if error > 0.01 else []
-        text.append(f"{name}, more than 1 % and the last digit off: {'; '.join(off) or 'none'}")
+                off += [f"{row['row']} ({both(ours, theirs, name)})"] if error > 0.01 else []
+        text.append(f"{name}: {count} rows; more than 1 % off: {'; '.join(off) or 'none'}")
     groups: dict[str, list[float]] = {}
     for row in answered:
         off_cache = difference(found[row["row"]], real(row))
@@ -294,15 +326,19 @@ def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
     return text
 
 
-def by_mode(answered: list[Row], kept: dict[str, Figures], ran: dict[str, list[str]]) -> str:
-    """Return the table of rows that ran in several modes, with each mode's figures."""
-    lines = []
+def by_mode(
+    answered: list[Row], kept: dict[str, Figures], ran: dict[str, list[str]]
+) -> Iterator[str]:
+    """Yield a line for each mode of rows that ran in several."""
+    names = {"activations": "activations", "cache": "KV cache"}
+    names |= {"graphs_estimated": "graphs estimated", "graphs_taken": "graphs"}
     for row in answered:
         theirs = real(row)
         for mode in ran[row["row"]] if len(ran[row["row"]]) > 1 else ():
             ours = kept[f"{row['row']}: {mode}"]
-            names = ("activations", "cache", "graphs_estimated", "graphs_taken")
-            cells = [pair(ours, theirs, name) for name in names]
-            lines.append([row["row"], mode, *cells, row["result"], ours["result"]])
-    heads = ["in several modes", "ran", "activations", "KV cache", "graphs estimated"]
-    return table(lines, [*heads, "graphs taken", "GPU", "virtual GPU"], "ll")
+            figures = [
+                f"{words} {both(ours, theirs, name)}"
+                for name, words in names.items()
+                if name in ours
+            ]
+            yield f"    {row['row']}, {mode}: {'; '.join(figures)}; {ours['result']}"
