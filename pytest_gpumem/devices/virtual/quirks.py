@@ -185,6 +185,46 @@ def _load_module(build_and_load: Callable[[Any], object], spec: Any) -> object: 
         ) from error
 
 
+# -- vLLM's model runner reads back how many tokens its Triton kernels have sampled --
+
+SAMPLING: Final = Patch(
+    "vllm.v1.worker.gpu.model_runner",
+    "GPUModelRunner.sample",
+    reason="vLLM waits for ever for tokens that no kernel samples: a request samples one a step",
+)
+
+
+def sample_one_token(module: ModuleType) -> None:
+    """Make each request of vLLM sample one token a step, and none within its prompt.
+
+    A kernel of Triton counts the tokens, and the scheduler waits until a request has all of its
+    own. Without speculative decoding these are the counts of a GPU; with it, drafts are rejected.
+    """
+    SAMPLING.wrap(module, wrapped_by(_sample))
+
+
+def _sample(
+    sample: Callable[..., tuple[Any, Any, Any]],
+    runner: Any,  # noqa: ANN401 - vLLM's
+    hidden: object,
+    batch: Any,  # noqa: ANN401 - vLLM's
+    *arguments: object,
+) -> tuple[Any, Any, Any]:
+    import torch
+
+    output, sampled, rejected = sample(runner, hidden, batch, *arguments)
+    requests = batch.idx_mapping_np
+    computed = getattr(batch, "num_computed_prefill_tokens_np", None)  # vLLM before 0.20 has none
+    if computed is None:
+        computed = runner.req_states.num_computed_prefill_tokens[requests]
+    ends = computed + batch.num_scheduled_tokens
+    counts = ends >= runner.req_states.prefill_len.np[requests]
+    logits = batch.cu_num_logits_np
+    sampled.copy_(torch.from_numpy(counts))
+    rejected.copy_(torch.from_numpy((logits[1:] - logits[:-1] - 1) * counts))
+    return output, sampled, rejected
+
+
 HOOKS: Final = {
     **{
         f"{COPIES.module}.{name.removesuffix('.__pyx_capi__')}": answer_as_virtual
@@ -194,6 +234,7 @@ HOOKS: Final = {
     "jax_plugins.xla_cuda13": refuse_devices,
     DRIVER.module: refuse_driver,
     JIT_MODULES.module: load_without_compiler,
+    SAMPLING.module: sample_one_token,
 }
 """functions to call with a library's module once it is imported, by the module's name"""
 

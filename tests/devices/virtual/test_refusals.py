@@ -314,3 +314,52 @@ def test_flashinfers_sampling_is_not_compiled_and_other_modules_are_refused(tmp_
     assert lines[3].startswith("FlashInfer's module 'batch_prefill_with_kv_cache': ")
     assert "compiled, and this failed (Ninja build failed)" not in lines[3]
     assert "--attention-backend FLASH_ATTN" in lines[3]
+
+
+RUNNER = """
+import torch
+
+class GPUModelRunner:
+    def sample(self, hidden_states, input_batch, grammar_output):
+        counts = torch.empty(2, len(input_batch.idx_mapping_np), dtype=torch.int32, device="cuda")
+        return grammar_output, counts[0], counts[1]
+"""
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_each_request_of_vllm_samples_one_token_a_step(tmp_path, newer):
+    """A stand-in for vLLM's model runner, whose counts are written by a kernel of Triton.
+
+    Of the requests in it, one is within its prompt, one at its end, and one has two drafts.
+    """
+    (tmp_path / "vllm/v1/worker/gpu").mkdir(parents=True)
+    (tmp_path / "vllm/v1/worker/gpu/model_runner.py").write_text(RUNNER)
+    text = child(
+        """
+        import sys
+        from types import SimpleNamespace
+
+        import numpy
+
+        sys.path.insert(0, sys.argv[1])
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+        batch = SimpleNamespace(
+            idx_mapping_np=numpy.array([2, 0, 1]),
+            num_scheduled_tokens=numpy.array([16, 8, 3]),
+            cu_num_logits_np=numpy.array([0, 1, 2, 5]),
+        )
+        runner, computed = GPUModelRunner(), numpy.array([8, 4, 0])  # by place in the states
+        if sys.argv[2] == "True":
+            batch.num_computed_prefill_tokens_np = computed[batch.idx_mapping_np]
+        runner.req_states = SimpleNamespace(
+            prefill_len=SimpleNamespace(np=numpy.array([16, 4, 99])),
+            num_computed_prefill_tokens=computed,
+        )
+        output, sampled, rejected = runner.sample(None, batch, "grammar")
+        print(output, sampled.tolist(), rejected.tolist())
+        """,
+        args=[str(tmp_path), str(newer)],
+        warm=True,
+    )
+    assert text == "grammar [0, 1, 1] [0, 0, 2]\n"
