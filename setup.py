@@ -32,7 +32,7 @@ SHELLS = {
 }
 """file: the SONAME that it lends to the main library"""
 STATUS = "build-status.txt"
-SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
+SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("[!.]*/*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
 LISTS = sorted(PACKAGE.glob("libraries/*.txt"))
 """lists of functions of which C is made: each line has an action or a status, then names"""
