@@ -402,6 +402,8 @@ class ServerStart:
     """memory that the server set aside for CUDA graphs before it sized the cache"""
     graphs_taken: int = 0
     """memory that capturing the CUDA graphs took"""
+    captured: int = 0
+    """number of CUDA graphs that it captured"""
     cache: int = 0
     """memory left for the KV cache"""
     needed: int = 0
@@ -412,10 +414,14 @@ class ServerStart:
     """number of requests of the declared length that the cache holds"""
     length: int = 0
     """longest request that the server accepts, in tokens"""
+    free: int | None = None
+    """memory of the device that was left at the fullest moment of the start; None if it refused"""
     refusal: str = ""
     """the error with which it refused to start; "" if it started"""
     unseen: tuple[int, int] = (0, 0)
-    """least and most memory that a real GPU uses in addition, outside of PyTorch's allocator"""
+    """least and most memory that a real GPU uses in addition before the cache is sized"""
+    unseen_later: int = 0
+    """most memory that a real GPU uses in addition after that"""
 
     @property
     def range(self) -> tuple[int, int]:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import DATA, GIB, OFFLINE, ROOT, commit, line, read, table
 from benchmarks.published.runner import chosen_of
-from benchmarks.published.serve import STARTED
 from pytest_gpumem.devices.cards import CARDS, card_file_text
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ MORE = {
     GRAPHS: (
         "A1 Llama-3.1-8B",
         "A29 gpt-oss-20b",
+        "A30 gpt-oss-20b, TP2",
         "B1 Llama-3.1-8B",
         "B8 Qwen2.5-7B, 0.65",
         "D2 Qwen3-8B",
@@ -66,30 +66,20 @@ MORE = {
 """by mode: the rows that also run in it"""
 WARM = ("vllm-offload-profiles", "tokenkaki")
 """sources whose starts found their code compiled by an earlier start"""
-LIBRARY = ROOT / "pytest_gpumem/devices/virtual/native/libgpumem_cuda.so"
 SECONDS = 1200
 """time limit of a start"""
 CLOSE = 0.1
-"""GiB to the limit below which no prediction is expected to be right"""
-LOGGED = {
-    "weights": r"Model loading took (-?[\d.]+) GiB",
-    "activations": r"torch peak memory increase: (-?[\d.]+)\s?GiB",
-    "outside": r"non-torch forward increase memory: (-?[\d.]+)\s?GiB",
-    "cache": r"Available KV cache memory: (-?[\d.]+) GiB",
-    "tokens": r"GPU KV cache size: ([\d,]+) tokens",
-    "graphs_estimated": r"Estimated CUDA graph memory: (-?[\d.]+) GiB",
-    "graphs_taken": r"Graph capturing finished in .* took (-?[\d.]+) GiB",
+"""GiB to the limit below which a real start is accidental"""
+NAMES = {
+    "weights": "weights",
+    "activations": "activations",
+    "outside": "outside",
+    "cache": "cache",
+    "graphs_estimated": "graphs",
+    "graphs_taken": "graphs_taken",
 }
-"""by figure: how vLLM logs it"""
-FIRST = r"(pid=\d+\)).* Available KV cache memory"
-NO_CACHE, FULL = "no cache", "out of memory"
-REFUSALS = {
-    "No available memory for the cache blocks": NO_CACHE,
-    "KV cache is needed, which is larger than": NO_CACHE,
-    "OutOfMemoryError": FULL,
-    "CUDA out of memory": FULL,
-}
-"""by words of a log: why vLLM refuses to start"""
+"""by figure: its name in the report"""
+STARTS, TOO_CLOSE, REFUSED = "starts", "too close to tell", "refused"
 
 
 def rows() -> list[Row]:
@@ -100,21 +90,32 @@ def rows() -> list[Row]:
 def real(row: Row) -> Figures:
     """Return what a row's log says."""
     named = {name.removesuffix("_gib"): cell for name, cell in row.items()}
-    figures = {name: float(named[name]) for name in LOGGED if named[name]}
+    figures = {name: float(named[name]) for name in (*NAMES, "tokens") if named[name]}
     return {**figures, "result": row["result"]}
 
 
-def figures_of(log: str) -> Figures:
-    """Return what vLLM logged of its start; of several workers, of the first, which tells most."""
-    lines = log.splitlines()
-    worker = next((it[1] for line in lines if (it := re.search(FIRST, line))), "")
-    told = "\n".join(it for it in lines if "pid=" not in it or worker in it or "EngineCore" in it)
-    found = {name: re.search(pattern, told) for name, pattern in LOGGED.items()}
+def figures_of(path: Path) -> Figures:
+    """Return what a report says of a start; of several workers, of the first."""
+    if not path.exists():
+        return {"result": "failed"}
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    measured = [result for result in results if result["measurement"]]
+    started = [result for result in measured if result["measurement"]["servers"]]
+    if not started:
+        return {"result": "failed"}
+    (result,) = started
+    start = result["measurement"]["servers"][0]
     figures: Figures = {
-        name: float(match[1].replace(",", "")) for name, match in found.items() if match
+        name: start[field] / GIB for name, field in NAMES.items() if start[field] is not None
     }
-    why = next((it for words, it in REFUSALS.items() if words in log), "failed")
-    return {**figures, "result": "starts" if STARTED in lines else why}
+    least, most = ((start["cache"] - nbytes) / GIB for nbytes in start["unseen"])
+    figures |= {"tokens": start["tokens"], "least": most, "most": least}
+    if start["free"] is not None:
+        figures |= {"free": start["free"] / GIB, "captured": start["captured"]}
+    said = STARTS
+    if result["verdict"]["kind"] == "no start":
+        said = TOO_CLOSE if "too close" in result["verdict"]["headline"] else REFUSED
+    return {**figures, "result": said}
 
 
 def folder(row: Row) -> Path:
@@ -151,10 +152,13 @@ def margin(row: Row) -> float:
 
 
 def verdict(row: Row, ours: Figures) -> str:
-    """Return whether the virtual GPU's result is the real GPU's."""
-    if abs(margin(row)) <= CLOSE:
+    """Return whether the virtual GPU's answer is the real GPU's."""
+    if ours["result"] == TOO_CLOSE:
         return "too close"
-    return "right" if ours["result"] == row["result"] else "wrong"
+    right = (ours["result"] == STARTS) == (row["result"] == STARTS)
+    if right or abs(margin(row)) > CLOSE:
+        return "right" if right else "wrong"
+    return "too close"
 
 
 # -- the starts --
@@ -172,25 +176,22 @@ def start(row: Row, mode: str, python: str, log: Path) -> Figures:
             path.write_text(card_file_text(fields), encoding="utf-8")
             card = str(path)
         command = [python, "-m", "pytest_gpumem", "run", "--card", card, "--values", "off"]
-        command += ["--devices", str(devices(row)), str(Path(__file__).with_name("serve.py"))]
+        report = Path(place, "report.json")
+        command += ["--devices", str(devices(row)), "--until-started", f"--json={report}"]
+        command += [str(Path(__file__).with_name("serve.py"))]
         command += ["--model", str(folder(row)), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", *shlex.split(row["arguments"])]
         command += OPTIONS[mode]
         variables = {
             **OFFLINE,
             "PYTHONPATH": str(ROOT),
-            "VLLM_LOGGING_LEVEL": "DEBUG",  # prints what was profiled
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": place,
-            # It opens NCCL itself, by the path of the package, past the virtual GPU's.
-            "VLLM_NCCL_SO_PATH": str(LIBRARY),
-            # FlashInfer's kernels would be compiled by nvcc, which is not part of vLLM's packages.
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",
         }
         for _ in range(2 if mode != EAGER and row["source"] in WARM else 1):
             if not ended(command, variables, log):
                 return {"result": "took too long"}
-    return figures_of(log.read_text(encoding="utf-8", errors="replace"))
+        return figures_of(report)
 
 
 def ended(command: list[str], variables: dict[str, str], log: Path) -> bool:
@@ -270,12 +271,13 @@ def report(chosen: list[Row], kept: dict[str, Figures]) -> str:
         for figure in ("weights", "activations", "cache"):
             cells += [cell(theirs, figure), cell(ours, figure)]
         off = difference(ours, theirs)
-        cells += ["" if off is None else f"{off:+.2f}", cell(theirs, "outside")]
+        spread = f"{ours['least']:.2f} to {ours['most']:.2f}" if "least" in ours else ""
+        cells += [spread, "" if off is None else f"{off:+.2f}", cell(theirs, "outside")]
         cells += [cell(theirs, "tokens", 0), cell(ours, "tokens", 0)]
         cells += [row["result"], ours["result"], f"{margin(row):+.2f}", verdict(row, ours)]
         lines.append(cells)
     heads = ["start-up", "card", "GPUs", "vLLM", "vLLM here", "ran", "weights", "virtual"]
-    heads += ["activations", "virtual", "KV cache", "virtual", "off", "outside torch"]
+    heads += ["activations", "virtual", "KV cache", "virtual", "range", "off", "outside torch"]
     heads += ["tokens", "virtual", "GPU", "virtual", "margin", "verdict"]
     commits = sorted({it["commit"] for it in kept.values()})
     versions = sorted({row["here"] for row in answered})
@@ -300,7 +302,7 @@ def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
     said = [verdict(row, found[row["row"]]) for row in answered]
     text = [f"{word}: {said.count(word)} of {len(said)}" for word in dict.fromkeys(said)]
     refused = [row for row in answered if row["result"] != "starts"]
-    too = [row["row"] for row in refused if found[row["row"]]["result"] == row["result"]]
+    too = [row["row"] for row in refused if found[row["row"]]["result"] == REFUSED]
     text.append(f"refused on the GPU: {len(refused)}; here too: {len(too)} ({'; '.join(too)})")
     for name in ("weights", "activations"):
         off, count = [], 0
@@ -312,6 +314,22 @@ def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
                 error = max(abs(ours[name] - theirs[name]) - 0.01, 0) / theirs[name]
                 off += [f"{row['row']} ({both(ours, theirs, name)})"] if error > 0.01 else []
         text.append(f"{name}: {count} rows; more than 1 % off: {'; '.join(off) or 'none'}")
+    inside = [
+        ours["least"] - 0.01 <= theirs["cache"] <= ours["most"] + 0.01
+        for row in answered
+        if "least" in (ours := found[row["row"]]) and "cache" in (theirs := real(row))
+    ]
+    text.append(f"KV cache within the range: {sum(inside)} of {len(inside)}")
+    promised = [
+        row["row"]
+        for row in refused
+        if found[row["row"]]["result"] == STARTS and verdict(row, found[row["row"]]) != "too close"
+    ]
+    text.append(f"refused on the GPU, and promised here: {'; '.join(promised) or 'none'}")
+    seconds = [ours["seconds"] for ours in found.values()]
+    text.append(
+        f"seconds of a start: {min(seconds)} to {max(seconds)}, median {statistics.median(seconds):.0f}"
+    )
     groups: dict[str, list[float]] = {}
     for row in answered:
         off_cache = difference(found[row["row"]], real(row))

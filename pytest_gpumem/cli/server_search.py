@@ -15,7 +15,7 @@ from pytest_gpumem.cli.program_trials import is_refused, measured, starts_of
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.variables import SERVER_ARGUMENTS
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.judge.server_start import shortage
+from pytest_gpumem.judge.server_start import overflow, shortage
 from pytest_gpumem.report.text import aligned_table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ServerSearch:
     def _lengths(self, refused: ServerStart) -> Iterator[Trial]:
         """Yield shorter requests, the longest first: memory of the cache is about linear in it."""
         enough = refused.needed - shortage(refused)
-        if enough <= 0:
+        if enough <= 0 or overflow(refused):
             return
         length = refused.length * enough // refused.needed // BLOCK * BLOCK
         for _ in range(MAX_LENGTHS):
@@ -90,10 +90,13 @@ class ServerSearch:
             length = length // 2 // BLOCK * BLOCK
 
     def _utilizations(self, refused: ServerStart) -> Iterator[Trial]:
-        """Yield the least share of the memory that may be enough."""
+        """Yield the nearest share of the memory that may be enough, or leaves enough."""
         if not (refused.needed and refused.requested):
             return
-        share = -(-(refused.requested + shortage(refused)) * 100 // refused.total) / 100
+        if overflow(refused):
+            share = (refused.requested - overflow(refused)) * 100 // refused.total / 100
+        else:
+            share = -(-(refused.requested + shortage(refused)) * 100 // refused.total) / 100
         if share <= min(MAX_UTILIZATION, self._card.usable_memory / self._card.total_memory):
             title = f"gpu_memory_utilization={share}"
             yield Trial(title, arguments={"gpu_memory_utilization": share})

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.servers import PROFILING_RUN
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.sizes import MIB
+from pytest_gpumem.judge.server_start import with_unknown
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Measurement, ServerStart
     from pytest_gpumem.testrun.judging import EndedTest
-
-UNSEEN: Final = (0, 512 * MIB)
-UNSEEN_BY_RANKS: Final = (0, 2560 * MIB)
 
 
 class ServerStartsStage:
@@ -39,12 +36,7 @@ class ServerStartsStage:
 
 
 def with_servers(measurement: Measurement, servers: tuple[ServerStart, ...]) -> Measurement:
-    """Return a measurement with a server's starts.
-
-    On the virtual GPU they have the range of what a real GPU uses in addition: its kernels are
-    loaded when they first run, and NCCL has buffers between several GPUs.
-    """
+    """Return a measurement with a server's starts, and with what is not known of them."""
     if measurement.device.is_predicted:
-        unseen = UNSEEN if len(servers) == 1 else UNSEEN_BY_RANKS
-        servers = tuple(replace(start, unseen=unseen) for start in servers)
+        servers = tuple(with_unknown(start, len(servers)) for start in servers)
     return replace(measurement, servers=servers)

@@ -9,13 +9,18 @@ from helpers.judged import LENIENT, NOTHING, known, measured
 
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.server_start import (
+    GRAPH,
     MARGIN,
+    OUTSIDE,
+    OUTSIDE_OF_SEVERAL,
     cache_text,
     fewer_tokens,
     is_too_close,
+    overflow,
     shortage,
     too_few_tokens,
     why_not_started,
+    with_unknown,
 )
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import ServerStart
@@ -52,6 +57,26 @@ def test_a_start_near_its_limit_is_not_promised(cache, unseen, answer):
     assert answer in why_not_started([start])
     assert is_too_close(start) == bool(answer)
     assert (shortage(start) > 0) == bool(answer)
+
+
+def test_a_real_gpu_uses_more():
+    """Of graphs that the server has measured, its cache has less; of others, the device has."""
+    start = replace(START, captured=1000, free=2 * GIB)
+    assert with_unknown(START, 1).unseen == (0, OUTSIDE)
+    assert with_unknown(START, 2).unseen == (0, OUTSIDE_OF_SEVERAL)
+    measured_graphs = with_unknown(replace(start, graphs=MIB), 1)
+    assert measured_graphs.unseen == (1000 * GRAPH[0], OUTSIDE + 1000 * GRAPH[1])
+    assert measured_graphs.unseen_later == 0
+    later = with_unknown(start, 1)
+    assert (later.unseen, later.unseen_later) == ((0, OUTSIDE), 1000 * GRAPH[1])
+    assert (overflow(later), is_too_close(later)) == (0, False)
+    full = replace(later, free=GIB)
+    assert overflow(full) == later.unseen_later + MARGIN - GIB
+    assert why_not_started([full]) == (
+        "it is too close to tell whether vLLM 0.33.0 starts: 1.00 GiB of the GPU are left in the "
+        "end, and its 1,000 CUDA graphs may take 1.29 GiB more on a real GPU"
+    )
+    assert why_not_started([replace(start, free=0)]) == ""  # a real GPU: it has started
 
 
 def test_a_refusal_has_a_reason():

@@ -48,6 +48,9 @@ ARGUMENTS: Final = Patch(
     reason="gpumem run looks for arguments with which vLLM starts",
     versions="vLLM 0.17 to 0.33",
 )
+GRAPH: Final = Patch(
+    "torch.cuda.graphs", "CUDAGraph.capture_end", reason="the CUDA graphs of a server are counted"
+)
 CAPTURE: Final = "capture_model"
 """method of the model's runner that captures CUDA graphs, and returns the bytes that they took"""
 
@@ -188,17 +191,28 @@ def _captured(
     worker: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
     """Run ``compile_or_warm_up_model``, and report what the CUDA graphs take."""
-    runner = worker.model_runner
-    capture = getattr(runner, CAPTURE)
+    torch: Any = sys.modules["torch"]
+    runner, device = worker.model_runner, worker.device.index
+    capture, count = getattr(runner, CAPTURE), 0
 
     def captured(*args: Any, **options: Any) -> int:  # noqa: ANN401 - vLLM's
-        taken = int(capture(*args, **options))
-        watch.decided(server(), worker.device.index, graphs_taken=taken)
+        with ExitStack() as stack:
+            GRAPH.wrap(torch.cuda.graphs, wrapped_by(counted), stack)
+            taken = int(capture(*args, **options))
+        watch.decided(server(), device, graphs_taken=taken, captured=count)
         return taken
+
+    def counted(end: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's
+        nonlocal count
+        count += 1
+        return end(*args)
 
     with ExitStack() as stack:
         Patch.on(runner, CAPTURE, captured, stack)
         result = warm_up(worker)
+    cuda = torch.cuda
+    cached = cuda.max_memory_reserved(device) - cuda.memory_reserved(device)
+    watch.decided(server(), device, free=cuda.mem_get_info(device)[0] - cached)
     watch.started()
     return result
 
