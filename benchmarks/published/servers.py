@@ -327,9 +327,8 @@ def summaries(answered: list[Row], found: dict[str, Figures]) -> list[str]:
     ]
     text.append(f"refused on the GPU, and promised here: {'; '.join(promised) or 'none'}")
     seconds = [ours["seconds"] for ours in found.values()]
-    text.append(
-        f"seconds of a start: {min(seconds)} to {max(seconds)}, median {statistics.median(seconds):.0f}"
-    )
+    middle = statistics.median(seconds)
+    text.append(f"seconds of a start: {min(seconds)} to {max(seconds)}, median {middle:.0f}")
     groups: dict[str, list[float]] = {}
     for row in answered:
         off_cache = difference(found[row["row"]], real(row))

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--max-model-len", type=int, default=1024)
     options = parser.parse_args()
-    llm = LLM(options.mib, options.ranks, options.max_model_len)
+    llm = LLM("", options.mib, options.ranks, options.max_model_len)
 """
 
 

@@ -240,6 +240,7 @@ def test_every_page_with_a_program_is_run_by_a_test():
         "how-to/other-accelerators.md",
         "how-to/outside-pytest.md",
         "how-to/reading-a-failure.md",
+        "how-to/servers.md",
         "how-to/will-it-fit.md",
         "index.md",
         "reference/api.md",

@@ -18,7 +18,10 @@ __version__ = "0.33.0"
 class LLM:
     """mib is the size of the weights, and half of it that of the profiling run's activations."""
 
-    def __init__(self, mib=64, ranks=1, max_model_len=1024, gpu_memory_utilization=0.9, block=16):
+    def __init__(
+        self, model="", mib=64, ranks=1, max_model_len=1024, gpu_memory_utilization=0.9, block=16,
+        load_format="dummy", skip_tokenizer_init=True,
+    ):
         from vllm.engine.arg_utils import EngineArgs
         args = EngineArgs(mib, ranks, max_model_len, gpu_memory_utilization, block)
         config = args.create_engine_config()
