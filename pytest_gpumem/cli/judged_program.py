@@ -248,7 +248,7 @@ class JudgedProgram:
         children = self._children.children()
         silent = [child.name for child in children if not child.ended]
         if silent and passed and self._is_held:
-            problem = f"{silent[0]} used a GPU and ended, or runs on, without telling its peaks"
+            problem = f"{silent[0]} used a GPU and ended, or runs on, without reporting its peaks"
             remedy = "let all processes end by themselves, or leave the limits and --baseline out"
             raise GpuMemError(self._item.nodeid, problem, remedy)
         used = any(child.peaks for child in children)

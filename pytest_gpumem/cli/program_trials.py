@@ -163,7 +163,7 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
     if not results or (ended.returncode and not any(map(is_refused, results))):
         own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
         problem = f"the program ended with status {ended.returncode}: {own.rpartition(chr(10))[2]}"
-        remedy = "mend the program, or name an argument that the program has"
+        remedy = "correct the program, or name an argument that the program has"
         raise GpuMemError(" ".join(program), problem, remedy)
     return results
 

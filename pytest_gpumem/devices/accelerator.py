@@ -115,7 +115,7 @@ class AcceleratorBackend(Backend):
         try:
             free, total = torch.accelerator.get_memory_info(device)
         except (AttributeError, RuntimeError):  # torch 2.9, or the backend, lacks it
-            problem = f"{self.title} does not tell how much memory it has: declare max_gib"
+            problem = f"{self.title} does not report how much memory it has: declare max_gib"
             raise RuntimeError(problem) from None
         return free, total
 
@@ -187,7 +187,7 @@ class AcceleratorBackend(Backend):
         with suppress(RuntimeError):
             self.memory_info(device)
             return sentences
-        return [*sentences, f"{self.title} does not tell how much memory it has"]
+        return [*sentences, f"{self.title} does not report how much memory it has"]
 
 
 class AcceleratorDevice(Device):

@@ -251,7 +251,7 @@ def unused_graphs(analyzed: AnalyzedPeak) -> str:
     passes = "a forward pass" if len(held) == 1 else f"{len(held)} forward passes"
     return (
         f"activations of {format_size(nbytes)} are of {passes} that no backward pass "
-        "followed: under torch.no_grad() they are freed as it goes"
+        "followed: torch.no_grad() frees them during the pass"
     )
 
 

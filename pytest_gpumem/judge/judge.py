@@ -401,9 +401,8 @@ def _growing(case: Judged) -> Verdict | None:
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)
     advice = (
-        "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); steady=True "
-        "tests whether memory grew in both quarters of the last half of the steps: if a cache is "
-        "full after n steps, run 2 n steps or more"
+        "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); if a cache "
+        "is full after n steps, run 2 n steps or more: only the last half of them is judged"
     )
     return _verdict(case, Kind.LEAKED, finding, notes, failed=True, advice=advice)
 

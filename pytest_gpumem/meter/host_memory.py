@@ -97,7 +97,7 @@ def require_pinned_stats(declared: str) -> None:
     if not VIEW.pinned_stats().owned:
         raise DeviceError(
             declared,
-            f"torch {torch.__version__} does not tell how much host memory is pinned for "
+            f"torch {torch.__version__} does not report how much host memory is pinned for "
             f"{VIEW.backend.title}",
             "measure on CUDA with torch 2.10 or newer, or leave out this limit",
         )

@@ -43,7 +43,7 @@ MAX_GROUPS: Final = 50
 """groups to make, from which the largest are reported"""
 MAX_HOLDERS: Final = 5
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
-UNNAMED: Final = "PyTorch itself: no object of Python's refers to it"
+UNNAMED: Final = "PyTorch itself: no Python object refers to it"
 _GRADIENT: Final = "gradient"
 """first element of a gradient's key: the gradient may not be a Python object, so it has no id"""
 _WHOLE: Final = (list, tuple, set, frozenset, deque)

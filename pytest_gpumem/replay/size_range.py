@@ -108,9 +108,9 @@ def _ranged(
     refusals = []
     if replay.passed_over:
         sentence = (
-            "the limit holds because other streams' events had happened: on a GPU, PyTorch may "
-            f"run out of memory at a request of {format_size(replay.passed_over)}, although a "
-            "block that it waits for (record_stream) has room (pytorch#189504)"
+            "the limit holds because other streams were idle: on a GPU, PyTorch may run out of "
+            f"memory at a request of {format_size(replay.passed_over)}, although a block for which "
+            "it waits (record_stream) has room (pytorch#189504)"
         )
         refusals.append(Note(NoteKind.STREAMS, sentence))
     results = {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 NOT_COMPUTED = (
-    "the virtual GPU did not compute some values: if this error comes of them, guard this code "
+    "the virtual GPU did not compute some values: if this caused the error, guard this code "
     'with `if gpu_memory.computes:` or use values="full" (--gpumem-values=full, for a program '
     "--values=full)"
 )

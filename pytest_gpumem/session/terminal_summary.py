@@ -56,7 +56,8 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
     elif settings.shown_always and card:
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
         sentences.append(
-            f"all code of this session sees {number}; in tests without the marker tensors are zeros"
+            f"all code of this session sees {number}; tests without the marker see zero-filled "
+            "tensors"
         )
     if settings.strict_in_ci and not settings.update_baselines:
         sentences.append("CI is set: a test without a baseline fails")

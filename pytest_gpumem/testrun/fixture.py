@@ -134,14 +134,14 @@ class GpuMemory:
                 mask is true, so sizes that depend on masks are at their maximum.
 
         Raises:
-            SpecError: ``masks`` is not a share.
+            SpecError: ``masks`` is not a fraction.
         """
         number: object = masks  # a caller without types may pass anything
         is_share = isinstance(number, (int, float)) and 0 <= number <= 1
         if not is_share or isinstance(number, bool):
             raise SpecError(
                 f"gpu_memory.assume(masks={masks!r})",
-                "this is not a share",
+                "this is not a fraction",
                 "write a number from 0 (no mask element is true) to 1 (all are true)",
             )
         self._run.device.values.assume_masks(masks)

@@ -40,12 +40,12 @@ GARBAGE_ALONE: Final = Note(
 )
 GARBAGE_TOO: Final = Note(
     NoteKind.GARBAGE,
-    "some of the memory that grew may be garbage in reference cycles: no second run of the test, "
-    "with a garbage collection after each step, had as many steps",
+    "some of the memory that grew may be garbage in reference cycles: the test did not run as many "
+    "steps again with a garbage collection after each",
 )
 STEPPED_ONCE: Final = (
-    "each optimizer stepped once, so each of these calls of step() was taken for the end of a "
-    "step: if a step has several, call gpu_memory.step() after each step"
+    "each optimizer stepped once, so each of these calls of step() counts as the end of a step: if "
+    "one step has several of them, call gpu_memory.step() at its end"
 )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
 
 TIMED_BEFORE: Final = Note(
-    NoteKind.RUN, "the peaks are those of a second run, for which cuDNN had timed its plans"
+    NoteKind.RUN, "the peaks are those of a second run, after cuDNN had timed its plans"
 )
 
 

@@ -68,7 +68,7 @@ def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> M
     needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
     most = measurement.peaks if needed is None else (needed,)
     sentence = (
-        f"how much {places} takes depends on values that are unknown, and the figures are a bound: "
+        f"how much {places} takes depends on unknown values, so the figures are an upper bound: "
         "all is taken"
     )
     if least:

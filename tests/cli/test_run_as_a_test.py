@@ -147,7 +147,7 @@ def test_child_processes_have_a_baseline_of_their_own(run, tmp_path):
 def test_an_error_that_unknown_values_may_cause_says_so_and_what_to_do(run):
     status, text = run(own=["guess"])
     assert status == 1
-    assert "AssertionError the virtual GPU did not compute some values: if this error" in text
+    assert "AssertionError the virtual GPU did not compute some values: if this" in text
     assert "for a program --values=full); the peak before the failure was" in text
     assert "did not compute" not in run(own=["fail"])[1]
 
@@ -177,7 +177,7 @@ def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
 def test_a_process_that_tells_no_peak_fails_a_gate(run, tmp_path):
     status, text = run("--baseline=kept", own=["killed"])
     assert status == 1
-    assert "used a GPU and ended, or runs on, without telling its peaks; let all" in text
+    assert "used a GPU and ended, or runs on, without reporting its peaks; let all" in text
     assert not (tmp_path / "kept").exists()
     assert run(own=["killed"])[0] == 0
 
@@ -351,7 +351,7 @@ def test_the_largest_value_of_an_argument_is_searched(run, tmp_path):
     assert "--batch-size 2 fits in 14.44 GiB with 512.00 MiB reserved; 3 does not" in text
     status, text = run("--largest=--batch-size:91..99", new=True)
     assert status == 2
-    assert "the program ended with status 1: 91 is too large for the data; mend" in text
+    assert "the program ended with status 1: 91 is too large for the data; correct" in text
 
 
 def test_a_program_is_run_on_each_of_several_cards(run, tmp_path):

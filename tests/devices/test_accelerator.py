@@ -163,7 +163,7 @@ def test_what_it_cannot_do_is_refused_by_name(accelerated):
         "devices=3: this machine shows 2 standin devices; request fewer devices",
         "card='T4': this is a CUDA GPU, and the test runs on standin; leave card out",
         "world_size=8: one rank alone needs NCCL, and the test runs on standin; start all ranks",
-        "does not tell how much host memory is pinned for standin",
+        "does not report how much host memory is pinned for standin",
     ):
         assert sentence in session.flat
 
@@ -267,7 +267,7 @@ def test_what_a_backend_lacks_is_said_by_name(standin):
     ]
     more = [
         "standin counts no reserved memory: allocated memory stands for it",
-        "standin does not tell how much memory it has",
+        "standin does not report how much memory it has",
     ]
     remedy = "install a release of the backend that does, or write --gpumem-device=none"
     assert told == {

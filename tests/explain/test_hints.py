@@ -346,8 +346,8 @@ def test_a_graph_that_no_backward_uses_is_told(hints):
     found, _ = hints("no backward", "model, x = net(), batch()\nloss = model(x).square().mean()")
     (hint,) = found
     assert hint == (
-        "activations of 64.00 MiB are of a forward pass that no backward pass followed: under "
-        "torch.no_grad() they are freed as it goes"
+        "activations of 64.00 MiB are of a forward pass that no backward pass followed: "
+        "torch.no_grad() frees them during the pass"
     )
 
 

@@ -167,7 +167,7 @@ def test_a_failure_by_sizes_beside_compiled_code_says_how_to_compute_none(suite,
     assert session.outcomes == {"failed": 2}
     of_sizes, of_values = re.split("_+ test_assertion _+", session.flat)
     assert 'values="off" (--gpumem-values=off) computes none; the peak before' in of_sizes
-    assert "did not compute some values: if this error comes of them" not in of_sizes
+    assert "did not compute some values: if this caused the error" not in of_sizes
     assert 'or use values="full" (--gpumem-values=full' in of_values
     assert "computes none" not in of_values
 
@@ -177,7 +177,7 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     assert session.outcomes == {"passed": 6, "failed": 2}
     assert session.flat.count("parameters of 2.00 MiB got no gradient in a step of SGD") == 1
     if sys.version_info >= (3, 11):
-        assert session.flat.count("did not compute some values: if this error comes of them") == 1
+        assert session.flat.count("did not compute some values: if this caused the error") == 1
         assert "--values=full); the peak before the failure was 290.34 MiB alloc" in session.flat
     figures = session.figures()
     assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
@@ -193,7 +193,7 @@ def test_a_small_test_has_the_losses_of_the_cpu_in_its_one_run(suite):
     assert session.outcomes == {"passed": 4, "failed": 2}, session.out
     assert "test_wrong - assert 0.3255" in session.flat  # the CPU's loss
     assert "test_negative - assert -0.000" in session.flat
-    assert "did not compute some values: if this error comes of them" not in session.flat
+    assert "did not compute some values: if this caused the error" not in session.flat
     assert "note" not in session.flat
 
 

@@ -12,7 +12,7 @@ FIGURES = dict.fromkeys(
     ["test_condition", "TestCase::test_method", "TestOther::test_decorated", "test_device"],
     (100, 100),
 )
-SEEN = "gpumem: all code of this session sees it; in tests without the marker tensors are zeros"
+SEEN = "gpumem: all code of this session sees it; tests without the marker see zero-filled tensors"
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,6 @@ def test_experts(routed):
 
 
 @pytest.mark.gpu_memory
-def test_no_share(gpu_memory):
-    with pytest.raises(ValueError, match="masks=2.* not a share"):
+def test_no_fraction(gpu_memory):
+    with pytest.raises(ValueError, match="masks=2.* not a fraction"):
         gpu_memory.assume(masks=2)

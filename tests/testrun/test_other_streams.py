@@ -253,7 +253,7 @@ REUSES = """stream = torch.cuda.Stream()
 
 def test_a_limit_that_holds_by_an_event_has_a_note(suite):
     """pytorch#189504: after its wait PyTorch looks for no block in a segment that is in use."""
-    said = "the limit holds because other streams' events had happened"
+    said = "the limit holds because other streams were idle"
     tight = session_of(suite, REUSES, "max_gib=0.03")
     assert tight.outcomes == {"passed": 1}
     assert f"{said}: on a GPU, PyTorch may run out of memory at a request of 8.00 MiB" in tight.flat

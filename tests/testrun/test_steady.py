@@ -382,7 +382,7 @@ def test_optimizers_that_are_made_anew_and_kept_end_a_step_each(suite):
     assert "grew by 4.00 MiB in each of the last 4 of 8 steps (" in session.flat
     assert "held by local variable kept of test_it" in session.flat
     # How many of them a step has is not known.
-    assert "each optimizer stepped once, so each of these calls of step() was taken" in session.flat
+    assert "each optimizer stepped once, so each of these calls of step() counts" in session.flat
     body[-1] = "    train([])"
     session = one_test(suite, *body, head=OPTIMIZERS, mark="steady=True")
     assert session.verdicts() == {"test_it": "no baseline"}

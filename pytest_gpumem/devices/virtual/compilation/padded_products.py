@@ -63,7 +63,7 @@ MULTIPLICATIONS: Final = Patch(
 )
 PRODUCTS: Final = "_gpumem_products"
 """attribute of compiled code with the products considered for padding, as plain data"""
-PADDED: Final = "matrix products that torch.compile pads where a GPU is faster so"
+PADDED: Final = "matrix products that torch.compile pads where a GPU is faster with padding"
 NOT_PADDED: Final = (
     "torch.compile pads the operands of a matrix product if a GPU is faster with padding: the "
     "virtual GPU pads none, so the memory of padded copies is not predicted"

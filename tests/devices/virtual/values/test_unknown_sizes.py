@@ -142,8 +142,8 @@ def test_a_failure_by_a_bound_says_so_first_and_has_both_ends(suite):
     assert session.outcomes == {"failed": 1}
     assert "over budget: by a bound; peak allocated of 160.0" in session.flat
     sentence = (
-        "note: how much test_it.py:9 takes depends on values that are unknown, and the figures "
-        "are a bound: all is taken (allocated 32.0"
+        "note: how much test_it.py:9 takes depends on unknown values, so the figures "
+        "are an upper bound: all is taken (allocated 32.0"
     )
     assert sentence in session.flat
     assert " MiB to 160.0" in session.flat
@@ -161,7 +161,7 @@ def test_a_test_that_cannot_run_with_the_least_sizes_fails_by_a_bound_all_the_sa
     session = bound_of(suite, "max_allocated_gib=0.1", "places[0]")
     assert session.outcomes == {"failed": 1}
     assert "over budget: by a bound; peak allocated" in session.flat
-    assert "are a bound: all is taken" in session.flat
+    assert "are an upper bound: all is taken" in session.flat
     assert "all is taken (" not in session.flat
 
 
