@@ -19,17 +19,18 @@ from pytest_gpumem.judge.server_start import overflow, shortage
 from pytest_gpumem.report.text import aligned_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.measurement import ServerStart
 
 BLOCK: Final = 16
 """tokens in a block of the KV cache"""
-MAX_UTILIZATION: Final = 0.99
+MAX_SHARE: Final = 0.99
 MAX_CARDS: Final = 4
 """cards to try at most"""
-MAX_LENGTHS: Final = 3
+MAX_LENGTHS: Final = 4
+"""shorter lengths to try at most"""
 
 
 class Trial(NamedTuple):
@@ -42,6 +43,14 @@ class Trial(NamedTuple):
     """arguments of the server in the place of its own"""
 
 
+class Tried(NamedTuple):
+    """What a start that was tried came to."""
+
+    trial: Trial
+    start: ServerStart
+    starts: bool
+
+
 class ServerSearch:
     """Starts a server again in other ways: a shorter request, more of the memory, larger cards."""
 
@@ -52,17 +61,13 @@ class ServerSearch:
     def table(self, refused: ServerStart) -> str:
         """Return a table of the ways in which the server starts; "" if none was found."""
         sys.stderr.write("gpumem: searching for what would let it start; Ctrl-C ends the search\n")
-        rows = [("what starts", "tokens in the KV cache")]
-        for trials in (self._lengths(refused), self._utilizations(refused), self._cards(refused)):
-            for trial in trials:
-                start = self._start(trial)
-                if start is not None:
-                    rows.append((trial.title, f"{start.least_tokens:,}"))
-                    break
-        return aligned_table(rows, ("left", "right")) if rows[1:] else ""
+        ways = (self._shorter(refused), self._other_share(refused), self._larger_card(refused))
+        rows = [(found.trial.title, f"{found.start.least_tokens:,}") for found in ways if found]
+        titles = ("what starts", "tokens in the KV cache")
+        return aligned_table([titles, *rows], ("left", "right")) if rows else ""
 
-    def _start(self, trial: Trial) -> ServerStart | None:
-        """Start the server; return what it decided, None if it does not start."""
+    def _try(self, trial: Trial) -> Tried | None:
+        """Start the server; return None if it failed for a reason other than memory."""
         options = [*self._options, *trial.options]
         if not any(option.startswith("--card=") for option in trial.options):
             options.append(f"--card={self._card.name}")
@@ -74,35 +79,47 @@ class ServerSearch:
             return None
         finally:
             del os.environ[SERVER_ARGUMENTS]
-        starts = None if any(map(is_refused, results)) else starts_of(results)
-        sys.stderr.write(f"gpumem: {trial.title}: {'starts' if starts else 'does not start'}\n")
-        return min(starts, key=lambda start: start.tokens) if starts else None
+        starts = starts_of(results)
+        if not starts:
+            return None
+        ok = not any(map(is_refused, results))
+        sys.stderr.write(f"gpumem: {trial.title}: {'starts' if ok else 'does not start'}\n")
+        return Tried(trial, max(starts, key=shortage), ok)
 
-    def _lengths(self, refused: ServerStart) -> Iterator[Trial]:
-        """Yield shorter requests, the longest first: memory of the cache is about linear in it."""
-        enough = refused.needed - shortage(refused)
-        if enough <= 0 or overflow(refused):
-            return
-        length = refused.length * enough // refused.needed // BLOCK * BLOCK
+    def _shorter(self, refused: ServerStart) -> Tried | None:
+        """Try shorter requests; each start says how much cache is left for the next."""
+        start = refused
         for _ in range(MAX_LENGTHS):
-            if length >= BLOCK:
-                yield Trial(f"max_model_len={length}", arguments={"max_model_len": length})
-            length = length // 2 // BLOCK * BLOCK
+            enough = start.needed - shortage(start)
+            if not start.needed or enough <= 0 or overflow(start):
+                return None
+            # The cache of a request is about linear in its length.
+            length = start.length * enough // start.needed // BLOCK * BLOCK
+            if length < BLOCK:
+                return None
+            title = f"max_model_len={length}"
+            tried = self._try(Trial(title, arguments={"max_model_len": length}))
+            if tried is None or tried.starts:
+                return tried
+            start = tried.start
+        return None
 
-    def _utilizations(self, refused: ServerStart) -> Iterator[Trial]:
-        """Yield the nearest share of the memory that may be enough, or leaves enough."""
+    def _other_share(self, refused: ServerStart) -> Tried | None:
+        """Try the nearest share of the memory that is enough, or that leaves enough."""
         if not (refused.needed and refused.requested):
-            return
+            return None
         if overflow(refused):
             share = (refused.requested - overflow(refused)) * 100 // refused.total / 100
         else:
             share = -(-(refused.requested + shortage(refused)) * 100 // refused.total) / 100
-        if share <= min(MAX_UTILIZATION, self._card.usable_memory / self._card.total_memory):
-            title = f"gpu_memory_utilization={share}"
-            yield Trial(title, arguments={"gpu_memory_utilization": share})
+        if not 0 < share <= min(MAX_SHARE, self._card.usable_memory / self._card.total_memory):
+            return None
+        title = f"gpu_memory_utilization={share}"
+        tried = self._try(Trial(title, arguments={"gpu_memory_utilization": share}))
+        return tried if tried and tried.starts else None
 
-    def _cards(self, refused: ServerStart) -> Iterator[Trial]:
-        """Yield cards with more memory, from small to large, one of each size."""
+    def _larger_card(self, refused: ServerStart) -> Tried | None:
+        """Try cards with more memory, from small to large, one of each size."""
         missing = max(refused.needed - refused.cache, 0)
         sizes: dict[int, Card] = {}
         for card in CARDS.values():
@@ -110,4 +127,7 @@ class ServerSearch:
                 sizes.setdefault(card.total_memory >> 32, card)
         for size in sorted(sizes)[:MAX_CARDS]:
             name = sizes[size].name
-            yield Trial(f"card {name}", [f"--card={name}"])
+            tried = self._try(Trial(f"card {name}", [f"--card={name}"]))
+            if tried and tried.starts:
+                return tried
+        return None
