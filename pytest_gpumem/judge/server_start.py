@@ -69,32 +69,32 @@ def shortage(start: ServerStart) -> int:
 def why_not_started(starts: Sequence[ServerStart]) -> str:
     """Return why a server does not start, or may not start, as a sentence; "" if it starts."""
     for start in starts:
-        if overflow(start):
-            return (
-                f"it is too close to tell whether {start.server} starts: "
-                f"{(start.free or 0) / GIB:.2f} GiB of the GPU are left in the end, and its "
-                f"{start.captured:,} CUDA graphs may take {start.unseen_later / GIB:.2f} GiB more "
-                "on a real GPU"
-            )
         if is_too_close(start):
-            least, most = (f"{nbytes / GIB:.2f}" for nbytes in start.range)
-            return (
-                f"it is too close to tell whether {start.server} starts: one request of "
-                f"{start.length:,} tokens needs {start.needed / GIB:.2f} GiB of KV cache, and "
-                f"{least} to {most} GiB are left"
-            )
-    refused = next((start for start in starts if start.refusal), None)
-    if refused is None:
-        return ""
-    reason = shorten(refused.refusal, MAX_REFUSAL, placeholder=" ...")
-    if refused.needed > refused.cache:
-        least, most = (f"{max(nbytes, 0) / GIB:.2f}" for nbytes in refused.range)
-        left = f"{least} to {most}" if least != most else most
-        reason = (
-            f"one request of {refused.length:,} tokens needs {refused.needed / GIB:.2f} GiB of KV "
-            f"cache, and {left} GiB are left"
+            return f"it is too close to tell whether {start.server} starts: {_lack(start)}"
+    for start in starts:
+        if start.refusal:
+            known = start.needed > start.cache
+            reason = shorten(start.refusal, MAX_REFUSAL, placeholder=" ...")
+            return f"{start.server} does not start: {_lack(start) if known else reason}"
+        if start.needed and shortage(start) > 0:
+            return f"{start.server} does not start on a real GPU: {_lack(start)}"
+    return ""
+
+
+def _lack(start: ServerStart) -> str:
+    """Return what a start lacks, or may lack, as a clause."""
+    if overflow(start):
+        return (
+            f"{(start.free or 0) / GIB:.2f} GiB of the GPU are left in the end, and its "
+            f"{start.captured:,} CUDA graphs may take {start.unseen_later / GIB:.2f} GiB more on a "
+            "real GPU"
         )
-    return f"{refused.server} does not start: {reason}"
+    least, most = (f"{max(nbytes, 0) / GIB:.2f}" for nbytes in start.range)
+    left = f"{least} to {most}" if least != most else most
+    return (
+        f"one request of {start.length:,} tokens needs {start.needed / GIB:.2f} GiB of KV cache, "
+        f"and {left} GiB are left"
+    )
 
 
 def too_few_tokens(starts: Sequence[ServerStart], limit: int | None) -> str:

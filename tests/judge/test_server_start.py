@@ -50,12 +50,13 @@ HALF = (0, 512 * MIB)
         (GIB + 512 * MIB + MARGIN - 1, HALF, "too close"),
         (GIB - MARGIN, HALF, "too close"),
         (GIB, HALF, "too close"),
+        (GIB - MARGIN - 1, HALF, "does not start on a real GPU"),
     ],
 )
 def test_a_start_near_its_limit_is_not_promised(cache, unseen, answer):
     start = replace(START, cache=cache, unseen=unseen)
     assert answer in why_not_started([start])
-    assert is_too_close(start) == bool(answer)
+    assert is_too_close(start) == (answer == "too close")
     assert (shortage(start) > 0) == bool(answer)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_gpumem.judge.server_start import why_not_started
+from pytest_gpumem.judge.server_start import is_too_close, why_not_started
 from pytest_gpumem.sizes import GIB
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def server_table(starts: Sequence[ServerStart]) -> str:
     """Return whether a server starts, with its figures in a column for each device."""
     first = starts[0]
     answer = f"{first.server} starts"
-    if any(start.refusal for start in starts):
-        answer = f"{first.server} does not start"
-    elif why_not_started(starts):
+    if any(map(is_too_close, starts)):
         answer = f"{first.server} may not start"
+    elif why_not_started(starts):
+        answer = f"{first.server} does not start"
     rows = [
         ("weights", *(_gib(start.weights) for start in starts)),
         ("activations of the profiling run", *(_gib(start.activations) for start in starts)),
