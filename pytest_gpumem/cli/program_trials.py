@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tabulate import tabulate
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import ServerStart
 
+MAX_ERROR: Final = 400
+"""characters of a program's error that are shown"""
 GPUMEM_RUN: Final = (sys.executable, "-m", "pytest_gpumem.cli.main", "run")
+_ERROR: Final = re.compile(r"[\w.]+(Error|Exception)\b")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
 
 
@@ -161,11 +165,19 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
         )
         results = _results(report)
     if not results or (ended.returncode and not any(map(is_refused, results))):
-        own = ended.stdout.partition("\ngpumem: ")[0].rstrip()
-        problem = f"the program ended with status {ended.returncode}: {own.rpartition(chr(10))[2]}"
+        error = last_error(ended.stdout.partition("\ngpumem: ")[0])
+        problem = f"the program ended with status {ended.returncode}: {error}"
         remedy = "correct the program, or name an argument that the program has"
         raise GpuMemError(" ".join(program), problem, remedy)
     return results
+
+
+def last_error(printed: str) -> str:
+    """Return the error at the end of a program's output, or its last line."""
+    lines = printed.rstrip().splitlines()
+    errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+    text = " ".join(lines[errors[-1] if errors else -1 :])
+    return shorten(text, MAX_ERROR, placeholder=" ...")
 
 
 def is_refused(result: Result) -> bool:

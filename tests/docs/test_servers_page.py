@@ -14,6 +14,6 @@ def test_the_test_of_the_page_runs(suite):
     session = suite.run_warm("--gpumem-baseline-dir=none", source=source)
     assert session.outcomes == {"passed": 1}, session.out
     assert "tokens in the KV cache" in session.flat or "server profiling run" in session.flat
-    few = source.replace("20_000", "20_000_000")
+    few = source.replace("10_000", "20_000_000")
     session = suite.run_warm(source=few)
     assert "fewer than min_cache_tokens=20000000" in session.flat
